@@ -1,4 +1,8 @@
-"""Settings of the roles that read the log: trainer, dispatch and archive."""
+"""Settings of the roles that read the log: trainer, dispatch and archive.
+
+Between two starts of a run a setting marked `INCIDENTAL` may change, one marked `FIXED` may not,
+and any other only with `--accept-config` (`storage/settings.py`, `Scope`).
+"""
 
 from typing import Annotated, Literal
 
@@ -20,7 +24,7 @@ class DispatchSettings(Settings):
     heartbeat_timeout_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
     """A rollout without a heartbeat for longer has its trajectories resumed on other rollouts."""
     stuck_timeout_s: Annotated[float, INCIDENTAL] = Field(default=300.0, gt=0)
-    """The same for a rollout whose heartbeats report for longer that its loop makes no progress."""
+    """The same for a rollout that sends heartbeats, but whose loop makes no progress for longer."""
     repack: Annotated[bool, INCIDENTAL] = True
     """Under `keep_version`: move the last trajectories of a version to few rollouts, so that the
     others become empty and load the newest version (docs/explanation/scheduling.md).
@@ -34,7 +38,9 @@ class DispatchSettings(Settings):
     group_deadline_s: float = Field(default=600.0, gt=0)
     """Seconds from admission until a group is closed, with the completions it has by then."""
     lease_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
-    """Duration of dispatch's lease in seconds; a successor waits this long after a crash."""
+    """Duration of dispatch's lease in seconds; after a crash a standby waits this long. A restart
+    by the same supervisor does not wait.
+    """
     standby: Annotated[bool, INCIDENTAL] = False
     """`run` starts a second dispatch, which takes over the lease when the first loses it."""
     keep_s: Annotated[float, INCIDENTAL] = Field(default=5.0, gt=0)
@@ -79,8 +85,8 @@ class TrainerSettings(Settings):
     gradient_checkpointing: Annotated[bool, INCIDENTAL] = False
     """Recompute each layer's activations in the backward pass instead of keeping them."""
     compile: Annotated[bool, INCIDENTAL] = False
-    """Compile the decoder layers (torch.compile). It needs a C++ compiler, on a GPU Triton, and a
-    restart may round a repeated step otherwise.
+    """Compile the decoder layers (torch.compile). It needs a C++ compiler, on a GPU Triton. After a
+    restart a repeated step may be rounded differently.
     """
     varlen_attention: Annotated[bool, INCIDENTAL] = False
     """Join the sequences of a micro-batch in one row without padding, and attend within each by its
@@ -128,9 +134,11 @@ class TrainerSettings(Settings):
     own reward where its rollout computed one.
     """
     filter_equal_rewards: bool = False
-    """Close groups whose rewards are all equal as filtered instead of training zeros."""
+    """Close groups whose rewards are all equal as filtered: their advantages are all 0."""
     lease_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
-    """Duration of the trainer's lease in seconds; a successor waits this long after a crash."""
+    """Duration of the trainer's lease in seconds; after a crash a standby waits this long. A
+    restart by the same supervisor does not wait.
+    """
     ranks_timeout_s: Annotated[float, INCIDENTAL] = Field(default=600.0, gt=0)
     """Longest wait of one of several trainer processes for another, in seconds
     (docs/how-to/several-gpus.md).

@@ -3,10 +3,6 @@ prompt, and `measure` turns their rewards into metrics.
 
 Every version gets the same prompts, names and seed, so two evaluations differ by the version only.
 The reward pool judges the answers, so a task's code cannot end the evaluation.
-
-Sampled accuracy (T = 1) is the metric to watch. Greedy answers change all together when the most
-likely style changes; that is a change of mode, not of skill. An answer without a reward (dead)
-counts as wrong, and adds to `dead`.
 """
 
 import time
@@ -48,7 +44,11 @@ class JudgedAnswer:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Holds a version's metrics on held-out prompts. Lengths (tokens) and style `shares` are those
-    of the sampled answers; `accuracy_by_task` is sampled too, and empty with a single task.
+    of the sampled answers; `accuracy_by_task` is sampled too, and empty with a single task. An
+    answer without a reward (dead) counts as wrong, and adds to `dead`.
+
+    Sampled accuracy (temperature 1) is the metric to watch. Greedy answers change all together when
+    the most likely style changes; that is a change of mode, not of skill.
     """
 
     accuracy_sampled: float
@@ -129,8 +129,8 @@ class EvaluationPlan:
 
 @dataclass(slots=True)
 class HeldOutAnswer:
-    """Holds one trajectory in progress. `state` is the environment's; `over` means that the last
-    turn is complete.
+    """Holds one trajectory in progress. `state` is the environment's state; `over` means that the
+    last turn is complete.
     """
 
     prompt: TaskPrompt

@@ -1,9 +1,10 @@
 """Keeps the `prompts` topic a bounded number of prompts ahead of admission, in the task's seeded
-order (the role `prompts`).
+order (the role `prompts`). `PromptOrder` computes the prompt at each position of that order;
+`PromptSource` appends the next prompts when dispatch has admitted earlier ones.
 
-A group's number is its position in that order. The only state is therefore the number of the last
-published prompt, which a new holder of the role reads from the topic itself. No prompt is repeated
-or skipped if a holder dies at any point.
+A group's number is its position in the order. So the role's only state is the number of the last
+published prompt, which a new holder of the role reads from the topic itself: no prompt is repeated
+or skipped, whenever a holder dies.
 """
 
 import logging
@@ -24,14 +25,15 @@ from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.25  # a poll costs a broker a request; `ahead` prompts are enough for the pause
-REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends of many prompts
+POLL_S = 0.25  # a poll costs a broker a request; the prompts ahead last longer than this pause
+REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends of many prompts each
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Gives the prompt at each position of the order, and its sampling parameters. `prompt` is the
-    task's function of (seed, position); each group has `samples` samples.
+    """Gives the prompt at each position of the order, with its sampling parameters. `prompt` is the
+    task's function of (seed, position); each group has `samples` samples. `tokens_max` is the most
+    tokens that the engine's context leaves for a prompt; None: no bound.
     """
 
     task: str
@@ -74,7 +76,9 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class PromptSource:
-    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted."""
+    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted.
+    `next_group` is the next group to publish, `admitted` the newest admitted one; -1 if none is.
+    """
 
     bus: Bus
     order: PromptOrder
@@ -84,7 +88,9 @@ class PromptSource:
     admitted: int = -1
     admissions: TopicReader | None = None
     has_gap: bool = False
-    """Whether admissions were truncated unread, and this source has read none since."""
+    """Whether admissions were truncated before this source read them, and it has read none since:
+    `admitted` may then be too low.
+    """
 
     def run(self, stop: threading.Event) -> None:
         """Publish prompts until `stop` is set."""
@@ -105,7 +111,9 @@ class PromptSource:
             stop.wait(POLL_S)
 
     def metric_values(self) -> MetricValues:
-        """Return the numbers of prompts published in the whole run and of those not admitted."""
+        """Return how many prompts are published in the whole run, how many of them are not admitted
+        yet, and the bound of the latter.
+        """
         return {
             "prompts_published_total": self.next_group,
             "prompts_ahead": max(0, self.next_group - self.admitted - 1),
@@ -113,15 +121,17 @@ class PromptSource:
         }
 
     def readers(self) -> list[TopicReader]:
+        """Return the reader of `admissions`, for its metrics; [] before `run`."""
         return [] if self.admissions is None else [self.admissions]
 
     def _read_admissions(self, reader: TopicReader) -> None:
-        """Update `admitted`, the newest admitted prompt.
+        """Update `admitted`, the newest admitted group.
 
-        Admissions are truncated once their groups are trained. A source that was away, or slow, for
-        so long finds no admissions, and would wait for admissions that wait for its prompts. But
-        dispatch truncates only prompts that it has admitted, all except the newest one. All prompts
-        before the first one in the topic are therefore admitted.
+        Admissions are truncated once their groups are trained. A source that was stopped or slow
+        for so long finds no admission, and publishes nothing; without new prompts dispatch admits
+        nothing, and both would wait for ever. In that case the topic `prompts` shows what was
+        admitted: dispatch truncates only prompts that it has admitted, and keeps the newest prompt.
+        So all prompts before the first one in the topic are admitted.
         """
         try:
             found = reader.follow()

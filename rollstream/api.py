@@ -1,11 +1,10 @@
-"""Exports the names that user code imports; they keep their meaning from release to release.
+"""Exports the names that user code imports; they keep their meaning from release to release
+(docs/reference/python-api.md). Importing this module is light: torch, Kafka and DuckDB are imported
+only where they are used.
 
-`Task`, `TaskPrompt`, `Turns`, `Reply` and `Score` define a task of your own, with rewards and
-dialogues of several turns. `TaskText` converts its texts to tokens, `shuffled` orders its prompts.
-`Finished` is a finished trajectory, as a scoring function gets it. `open_run` opens a run as Arrow
-tables. `open_bus`, `publish` and `Annotation` append a late reward to a run's log from any program.
-
-Importing this module is light: torch, Kafka and DuckDB are imported only where they are used.
+`Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText` and `shuffled` define a task of your
+own. A scoring function gets a `Finished`. `open_run` opens a run as Arrow tables. `open_bus`,
+`publish` and `Annotation` append a late reward to a run's log from any program.
 """
 
 from rollstream import open_run

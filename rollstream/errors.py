@@ -1,46 +1,51 @@
-"""Every error that the project raises is a `RollstreamError` and also a standard-library error.
+"""The errors that a caller may expect and handle. Each is a `RollstreamError` and also an error of
+the standard library. Errors of a single file are defined there, derived from these.
 
-These errors mean failures outside the program: of files, brokers, configurations, and bytes from
-other programs. Programmer errors are asserts. Each message names the failure, its place and the
-remedy.
+They mean failures outside of the program: of files, brokers, configurations, and bytes from other
+programs. Programmer errors are asserts. Each message names the failure, its place and the remedy.
+If no caller handles the error, `cli/main.py` prints its message and returns an exit code.
 """
 
 EXIT_REFUSED = 2
-"""Exit code of a role whose configuration or command line is wrong: another start cannot help."""
+"""Exit code for a `ConfigurationError` or `NewerRelease`: another start cannot help, so the
+supervisor makes none.
+"""
 EXIT_UNSERVED = 3
-"""Exit code of a role that could not open an engine or server before it did any work; another start
-may help.
+"""Exit code for an `EngineUnavailable`: another start may help. The supervisor gives up when a role
+ends with this code twice in a row.
 """
 
 
 class RollstreamError(Exception):
-    """The base class of all errors that a caller may expect and handle."""
+    """The base class of these errors."""
 
 
 class ConfigurationError(RollstreamError, ValueError):
-    """A setting is wrong, unknown or impossible together with another one."""
+    """A setting or argument is wrong or unknown, or does not fit another one or the run."""
 
 
 class DecodeError(RollstreamError, ValueError):
-    """Bytes are no record that this reader understands; the reader moves them to topic `dead`."""
+    """Bytes are not a record that this reader understands; such bytes are moved to topic `dead`."""
 
 
 class UnknownSchema(DecodeError):
-    """A well-formed record has a schema that is unknown to this reader."""
+    """The bytes are an undamaged record, of a schema that is unknown to this reader."""
 
 
 class NewerRelease(RollstreamError, NotImplementedError):
     """The log or store holds content that only a newer release understands (invariant 14). A role
-    that meets it ends without moving a position, so a newer release can resume there.
+    that reads it ends and commits no position behind it, so a newer release can resume there.
     """
 
 
 class BusError(RollstreamError, OSError):
-    """The log could not perform an operation; records that it acknowledged are not lost."""
+    """The log could not perform an operation. Except with a `SequenceGap`, records that it had
+    acknowledged are not lost.
+    """
 
 
 class TopicMissing(BusError, LookupError):
-    """The log has no topic of this name: the run has not created its topics yet."""
+    """The log has no topic of this name; usually the run has not created its topics yet."""
 
 
 class BusTimeout(BusError, TimeoutError):
@@ -48,7 +53,9 @@ class BusTimeout(BusError, TimeoutError):
 
 
 class PositionLost(BusError, LookupError):
-    """A read position was truncated; reading from elsewhere would skip records."""
+    """The record at a reader's position was truncated or compacted away. The reader's owner decides
+    where to go on, because reading from elsewhere would silently skip records.
+    """
 
 
 class RecordTooLarge(BusError, ValueError):
@@ -78,11 +85,15 @@ class ObjectExists(StoreError, FileExistsError):
 
 
 class SwapLost(StoreError):
-    """A compare-and-swap found another value than the expected one."""
+    """A compare-and-swap changed nothing: the object is not in the state that the caller expected,
+    usually because another process was first.
+    """
 
 
 class CorruptObject(StoreError, ValueError):
-    """An object's content differs from the hash in its manifest; the content was not served."""
+    """Stored content is damaged: it differs from the hash or size that was recorded, or cannot be
+    read. It was not used.
+    """
 
 
 class Fenced(RollstreamError, PermissionError):
@@ -90,12 +101,14 @@ class Fenced(RollstreamError, PermissionError):
 
 
 class LeaseHeld(RollstreamError, BlockingIOError):
-    """Another process holds the lease and renews it."""
+    """Another living process holds what this operation needs alone: a role's lease, a file's lock,
+    or a membership in a consumer group.
+    """
 
 
 class EngineRefused(RollstreamError, ValueError):
-    """The engine cannot serve this model or request; the message names the unsupported part."""
+    """The engine cannot serve this model, version or request; the message names the reason."""
 
 
 class EngineUnavailable(RollstreamError, ValueError):
-    """An engine or server could not be opened; another start may succeed."""
+    """An engine or server could not be opened, or refused a version; another start may succeed."""

@@ -1,12 +1,10 @@
-"""Dispatches in the simulated cluster with the planners of the real service
-(`rollstream/consumers/dispatch`), over values of the simulator. The planners see only the fields of
-a rollout's status; the length of an unfinished answer is hidden.
+"""Plays the role of dispatch in the simulated cluster. `SimulatedDispatch` admits groups and places
+their trajectories on simulated rollouts, by the planners (pure functions) of the real service
+(`consumers/dispatch`). `LengthForecast` predicts answer lengths for it, and `WavePlacement` keeps
+which rollouts are to take which prompts of a wave.
 
-Each wave is laid out once, from its prompts' length history, by the service's planner; policies
-without that mechanism use plainer layouts. The history follows the rule of the service's length
-history and is updated with finished answers. It starts with one full pass over the prompts, as in a
-run's second epoch. Prompts are identified by number, so nothing is hashed. There is no history by
-task.
+The planners see only what the real service knows, such as a rollout's load. The length of an
+unfinished answer is hidden from them.
 """
 
 from collections import Counter, OrderedDict
@@ -35,13 +33,15 @@ from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.workload import SimulatedTrajectory, Workload
 from rollstream.streams.values import Version
 
-LAYOUTS_MAX = 64  # layouts of older waves are dropped
+LAYOUTS_MAX = 64  # layouts kept, of the newest waves
 
 
 @dataclass(slots=True, eq=False)
 class WavePlacement:
-    """Keeps, by wave, the layout (which rollouts take prompts of which predicted length) and the
-    median predicted length.
+    """Keeps two values by wave: its layout (which rollouts take prompts of which predicted length)
+    and the median predicted length of its prompts. A wave is laid out once, from the predicted
+    lengths of its prompts: by the service's `lay_out_wave`, which gives more rollouts to the long
+    prompts (`SchedulingPolicy.ramp`), or under a policy without `ramp` by `_even_layout`.
     """
 
     policy: SchedulingPolicy
@@ -54,11 +54,9 @@ class WavePlacement:
     def lay_out(
         self, wave: int, means: Sequence[float], rollouts: Sequence[SimulatedRollout]
     ) -> None:
-        """Decide which rollouts take which prompts of the wave, by the predicted lengths
-        `means`.
-        """
+        """Lay out the wave over these rollouts; `means` are its prompts' predicted lengths."""
         workers = [RolloutSpeed(rollout.replica.name, rollout.speed) for rollout in rollouts]
-        ascending = wave % 2 == 0
+        ascending = wave % 2 == 0  # a rollout with short prompts gets long ones in the next wave
         if self.policy.ramp:
             layout = lay_out_wave(means, workers, ascending, self.samples, self.slots)
         else:
@@ -69,7 +67,7 @@ class WavePlacement:
     def plan(
         self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[RolloutRoom]
     ) -> dict[str, str]:
-        """Map trajectories to rollouts with the service's `place_samples`."""
+        """Returns trajectory → rollout for the trajectories that fit, by `place_samples`."""
         return dict(place_samples([self._work(group) for group in groups], rooms))
 
     def _work(self, group: list[SimulatedTrajectory]) -> PlacementWork:
@@ -82,8 +80,9 @@ class WavePlacement:
 def _even_layout(
     means: Sequence[float], workers: Sequence[RolloutSpeed], ascending: bool
 ) -> WaveLayout | None:
-    """Returns a layout with one ranking group per rollout, which is the first tier of HistoPipe
-    alone; None for one rollout or equal predictions.
+    """Returns a layout that divides the prompts, ranked by predicted length, evenly among the
+    rollouts; None for one rollout or equal predictions. This is the first tier of HistoPipe, the
+    placement of RhymeRL (arXiv 2508.18588).
     """
     ranked = tuple(sorted(means))
     if len(workers) < 2 or ranked[0] == ranked[-1]:
@@ -94,7 +93,13 @@ def _even_layout(
 
 @dataclass(slots=True, eq=False)
 class LengthForecast:
-    """Predicts answer lengths from the prompts' histories, looked up by group number."""
+    """Predicts the length of an answer from earlier answers to the same prompt, which callers name
+    by the number of a group.
+
+    The mean is computed as in the service's `LengthHistory`, but there is no history by task. The
+    answers of one pass before the first are known at the start, as in a run's second epoch; a
+    `RecordedWorkload` has no such pass.
+    """
 
     workload: Workload
     _known: OrderedDict[int, ExpectedLength] = field(
@@ -102,11 +107,12 @@ class LengthForecast:
     )
 
     def mean(self, number: int) -> float:
-        """Returns the predicted tokens of one answer, 0 without history."""
+        """Returns the predicted tokens of one answer of this group, 0 without history."""
         found = self.length_of(number)
         return 0.0 if found is None else found.mean
 
     def length_of(self, number: int) -> ExpectedLength | None:
+        """Returns mean and spread of the answers to this group's prompt, None without history."""
         prompt = self.workload.prompt_of(number)
         if prompt not in self._known:
             for tokens in self.workload.history(prompt):
@@ -114,12 +120,12 @@ class LengthForecast:
         return self._known.get(prompt)
 
     def add(self, number: int, tokens: int) -> None:
-        """Add one finished answer."""
+        """Add one finished answer of this group, of `tokens` tokens."""
         self._add(self.workload.prompt_of(number), tokens)
 
     def _add(self, prompt: int, tokens: int) -> None:
-        """Add the sample as `LengthHistory.note` does, which evicts the least recently used
-        history.
+        """Add a sample by the rule of `LengthHistory.note`: beyond `PROMPTS_MAX` prompts the least
+        recently used one is evicted.
         """
         known = self._known
         known[prompt] = with_sample(known.get(prompt), tokens)
@@ -128,16 +134,17 @@ class LengthForecast:
             known.popitem(last=False)
 
 
-UNBOUNDED = 1 << 30
+UNBOUNDED = 1 << 30  # room of a rollout that takes any number of trajectories
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedDispatch:
-    """Admits groups, places their trajectories, and keeps trajectories without a rollout. `groups`
-    are the open groups by number.
+    """Admits groups, places their trajectories on rollouts, and keeps the trajectories that have no
+    rollout. The loop of the simulator asks for `assignments` in each dispatch round, reports
+    finished samples to `finish`, and keeps `closed`, `trained` and `version` up to date.
     """
 
-    slots: int
+    slots: int  # of each rollout: the most trajectories that it decodes together
     job: Job
     policy: SchedulingPolicy
     workload: Workload
@@ -145,33 +152,31 @@ class SimulatedDispatch:
     pace: AdmissionPace
     placing: WavePlacement
     foresight: LengthForecast
-    quota: int
-    admitted: int = 0
-    closed: int = 0
-    trained: int = 0
-    version: int = 0
+    quota: int  # most new trajectories of a rollout under one version, see `_room`
+    admitted: int = 0  # groups ever admitted, which is also the number of the next group
+    closed: int = 0  # groups that ended untrained
+    trained: int = 0  # groups that the trainer has taken
+    version: int = 0  # the newest version that rollouts can take
     groups: dict[int, SimulatedGroup] = field(default_factory=dict[int, SimulatedGroup])
+    """Groups by number that have unfinished samples."""
     unplaced: list[list[SimulatedTrajectory]] = field(
         default_factory=list[list[SimulatedTrajectory]]
     )
-    """Groups that are admitted and not completely assigned; each list has the unassigned
-    trajectories.
-    """
+    """For each admitted group the trajectories that were never placed on a rollout, if any."""
     parts: dict[str, list[list[SimulatedTrajectory]]] = field(
         default_factory=dict[str, list[list[SimulatedTrajectory]]]
     )
-    """By rollout, its parts of waves, which the rollout takes one after another (policies with
-    `wave = "own"`).
-    """
+    """By rollout, the parts of waves that it has not started, oldest first (`wave = "own"`)."""
     unassigned: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
-    """Trajectories that were assigned before and lost their rollout, which died or gave them up."""
-    restarts: int = 0
-    lost_tokens: int = 0
-    _ended: Counter[int] = field(default_factory=Counter[int])
+    """Trajectories that have lost their rollout, because it died or gave them up."""
+    restarts: int = 0  # trajectories that had tokens and restarted from the prompt
+    lost_tokens: int = 0  # generated tokens that restarts and failures have lost
+    _ended: Counter[int] = field(default_factory=Counter[int])  # finished samples by wave
 
     def assignments(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Admit new groups and place waiting trajectories, as far as there is room; yields each
-        assignment.
+        """Run one dispatch round: place the trajectories that have lost their rollout, admit new
+        groups, and place new trajectories. Yields each assignment, which the caller submits to the
+        rollout before it asks for the next one.
         """
         yield from self._place_unassigned()
         self._admit()
@@ -197,11 +202,11 @@ class SimulatedDispatch:
         return group.finished
 
     def assign(self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout) -> None:
-        """Count the trajectory's predicted tokens for this rollout."""
+        """Add the trajectory's predicted tokens to the rollout's load."""
         rollout.tokens += trajectory.predicted
 
     def restart_trajectory(self, trajectory: SimulatedTrajectory) -> None:
-        """Restart the trajectory: no rollout holds its version, or the repack plan restarts it."""
+        """Restart the trajectory from its prompt and count its lost tokens."""
         self.restarts += trajectory.done > 0
         self.lost_tokens += trajectory.done
         trajectory.restart()
@@ -212,8 +217,8 @@ class SimulatedDispatch:
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
-        """Returns the unfinished share of each open wave. A wave that is still being admitted is
-        left out.
+        """Returns, by open wave, the share of its samples that have not finished. A wave whose
+        groups are not all admitted yet is left out.
         """
         size = self.pace.groups_per_step * self.workload.samples
         growing = wave_of(self.pace, self.admitted, self.closed)
@@ -227,8 +232,8 @@ class SimulatedDispatch:
         generated: int,
         unfinished: float,
     ) -> RunningRequest:
-        """Returns a running trajectory in the form of the service's planners; `generated` is its
-        number of tokens, `unfinished` the unfinished share of its wave.
+        """Returns a running trajectory in the form that the service's repack planners take.
+        `generated` is its number of tokens so far, `unfinished` the unfinished share of its wave.
         """
         left = None
         if self.pace.max_lag is not None:
@@ -247,6 +252,7 @@ class SimulatedDispatch:
         )
 
     def _admit(self) -> None:
+        """Admit the groups that the bound on lag, the policy's waves and the room allow."""
         allowed = admissible_groups(
             self.pace, self.version, self.admitted, self.closed, self.trained
         )
@@ -261,12 +267,13 @@ class SimulatedDispatch:
             self._admit_one()
 
     def _admit_one(self) -> None:
+        """Admit the next group. With the first group of a wave the wave is laid out."""
         number, wave = self.admitted, wave_of(self.pace, self.admitted, self.closed)
         if self.policy.by_length and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
             alive = [rollout for rollout in self.rollouts.values() if rollout.alive]
-            if 2 * sum(mean > 0 for mean in means) >= len(means):  # as in `admission.py`
+            if 2 * sum(mean > 0 for mean in means) >= len(means):  # as the service does
                 self.placing.lay_out(wave, means, alive)
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
@@ -291,6 +298,9 @@ class SimulatedDispatch:
         ]
 
     def _room(self, rollout: SimulatedRollout) -> int:
+        """Returns how many new trajectories the rollout may take now. Its quota is a bound only
+        while a newer version waits for it (`keep_version`), or if the policy works in `batches`.
+        """
         if self.policy.wave == "all":
             return UNBOUNDED - rollout.held()
         room = self.slots + int(self.job.queue_per_slot * self.slots) - rollout.held()
@@ -299,7 +309,7 @@ class SimulatedDispatch:
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
     def _place_new(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Place unplaced groups, oldest wave first."""
+        """Place new trajectories on rollouts with room, the oldest wave first."""
         rest: list[list[SimulatedTrajectory]] = []
         for wave, groups in _by_wave(self.unplaced):
             rooms = self._rooms(wave)
@@ -318,8 +328,8 @@ class SimulatedDispatch:
         self.unplaced = rest
 
     def _place_parts(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Place whole waves as soon as any rollout is alive. A rollout takes its part of a wave
-        when it has finished the previous part and holds a version that the wave allows.
+        """Divide each new wave among the living rollouts at once. A rollout starts its part when it
+        has finished all earlier work and holds a version that the wave allows.
         """
         rest: list[list[SimulatedTrajectory]] = []
         for _, groups in _by_wave(self.unplaced):
@@ -350,8 +360,9 @@ class SimulatedDispatch:
                     yield trajectory, rollout
 
     def _place_unassigned(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Place trajectories that lost their rollout. Under `keep_version` only a rollout with
-        their version may resume them; without one they restart from the prompt.
+        """Place each trajectory that has lost its rollout on the one with the fewest trajectories.
+        Under `keep_version` only a rollout with the trajectory's version may resume it; without
+        one it restarts from the prompt in a later round.
         """
         waiting, self.unassigned = self.unassigned, []
         keeps = self.policy.on_update == "keep_version"
@@ -382,6 +393,7 @@ def _can_resume(
 def _by_wave(
     groups: Iterable[list[SimulatedTrajectory]],
 ) -> Iterator[tuple[int, list[list[SimulatedTrajectory]]]]:
+    """Yields each wave with its groups, the oldest wave first."""
     waves: dict[int, list[list[SimulatedTrajectory]]] = {}
     for group in groups:
         waves.setdefault(group[0].wave, []).append(group)

@@ -1,9 +1,10 @@
-"""Runs what the settings of `rollstream simulate` describe: every policy on every cluster, each
-policy under its best split of the GPUs (`run_policies`).
+"""Defines the settings of `rollstream simulate` and runs the simulations that they describe.
 
-`predict` gives the speed of a real run on one machine: N paced rollouts beside a trainer with a
-fixed step time. `benchmarks/simulator/` compares such predictions with runs; nothing here is fitted
-to a run.
+A policy is one way to schedule generation and training: that of a published system, or this
+project's (`policies.py`). `run_policies` simulates every policy on every cluster, each under the
+split of the GPUs between rollouts and trainer that makes it fastest. `predict` predicts the speed
+of a real run of this project on one machine; `benchmarks/simulator/` compares such predictions with
+runs. No constant of the simulator is fitted to a run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,54 +38,66 @@ class ClusterSettings(Settings):
     """One model on a number of GPUs."""
 
     model: str = "qwen2.5-7b"
-    """A name of MODELS in simulator/constants.py."""
+    """Name of the model, one of MODELS in simulator/constants.py."""
     gpus: int = Field(default=64, ge=1, le=65_536)
     """GPUs of rollouts and trainer together."""
     rollout_share: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the GPUs that generate, for policies with separate GPUs; default: each policy's
-    fastest of three.
+    """Share of the GPUs that generate, for policies whose trainer has GPUs of its own; default: of
+    1/4, 1/2 and 3/4, the share under which the policy is fastest.
     """
     tp: int | None = Field(default=None, ge=1, le=64)
-    """GPUs of one replica; default: the model's."""
+    """GPUs of one rollout (tensor parallel); default: the number that MODELS has for the model."""
 
 
 class LengthPart(Settings):
-    """One log-normal part of a mixture."""
+    """One log-normal part of a mixture of answer lengths."""
 
     weight: float = Field(default=1.0, gt=0, le=1e6)
-    """Its share of the answers, relative to the others."""
+    """The part's share of the answers, relative to the weights of the other parts."""
     median: float = Field(ge=1, le=1e9)
-    """Median of its answers' lengths, in tokens."""
+    """Median of the part's answer lengths, in tokens."""
     p99: float = Field(ge=1, le=1e9)
-    """99th percentile of its answers' lengths, in tokens."""
+    """99th percentile of the part's answer lengths, in tokens."""
 
 
 class AnswerLengthSettings(Settings):
-    """Answer lengths; default: the constants' log-normal."""
+    """Lengths of the answers; default: a log-normal distribution whose median and 99th percentile
+    are constants of simulator/constants.py.
+    """
 
     parts: tuple[LengthPart, ...] = Field(default=(), max_length=16)
-    """A mixture in place of the log-normal."""
+    """A mixture of log-normal parts, in place of the default."""
     trace: str | None = None
-    """Recorded lengths in place of a distribution: a text file with one per line, a Parquet file,
-    or the folder of an archive.
+    """Recorded lengths, in place of a distribution: a text file with one length per line, a Parquet
+    file, or the folder of an archive.
     """
     column: str = "logprobs"
-    """Column of the Parquet files: a number, or a list whose length counts."""
+    """Column of the Parquet files that gives the length: a number, or a list, whose number of items
+    is the length.
+    """
 
 
 class FaultSettings(Settings):
-    """Rollouts that die and return."""
+    """Failures, preemptions and unequal speeds of rollouts. A failed or preempted rollout returns
+    after a repair.
+    """
 
     failures_per_hour: float = Field(default=0.0, ge=0, le=3600)
-    """Failures of each rollout, without notice."""
+    """Failures of each rollout. They come without notice and lose the tokens since the last
+    partial.
+    """
     preemptions_per_hour: float = Field(default=0.0, ge=0, le=3600)
-    """Preemptions of each rollout, with time to publish its partials."""
+    """Preemptions of each rollout. They come with notice, so that the rollout publishes its
+    partials and no token is lost.
+    """
     speeds: tuple[float, ...] = Field(default=(1.0,), min_length=1, max_length=1024)
-    """Relative speeds of the rollouts; the list repeats. 1 is the speed of the constants."""
+    """Relative speeds of the rollouts; if the list is shorter than their number, it repeats. 1 is
+    the speed that follows from the constants.
+    """
 
 
 class SimulationSettings(Settings):
-    """The clusters, the policies, and the workload."""
+    """The clusters, the scheduling policies, and the workload that each policy runs there."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of lengths and failures."""
@@ -92,30 +105,38 @@ class SimulationSettings(Settings):
         "synchronous", "one_step", "stream", "partial_rollout", "in_flight", "laminar", "rhymerl",
         "ours",
     )  # fmt: skip
-    """Policies; speed-ups count from the first. `ours-repack` leaves a mechanism out."""
+    """Policies by name; their speeds are stated relative to the first one's. A name with `-` leaves
+    out a mechanism: `ours-repack` is `ours` without repack.
+    """
     ablation: str | None = None
-    """A policy that also runs without each of its mechanisms."""
+    """A policy that is also simulated without each single one of its mechanisms."""
     clusters: tuple[ClusterSettings, ...] = Field(default=(ClusterSettings(),), min_length=1)
-    """Simulated one after another."""
+    """The clusters, simulated one after another."""
     scale: int = Field(default=1, ge=1, le=1024)
-    """Divide GPUs and groups by this number: the same load per GPU, simulated that much faster."""
+    """GPUs and groups are divided by this number: the load per GPU stays the same, and the
+    simulation takes that much less time.
+    """
     prompts: int = Field(default=17_000, ge=1)
-    """Prompts of the data set, repeated pass after pass."""
+    """Number of prompts in the data set, which is repeated pass after pass."""
     queue_per_slot: float = Field(default=1.0, ge=0)
-    """Waiting assignments per slot, like `dispatch.queue_per_slot`."""
+    """Assignments that may wait at a rollout per slot, like `dispatch.queue_per_slot`; a slot is a
+    place for one running sequence.
+    """
     dispatch_every_s: float = Field(default=0.25, ge=0)
-    """Seconds between an event and the next dispatch round."""
+    """Seconds between an event and the next round of dispatch, which plans for it."""
     lengths: AnswerLengthSettings = AnswerLengthSettings()
     """Lengths of the answers."""
     faults: FaultSettings = FaultSettings()
-    """Failures, preemptions and unequal speeds."""
+    """Failures, preemptions and unequal speeds of rollouts."""
     constants: dict[str, float] = Field(default_factory=dict)
-    """Other values for constants of simulator/constants.py, by name."""
+    """Values that replace constants of simulator/constants.py, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """Holds a result, with the cluster and the share of generating GPUs that gave it."""
+    """Holds the result of one policy on one cluster, and `share`, the share of the GPUs that
+    generated.
+    """
 
     cluster: ClusterSettings
     share: float
@@ -124,7 +145,7 @@ class PolicyRun:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """Simulates policies on one model, a number of GPUs and one workload."""
+    """Simulates policies with one model on a number of GPUs, under the workload of `settings`."""
 
     model: Model
     gpus: int
@@ -134,7 +155,9 @@ class SimulationSetup:
     scale: int = 1
 
     def run(self, policy: SchedulingPolicy, share: float) -> SimulationResult:
-        """Simulate one policy under one split of the GPUs."""
+        """Simulate one policy where `share` of the GPUs generate. Raises `ConfigurationError` if
+        the model and its longest answer do not fit.
+        """
         settings, constants = self.settings, self.constants
         cluster = cluster_of(self.model, max(1, self.gpus // self.scale), share, policy, constants)
         cluster = replace(
@@ -159,8 +182,9 @@ class SimulationSetup:
     def best(
         self, policy: SchedulingPolicy, shares: tuple[float, ...] = ROLLOUT_SHARES
     ) -> tuple[float, SimulationResult]:
-        """Returns the fastest share of `shares` and its result. Impossible shares are skipped;
-        raises `ConfigurationError` if all are.
+        """Returns the share of `shares` under which the policy is fastest, and its result. Shares
+        that are impossible are skipped; raises `ConfigurationError` if all are. A policy that
+        trains and generates on the same GPUs has no split and runs once.
         """
         found: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
@@ -201,7 +225,7 @@ def setup_of(
 def distribution_of(
     settings: AnswerLengthSettings, constants: ConstantValues
 ) -> LengthDistribution:
-    """Returns the length distribution: recorded, a mixture, or the constants' log-normal."""
+    """Returns the distribution of answer lengths that the settings name, or the default."""
     if settings.trace is not None:
         return read_lengths(settings.trace, settings.column)
     if settings.parts:
@@ -213,8 +237,8 @@ def distribution_of(
 
 
 def policy_names(settings: SimulationSettings) -> list[str]:
-    """Returns the policies in their order, those of the ablation last. Raises `ConfigurationError`
-    for unknown ones.
+    """Returns the names of all policies to simulate, those of the ablation last. Raises
+    `ConfigurationError` if one is unknown or there is none.
     """
     names = [*settings.policies, *(ablation(settings.ablation) if settings.ablation else ())]
     for name in names:
@@ -225,7 +249,7 @@ def policy_names(settings: SimulationSettings) -> list[str]:
 
 
 def run_policies(settings: SimulationSettings) -> Iterator[PolicyRun]:
-    """Yield the result of every policy on every cluster as it finishes."""
+    """Yield the result of every policy on every cluster, each as soon as it is simulated."""
     constants = checked_constants(constant_values(**settings.constants))
     names = policy_names(settings)
     for cluster in settings.clusters:
@@ -237,7 +261,9 @@ def run_policies(settings: SimulationSettings) -> Iterator[PolicyRun]:
 
 
 def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
-    """Return the constants. Raises `ConfigurationError` if no run is possible with them."""
+    """Return the constants unchanged. Raises `ConfigurationError` if nothing can be simulated with
+    them.
+    """
     for name in ("groups_per_step", "samples_per_group", "steps", "slots", "length_max",
                  "prompt_tokens", "waves_outstanding", "length_median"):  # fmt: skip
         if constants[name] < 1:
@@ -261,13 +287,17 @@ def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
     return constants
 
 
-ROUND_S, MOVE_S = 0.05, 0.1  # the service's dispatch interval, and the duration of its moves
+ROUND_S, MOVE_S = 0.05, 0.1  # of the real dispatch: seconds between two rounds, and of a move
 PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}
+"""Value of `rollouts.on_update` → the policy that treats running sequences so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Holds figures of the whole run, from its first assignment to the end of its last step."""
+    """Holds predicted means, from the end of step `Job.skip` (0: from the first assignment) to the
+    end of the last step: trained tokens per second, the used share of the KV caches, and the share
+    of their time for which rollouts are idle.
+    """
 
     tokens_per_s: float
     kv_utilisation: float
@@ -277,12 +307,13 @@ class Prediction:
 def predict(
     cluster: Cluster, job: Job, workload: Workload, on_update: str, repack: bool = True
 ) -> Prediction:
-    """Predict the speed of a real run by simulating all of it. Seconds are as paced by the engine;
-    `cluster.arrive_s` is from a step's end until rollouts can pull its version, `update_s` from the
-    decision to pull until the rollout generates again.
+    """Predict the speed of a real run of this project by simulating all its steps. `on_update` and
+    `repack` are settings of the run; trajectories are repacked and moved only under `keep_version`.
 
-    Raises `ConfigurationError` for an unknown `on_update` and for answers that do not fit the
-    cache.
+    The times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end
+    until rollouts can pull its version (load it), `update_s` from the decision to pull until the
+    rollout generates again. Raises `ConfigurationError` if `on_update` is unknown or a longest
+    answer does not fit the KV cache of a rollout.
     """
     if on_update not in PREDICTED:
         raise ConfigurationError(

@@ -1,4 +1,5 @@
-"""Scheduling policies as values: one loop runs all of them, each switch is one mechanism.
+"""Defines scheduling policies as values: one loop simulates all of them, and each field switches
+one mechanism. A rollout "pulls" when it loads the newest weights.
 
 `synchronous` is verl's hybrid engine, `one_step` and `stream` are the usual asynchronous forms
 (StreamRL), `partial_rollout` is AReaL, `in_flight` PipelineRL, `laminar` Laminar, `rhymerl`
@@ -22,9 +23,12 @@ class SchedulingPolicy:
     """The same accelerators generate, then train."""
     wave: Literal["all", "own"] | None = None
     """Which rollouts must finish a wave before the next one starts: all together, or each for its
-    own part.
+    own part. None: a new wave does not wait for the one before.
     """
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "keep_version"
+    """What a new version does to running sequences: they keep theirs to their end, or continue
+    under the new one, with their KV cache kept or computed again.
+    """
     relay: bool = False
     """Weights wait beside every rollout, and each rollout pulls on its own. Otherwise one
     collective transfer stops rollouts and trainer.
@@ -40,21 +44,23 @@ class SchedulingPolicy:
     not each sample.
     """
     batches: bool = False
-    """A rollout takes its quota, finishes it and pulls. Otherwise it continues until a version is
-    visible.
+    """A rollout takes `Job.quota` trajectories, finishes them and pulls. Otherwise the quota limits
+    it only once a newer version is visible.
     """
     early_start: bool = False
     """A step starts with the first groups that are ready."""
     repack: bool = False
-    """Trajectories of rollouts that ramp down are consolidated on fewer rollouts."""
+    """The last trajectories of rollouts that ramp down are packed together on fewer rollouts."""
     peak: bool = False
-    """A rollout ramps down once its cache use is below its maximum under the version, as in the
-    service. Otherwise: below the use at the last check (Laminar).
+    """A rollout ramps down once its KV cache use is below its maximum since the last pull, as in
+    the service. Otherwise: once it is below the use at the last check (Laminar).
     """
     by_length: bool = False
-    """Groups are placed by predicted length, with alternating direction, longest first."""
+    """Groups are placed by predicted length: a rollout with the shortest groups of one wave has the
+    longest of the next (the first tier of HistoPipe). Long answers start first.
+    """
     ramp: bool = False
-    """Long groups get more rollouts (two tiers)."""
+    """More rollouts share the long groups of a wave (the second tier of HistoPipe)."""
     migrate: bool = False
     """Outliers among the last unfinished trajectories move to other rollouts."""
 
@@ -92,6 +98,7 @@ MECHANISMS = {
     "relay": "relay",
     "admission": "bounded",
 }
+"""Name of a mechanism in a policy's name (`ours-repack`) → the field that switches it."""
 
 
 def policy_of(name: str) -> SchedulingPolicy:

@@ -9,16 +9,7 @@ decode steps of its source; the moved trajectories stand still for `move_s` and 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.repack import (
-    UNFINISHED_MAX,
-    LagBudget,
-    RolloutLoad,
-    RunningRequest,
-    StepDuration,
-    lag_budget,
-    plan_outliers,
-    plan_repack,
-)
+from rollstream.consumers.dispatch import repack
 from rollstream.simulator.cluster import SimulatedRollout
 from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.simulator.world import World
@@ -45,7 +36,7 @@ class SimulatedRepack:
     moves: int = 0
     moved: int = 0
     restarts: int = 0
-    steps: StepDuration = field(default_factory=StepDuration)
+    steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def check(self) -> None:
         """Plan from the rollouts' present status, and ask the sources to give trajectories up."""
@@ -55,7 +46,7 @@ class SimulatedRepack:
         for rollout, load in zip(world.rollouts.values(), loads, strict=True):
             before = rollout.kv_previous if world.policy.peak else 0
             rollout.kv_previous = max(before, load.kv_used)
-        moves = plan_repack(loads, world.keeps) if world.policy.repack else ()
+        moves = repack.plan_repack(loads, world.keeps) if world.policy.repack else ()
         for move in moves:
             source = world.rollouts[move.source]
             source.moving = dict.fromkeys(source.replica.running, move.destination)
@@ -136,9 +127,9 @@ class SimulatedRepack:
             rollout.expecting -= count - left.get(target, 0)
             self.world.check_empty(rollout)
 
-    def _load(self, rollout: SimulatedRollout) -> RolloutLoad:
+    def _load(self, rollout: SimulatedRollout) -> repack.RolloutLoad:
         replica = rollout.replica
-        return RolloutLoad(
+        return repack.RolloutLoad(
             rollout=replica.name,
             version=Version(replica.version, 0),
             running=len(replica.running),
@@ -151,14 +142,14 @@ class SimulatedRepack:
             gains=self.world.dispatching.gains(rollout),
         )
 
-    def _move_outliers(self, loads: list[RolloutLoad]) -> None:
+    def _move_outliers(self, loads: list[repack.RolloutLoad]) -> None:
         """Request moves and restarts of outliers (answers that run far longer than predicted) in
         waves that are nearly done. Rollouts that take part in a repack are left out.
         """
         rollouts = self.world.rollouts
         free = [load for load in loads if rollouts[load.rollout].is_open()]
         running = {request.trajectory: request for request in self._running()}
-        plan = plan_outliers(list(running.values()), free, self._budget())
+        plan = repack.plan_outliers(list(running.values()), free, self._budget())
         requested: dict[str, dict[str, str]] = {}
         for name, target in {**plan.moves, **dict.fromkeys(plan.restarts, RESTART)}.items():
             requested.setdefault(running[name].rollout, {})[name] = target
@@ -166,7 +157,7 @@ class SimulatedRepack:
             rollouts[source].moving = names
             self._request_moves(rollouts[source])
 
-    def _budget(self) -> LagBudget | None:
+    def _budget(self) -> repack.LagBudget | None:
         """Returns the lag bound, seconds per step and seconds per token by which `plan_outliers`
         decides whether an answer that starts now ends in time. Its speed is that of the present
         batches on rollouts of the newest version.
@@ -178,14 +169,16 @@ class SimulatedRepack:
             if rollout.replica.version == world.visible_version
             and (rows := len(rollout.replica.running))
         ]
-        return lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
+        return repack.lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
-    def _running(self) -> list[RunningRequest]:
+    def _running(self) -> list[repack.RunningRequest]:
         """Returns running trajectories of waves with a small unfinished share; no others can be
         outliers.
         """
-        world, found = self.world, list[RunningRequest]()
-        late = {w: s for w, s in world.dispatching.unfinished().items() if s <= UNFINISHED_MAX}
+        world, found = self.world, list[repack.RunningRequest]()
+        late = {
+            w: s for w, s in world.dispatching.unfinished().items() if s <= repack.UNFINISHED_MAX
+        }
         for rollout in world.rollouts.values() if late else ():
             if not rollout.is_open():
                 continue

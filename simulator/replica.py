@@ -1,14 +1,9 @@
-"""Simulates one rollout's engine in virtual time: continuous batching over a KV cache of fixed
-size.
+"""Simulates one rollout's engine in virtual time: continuous batching over a KV cache of fixed size
+(`Replica`), and the time integrals of its work and cache use (`ReplicaUsage`).
 
-The replica jumps from event to event. While no trajectory joins or leaves, the batch is constant
-and the cache grows by one token per row and step, so step times sum in closed form: the steps until
-the next answer ends or the cache is full last `seconds_of_steps`. This is exact, up to rounding,
-for the `Roofline` of the paced engine (it equals the last of the roofline's `ends_s`). A request in
-the middle of a step takes effect at the step's end. The cache never holds more than its capacity:
-the newest sequences return to the queue and are prefilled again later, as in vLLM.
-
-`ReplicaUsage` holds the time integrals of work and cache use.
+Times are exact up to rounding for the `Roofline` of the paced engine, although the replica jumps
+from event to event. The cache never holds more than its capacity: the newest sequences return to
+the queue and are prefilled again later, as in vLLM.
 """
 
 from bisect import insort
@@ -82,7 +77,10 @@ class UsageTotals:
 
 
 def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
-    """Returns the seconds that the next `steps` steps of the same rows take."""
+    """Returns the seconds that the next `steps` steps of the same rows take: up to rounding, the
+    last value of `Roofline.ends_s`. While no trajectory joins or leaves, the batch is constant and
+    the cache grows by one token per row and step, so step times sum in closed form.
+    """
     free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
     reading = steps - free
     row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s
@@ -147,9 +145,13 @@ def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: f
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """Decodes in jumps of several steps. The loop wakes the replica at `due_s` (None: it has
-    nothing to do) and calls `finish_jump`, then the handlers of all events between two steps, then
-    `start_jump`.
+    """Decodes in jumps of several steps: a jump lasts until the next answer ends or the cache is
+    full. At `due_s` (None: the replica has nothing to do) `Simulation` calls `finish_jump`, handles
+    what happens only between two steps (a failure, new weights, moves), and calls `start_jump`.
+    `interrupt` ends the jump earlier, with the current step.
+
+    At most `slots` trajectories run. `capacity`, `reserve` and `kv` are tokens of the KV cache. A
+    trajectory joins others only if `reserve` tokens stay free.
     """
 
     name: str
@@ -167,10 +169,13 @@ class Replica:
     are skipped.
     """
     steps: int = 0
+    """Decode steps up to the present jump's start."""
     kv: int = 0
+    """Tokens in the cache at the present jump's start."""
     begins_s: float = 0.0
     """Time at which decoding of the present jump starts: after stalls and prefill."""
     jump: int = 0
+    """Steps of the present jump."""
     due_s: float | None = None
     ready_s: float = 0.0
     """The replica stands still until then."""
@@ -178,7 +183,8 @@ class Replica:
 
     def submit(self, trajectory: SimulatedTrajectory, now_s: float) -> None:
         """Queue the trajectory. It runs from the end of the present step on if it fits. Resumed
-        trajectories come first.
+        trajectories come before new ones; `longest_first` puts the longest predicted of each kind
+        first.
         """
         if self.longest_first:
             insort(self.waiting, trajectory, key=_urgency)
@@ -267,8 +273,8 @@ class Replica:
         return self.kv + len(self.running) * self._made(now_s)
 
     def steps_now(self, now_s: float) -> int:
-        """Returns the decode steps until now. Minus its `step_offset`, this is the number of tokens
-        of a running trajectory.
+        """Returns the decode steps until now. A running trajectory has generated this number minus
+        its `step_offset` of tokens.
         """
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 

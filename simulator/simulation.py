@@ -1,11 +1,9 @@
-"""Runs the loop of the simulator, which takes event after event from the world and calls the parts
-that react: replicas, dispatch, repack, trainer, faults.
+"""Runs the loop of the simulator in virtual time: it takes event after event from the `World` (the
+state and the event queue of a run) and calls the parts that react: replicas, dispatch, repack,
+trainer, faults.
 
-Equal inputs give equal runs: the event queue breaks ties by planning order, and all randomness
-comes from the workload's seed.
-
-Rollouts die and return at exponential intervals. A failure loses the tokens that no partial holds;
-a preemption publishes them first. The trajectories resume elsewhere from their last partials.
+Equal inputs give equal runs: events at equal times happen in the order in which they were planned,
+and all randomness comes from the workload's seed.
 """
 
 from dataclasses import dataclass
@@ -23,7 +21,11 @@ from rollstream.simulator.world import Kind, World
 
 @dataclass(slots=True, eq=False)
 class FaultInjector:
-    """Kills rollouts of the world and restarts them. `count` counts failures and preemptions."""
+    """Kills rollouts of the world at exponential intervals and restarts them. A failure loses the
+    tokens that no partial holds; a preemption publishes them first. Dispatch places the
+    trajectories again, with the tokens of their last partials. `count` counts failures and
+    preemptions.
+    """
 
     world: World
     repacking: SimulatedRepack
@@ -240,7 +242,9 @@ class Simulation:
         world.plan_dispatch()
 
     def _note_drain(self, rollout: SimulatedRollout) -> None:
-        """Mark a rollout as draining: its quota is drawn and a newer version is visible."""
+        """Mark a rollout as draining if a newer version is visible and the rollout has drawn its
+        quota: the most new trajectories that it takes under one version.
+        """
         world = self.world
         stale = world.keeps and rollout.alive and rollout.replica.version < world.visible_version
         if stale and not rollout.draining and rollout.drawn >= world.dispatching.quota:

@@ -1,10 +1,10 @@
-"""Gives every policy the same workload: trajectories, and the lengths of the answers to each
-prompt, drawn or recorded.
+"""Defines the work that the simulator gives to every scheduling policy: the lengths of the answers
+in each group, drawn (`Workload`) or recorded (`RecordedWorkload`), and `SimulatedTrajectory`.
 
-A group's lengths are a function of (seed, pass, prompt) alone, so policies are compared on the same
-work. Two answers to one prompt correlate as in the paced engine: a Gaussian copula with one part
-per prompt, shared by all passes, and one part per answer. History therefore predicts part of a
-length. Recorded lengths come from a text file, a Parquet file, or the archive of a run.
+Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
+same work. Answers to one prompt correlate as in the paced engine (a Gaussian copula): a length is
+the quantile of a normal deviate, the sum of one part per prompt, equal in all passes, and one part
+per answer. So earlier answers predict part of a length. `read_lengths` reads a run's real lengths.
 """
 
 from dataclasses import dataclass, field
@@ -22,17 +22,18 @@ from rollstream.producers.engines.paced.lengths import (
 )
 
 EDGE, KNOTS = 6.0, 2_401
-"""Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond it is one
+"""Quantiles are tabulated at `KNOTS` normal deviates from -`EDGE` to `EDGE`; beyond each end is one
 answer in 10⁹.
 """
 DEVIATES = np.linspace(-EDGE, EDGE, KNOTS)
-TOPIC = {"trajectories", "topic=trajectories"}
+TOPIC = {"trajectories", "topic=trajectories"}  # names of the folder of an archive's trajectories
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLengths:
-    """Maps normal deviates to answer lengths, cut at `longest` as a token limit cuts them.
-    `correlation` is the part of a deviate's variance that all answers to one prompt have in common.
+    """Maps normal deviates to answer lengths by the quantiles of `distribution`, cut at `longest`
+    as a token limit cuts them. `correlation` is the share of a deviate's variance that all answers
+    to one prompt have in common. `table` holds the quantile at each of `DEVIATES`.
     """
 
     distribution: LengthDistribution
@@ -46,14 +47,16 @@ class AnswerLengths:
         object.__setattr__(self, "table", table)
 
     def from_deviates(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Returns the length of each deviate, in whole tokens from 1 to `longest`."""
+        """Returns the length for each deviate, in whole tokens from 1 to `longest`."""
         drawn = np.interp(deviates, DEVIATES, self.table)
         return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Gives the groups of a run: prompts, repeated pass after pass, with `samples` answers each."""
+    """Gives the groups of a run, by their numbers in the order of admission: `prompts` prompts of
+    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each.
+    """
 
     lengths: AnswerLengths
     samples: int
@@ -62,14 +65,15 @@ class Workload:
     seed: int
 
     def group(self, number: int) -> list[int]:
-        """Returns the lengths of the answers of the `number`-th admitted group."""
+        """Returns the lengths of the answers of group `number`."""
         return self._drawn(number // self.prompts, number % self.prompts)
 
     def prompt_of(self, number: int) -> int:
+        """Returns the number of the prompt of group `number`."""
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
-        """Returns the lengths of the prompt's answers in the pass before the first; dispatch knows
+        """Returns the lengths of the prompt's answers in a pass before the first one. Dispatch knows
         them at the start.
         """
         return self._drawn(-1, prompt)
@@ -99,8 +103,10 @@ class RecordedWorkload(Workload):
 
 
 def read_lengths(path: str, column: str) -> LengthTrace:
-    """Returns the recorded lengths ≥ 1 in ascending order. Raises `ConfigurationError`, which names
-    the missing file or column.
+    """Returns the recorded lengths in ascending order. `path` is a text file with one length a
+    line, a Parquet file, or a folder of Parquet files such as an archive. In Parquet, `column`
+    holds lengths, or lists whose sizes are the lengths, and lengths below 1 are skipped. Raises
+    `ConfigurationError`, which names the file, line or column that cannot be used.
     """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
@@ -112,8 +118,8 @@ def read_lengths(path: str, column: str) -> LengthTrace:
 
 
 def _of_parquet(where: Path, column: str) -> LengthTrace:
-    """Returns the lengths in an archive's trajectories, or in all files of the folder if it is not
-    an archive.
+    """Returns the lengths in the trajectories of an archive. `where` may also be one file, or a
+    folder that is no archive, of which all files are read.
     """
     files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
     own = [file for file in files if TOPIC & set(file.parts)]
@@ -145,9 +151,10 @@ def _read(file: Path, column: str) -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
-    """Tracks one trajectory. `length` is the final length of the answer, hidden from all planners,
-    `done` its tokens so far, `predicted` the forecast. `spans` are (version, tokens generated under
-    it) in order (invariant 3).
+    """Tracks one trajectory in a replica (a simulated rollout) or between two. `prompt` is the
+    number of prompt tokens, `length` the final length of the answer, which no planner sees, `done`
+    the answer's tokens so far, and `predicted` the forecast of `length`. `spans` are (version,
+    tokens generated under it) in order (invariant 3).
     """
 
     name: str
@@ -161,14 +168,18 @@ class SimulatedTrajectory:
     span_tokens: int = 0
     """Number of `done` tokens that are in `spans`."""
     step_offset: int = 0
-    """While it runs, `done` = steps of its replica - `step_offset`."""
+    """While it runs, the answer has (decode steps of its replica - `step_offset`) tokens; `done` is
+    set to this number when the trajectory stops or the weights change.
+    """
     attempt: int = 1
     moves: int = 0
     version: int = -1
     """Under `keep_version` the version under which the trajectory started; -1 before."""
 
     def cache_tokens(self) -> int:
-        """Returns the cache tokens that the trajectory needs to run from its present length."""
+        """Returns the tokens of KV cache that the trajectory needs to run from its present
+        length.
+        """
         return self.prompt + self.done
 
     def close_span(self, version: int) -> None:
@@ -182,7 +193,7 @@ class SimulatedTrajectory:
             self.span_tokens = self.done
 
     def remove_newest(self, tokens: int) -> None:
-        """Remove the newest tokens, which no partial holds."""
+        """Remove the newest `tokens` tokens: their rollout died, and no partial holds them."""
         self.done -= tokens
         self.span_tokens = min(self.span_tokens, self.done)
         over = sum(count for _, count in self.spans) - self.span_tokens

@@ -2,7 +2,8 @@
 
 An event is a time, a kind and a subject (such as a rollout). Events at equal times happen in the
 order in which they were planned. `simulation.py` has the loop; `repack.py` changes the state
-through the methods below and never imports the loop.
+through the methods below and never imports the loop. A replica (`replica.py`) is the engine of one
+simulated rollout.
 """
 
 from heapq import heappop, heappush
@@ -17,6 +18,11 @@ from rollstream.simulator.results import SimulatedTrainer, SimulationRecorder
 from rollstream.simulator.workload import Workload
 
 Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pulled", "fail", "back"]
+"""What an event means: `wake`, a rollout's engine reaches its next change; `trained`, the trainer
+ends a part of a step or its publishing; `visible`, rollouts can take the next version; `dispatch`
+and `repack`, a round of each; `land`, moved trajectories arrive; `pulled`, a rollout has loaded its
+version; `fail`, a rollout dies after its present decode step; `back`, it restarts.
+"""
 
 
 class World:
@@ -76,12 +82,14 @@ class World:
             self.plan(self.now + wait_s, "dispatch", None)
 
     def plan_wake(self, rollout: SimulatedRollout) -> None:
-        """Wake the rollout when its replica is due."""
+        """Plan to wake the rollout at its replica's next change, if the replica has work."""
         if rollout.replica.due_s is not None:
             self.plan(rollout.replica.due_s, "wake", rollout)
 
     def check_empty(self, rollout: SimulatedRollout) -> None:
-        """If the rollout has no work left, let it take the newest weights and new work."""
+        """If the rollout has no work left, plan a dispatch round for it, and under `keep_version`
+        let it pull a newer version.
+        """
         if not rollout.replica.is_empty() or rollout.expecting or not rollout.is_open():
             return
         self.plan_dispatch()

@@ -1,27 +1,8 @@
 """Stores large records in the object store and appends their address to the log in their place (a
 claim check). `ClaimCheck` is a bus around a bus; `open_log` opens a run's log with it.
 
-A value above `RECORD_BYTES_MAX` is put under `blobs/<topic>/<hour>/<hash>`, and a `Claim` with the
-same envelope is appended in its place. Reading puts the value back, so callers see the bytes that
-were appended, and their hash. Compacted topics refuse such values themselves.
-
-1. The blob is put.
-2. The claim is appended. A crash in between leaves a blob that no record names; it is deleted with
-   its hour.
-
-A claim comes from another program and is not trusted. A reader gets the claim itself, in place of
-the record, if its blob is outside of `blobs/<topic>/`, missing, damaged, of another size, larger
-than the topic's records may be, itself a claim, or a record with another envelope. No reader takes
-a claim for a record: it goes to `dead` with the reason. If the store does not answer, nothing is
-decided: the read raises an error and is repeated.
-
-`BlobCollector` deletes blobs by the hour in their key. The hour comes from the writer's clock and
-only groups blobs: it is compared with no other clock. A blob is put before its claim is appended,
-so once an hour has had the same blobs for `SETTLED_S` on the collector's own clock, its claims are
-below the ends that the topic has then. Once truncation has passed these ends in every partition, no
-kept record names the hour. (A writer that stood still between upload and append for longer would
-append a claim without a blob; the run counts it as dead long before, and the record goes to
-`dead`.) Blobs are never shared between hours.
+Readers get the bytes that were appended, and never take a claim for a record. `BlobCollector`
+deletes the blobs that no kept record can name.
 """
 
 import dataclasses
@@ -84,6 +65,16 @@ class _BlobHour:
 class BlobCollector:
     """Deletes the hours of blobs that no kept record can name. After a restart it observes all
     hours again.
+
+    Blobs are deleted together by the hour in their key, and are never shared between hours. The
+    hour comes from the writer's clock and only groups blobs: it is compared with no other clock. A
+    blob is put before its claim is appended, so once an hour has had the same blobs for `SETTLED_S`
+    on the collector's own clock, its claims are below the ends that the topic has then. Once
+    truncation has passed these ends in every partition, no kept record names the hour.
+
+    A writer that is suspended between upload and append for longer than `SETTLED_S` may append a
+    claim without a blob. The run counts this writer as dead long before, and the record goes to
+    `dead`.
     """
 
     def __init__(
@@ -124,7 +115,12 @@ class BlobCollector:
 
 
 class ClaimCheck(BusWrapper):
-    """A `Bus` of which `log` carries records up to `bytes_max`, and `store` the larger ones."""
+    """A `Bus` of which `log` carries records up to `bytes_max`, and `store` the larger ones.
+
+    A larger value is put under `blobs/<topic>/<hour>/<hash>`, and a `Claim` with the same envelope
+    is appended in its place. Reading puts the value back, so callers see the bytes that were
+    appended, and their hash. Compacted topics refuse larger values themselves.
+    """
 
     def __init__(
         self,
@@ -187,8 +183,14 @@ class ClaimCheck(BusWrapper):
         return _ClaimCheckGroupReader(self, super().join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
-        """Returns the message of a claim with the bytes that were appended, or unchanged if they
-        cannot be read or trusted.
+        """Returns the message of a claim with the bytes that were appended, or the claim itself if
+        these bytes are missing or cannot be trusted. Raises `StoreError` if the store does not
+        answer: then nothing is decided, and the caller repeats the read.
+
+        A claim comes from another program and is not trusted. The claim itself is returned if its
+        blob is outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the
+        topic's records may be, itself a claim, or a record with another envelope. No reader takes a
+        claim for a record: the claim goes to `dead` with the reason.
         """
         assert message.value is not None
         try:
@@ -203,9 +205,9 @@ class ClaimCheck(BusWrapper):
         return replace(message, value=value) if _envelope(value) == decoded.envelope else message
 
     def _blob(self, topic: str, claim: Claim) -> bytes | None:
-        """Returns the bytes of the claim's blob; None if they cannot be trusted. At most one byte
-        more than the claim states is fetched, so a claim on an object of 100 GB costs no more than
-        an honest one.
+        """Returns the bytes of the claim's blob; None if they are missing or cannot be trusted. At
+        most one byte more than the claim states is fetched, so a claim on an object of 100 GB costs
+        no more than an honest one.
         """
         named = parse_blob_key(claim.blob)
         if named is None or (named.topic, named.found) != (topic, claim.hash):
@@ -228,6 +230,10 @@ class ClaimCheck(BusWrapper):
         return entry.value is not None and len(entry.value) > self._bytes_max
 
     def _check_in(self, topic: str, entry: AppendEntry) -> AppendEntry:
+        """Returns the claim to append in the record's place. 1. Put the blob. 2. Encode the claim
+        with the record's envelope. A crash between this call and the append leaves a blob that no
+        record names; it is deleted with its hour.
+        """
         assert entry.value is not None
         found = content_hash(entry.value)
         key = blob_key(topic, upload_hour(self._clock()), found)
@@ -273,7 +279,7 @@ class _ClaimCheckGroupReader:
 
 
 def _envelope(value: bytes) -> Envelope | None:
-    """Returns the envelope if the value is a record, else None: a bus carries any bytes."""
+    """Returns the envelope if the value is a record, else None, because a bus carries any bytes."""
     try:
         return envelope_of(value)
     except DecodeError:

@@ -1,16 +1,8 @@
 """Gives a single-holder role to one process in each term: a process takes the role's lease and its
 next term in one compare-and-swap (`acquire_lease`).
 
-A process may take a lease that it has read unchanged for the lease's duration on its own monotonic
-clock. It may take the lease at once if it was released, or if the supervisor that reaped the holder
-handed over the holder's nonce. Clocks of two machines are never compared. A holder that was only
-suspended finds a higher term at its next renewal and gets `Fenced`; its records in between are void
-by their term (invariant 7). So the lease only saves work; the term decides which records count.
-
-`LeaseRenewal` renews a lease in the background, every third of its duration. Store failures are
-tolerated until the duration has passed without a successful renewal: from then on another process
-may hold the role, so the holder must stop as if it had met a higher term. The same holds after an
-unexpected error.
+The lease only avoids double work; the term decides which records count. Clocks of two machines are
+never compared. docs/explanation/storage.md ("Leases and terms") has the interleavings.
 """
 
 import logging
@@ -45,15 +37,20 @@ class LeaseCandidate:
 
 
 def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -> bool:
-    """Returns whether a lease is free that was read unchanged for `unchanged_s` on this process's
-    own clock.
+    """Returns whether a process may take a lease that it has read unchanged for `unchanged_s` on
+    its own monotonic clock: that time has reached the lease's duration, the lease was released, or
+    the supervisor that reaped the holder handed over the holder's nonce.
     """
     handed = handed_nonce is not None and handed_nonce == record.nonce
     return record.released or handed or unchanged_s >= record.duration_s
 
 
 class Lease:
-    """Holds a role under `term`; safe to renew and release from different threads."""
+    """Holds a role under `term`; different threads may renew and release it.
+
+    A holder that was only suspended finds a higher term at its next renewal and gets `Fenced`; its
+    records in between are void by their term (invariant 7).
+    """
 
     def __init__(self, store: ObjectStore, record: RoleRecord, etag: str) -> None:
         self._store = store
@@ -108,8 +105,8 @@ class Lease:
 
 
 class LeaseClaim:
-    """Tries to take a role for one candidate, which polls `attempt`. It keeps the etag of the last
-    read, and its time, to find a lease that does not change.
+    """Tries to take a role for one candidate; the caller polls `attempt`. It keeps the etag that
+    was read last, and the time since which this etag is unchanged.
     """
 
     def __init__(
@@ -181,8 +178,9 @@ def living_leases(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[RoleRecord]:
-    """Returns leases that a living process holds: the first that are renewed while this function
-    polls, for at most the longest duration of a lease that is not released. It takes none.
+    """Returns leases that a living process holds: the first ones that are renewed while this
+    function polls, for at most the longest duration of a lease that is not released. It takes no
+    lease.
     """
     leases = {role: found for role in roles if (found := read_role(store, role)) is not None}
     held = {role: found for role, found in leases.items() if not found[0].released}
@@ -210,10 +208,9 @@ log = logging.getLogger(__name__)
 
 
 def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
-    """Renew once and return the time from which the lease is known to be held.
-
-    If the store failed, that is `held_s` again. Raises `Fenced` if a higher term has the role, or
-    if no renewal succeeded for the lease's duration.
+    """Renew once and return the time from which the lease is known to be held: the time of this
+    renewal, or `held_s` again if the store failed. Raises `Fenced` if a higher term has the role,
+    or if no renewal succeeded for the lease's duration.
     """
     now = clock()  # before the swap: no waiting candidate can have started to count earlier
     try:
@@ -229,10 +226,12 @@ def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float
 
 
 class LeaseRenewal:
-    """Renews a lease while the block runs. If that fails for good, `lost` is set and `on_lost` is
-    called once.
+    """Renews a lease in the background while the block runs, every third of the lease's duration.
+    If that fails for good, `lost` is set and `on_lost` is called once: the holder must stop.
 
-    Leaving the block stops renewing; it does not release the lease.
+    Renewing fails for good if a higher term has the role, after an unexpected error, or once store
+    failures have lasted for the lease's duration without a successful renewal: from then on another
+    process may hold the role. Leaving the block stops renewing; it does not release the lease.
     """
 
     def __init__(

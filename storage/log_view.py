@@ -3,21 +3,7 @@
 `LogView` is a run's log with its archive in front of it, as a read-only bus: a truncated record is
 read from the archive, at the same offset and byte for byte. `LogView.topic` opens a `TopicView`,
 which reads one topic from any position, once or following it. The roles of a run read with
-`TopicReader`.
-
-While archiver and trainer continue, a `TopicView` returns each offset at most once, in the order of
-its partition, and reports each offset that it cannot return as a `Hole`. The interleavings that
-could break this, and the rule against each:
-
-* The archive is listed and ends at 4. Records 5 to 9 are archived and truncated. The log is asked
-  for record 5, and 5 to 9 seem lost. So the log's begin is read first and the archive listed after
-  it: a record below the begin was archived before it was truncated, and is in that listing.
-* The log is truncated to 6 while records 4 and 5 have been read from it and file 4–9 is listed.
-  Only the position decides: of that file rows 6 to 9 are returned.
-* A listed file is gone when it is opened, because files were merged into a larger one: the archive
-  is listed again, and the same position is looked for there.
-
-Importing this module does not import pyarrow; reading an archived row does.
+`TopicReader`. Importing this module does not import pyarrow; reading an archived row does.
 """
 
 from __future__ import annotations
@@ -119,6 +105,9 @@ class LogView(ArchiveBus):
 class TopicView:
     """Reads one topic; made by `LogView.topic`. Use it from one thread.
 
+    While archiver and trainer continue, it returns each offset at most once, in the order of its
+    partition, and reports each offset that it cannot return as a `Hole`.
+
     `positions` are the next offsets, with the fence before them: another view that starts there
     continues. `holes` are all holes so far, and `on_hole` is called with each. A damaged archived
     file raises `CorruptObject`; with `skip_damaged` its rows are a hole.
@@ -145,8 +134,8 @@ class TopicView:
         self, records_max: int = 512, *, wait_s: float = 0.0, exact: bool = True
     ) -> list[LogRecord]:
         """Returns the next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from
-        an archived file. [] if none came within `wait_s` or, unless `exact`, if existing ones have
-        not arrived yet.
+        an archived file. Returns [] if none came within `wait_s` or, unless `exact`, if existing
+        messages have not arrived yet.
         """
         self._rows_max = POLLED_ROWS
         while True:
@@ -178,7 +167,7 @@ class TopicView:
 
     def segments(self, ends: Mapping[int, int] | None = None) -> Iterator[Segment]:
         """Yields everything up to `ends` (default: the present end) as it is read: not classified,
-        holes included.
+        and with the holes.
         """
         if ends is None:
             ends = {} if self._view.bus is None else self._view.end(self._topic.name)
@@ -276,7 +265,17 @@ class TopicView:
     def _open_parts(
         self, offsets: Mapping[int, int], begin: Mapping[int, Position], ends: Mapping[int, int]
     ) -> bool:
-        """Start to read the archive where positions are below `begin`; False if none is."""
+        """Start to read the archive where positions are below `begin`; returns False if none is.
+
+        The caller has read `begin` before, and the archive is listed here, after it: a record below
+        the begin was archived before it was truncated, so the listing has it. An older listing may
+        end at 4 while records 5 to 9 are archived and truncated, and they would seem lost.
+
+        Only the position decides which rows are returned: if the log is truncated to 6 after
+        records 4 and 5 were read from it, rows 6 to 9 of the file 4–9 are returned. If a listed
+        file is gone, because files were merged into a larger one, `ArchivedPart` lists the archive
+        again and looks for the same position.
+        """
         if self._view.bus is not None:
             self._view.archived(self._topic.name, again=True)
         for partition, at in offsets.items():
@@ -369,8 +368,8 @@ class TopicView:
 
 
 def _position(at: int | Position, begin: Position | None) -> Position:
-    """Returns the start as a position, with the fence that truncation stored there if it is the
-    begin.
+    """Returns the start as a position. If it is the begin of the truncated log, the position has
+    the fence that truncation stored there.
     """
     if isinstance(at, Position):
         return at

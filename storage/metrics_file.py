@@ -2,12 +2,8 @@
 it runs.
 
 Lines are appended whole. A kill can tear only the last one; the next writer removes it and readers
-ignore it. There is no NaN: a number that is not finite becomes null.
-
-A file that exceeds `FILE_BYTES_MAX` is thinned: of the lines of its older half at most half stay,
-evenly spaced in time, beside the whole newer half. So a run of months keeps its newest lines, and
-older ones ever more sparsely, back to its begin. The thinned file replaces the old one by one
-rename.
+ignore it. There is no NaN: a number that is not finite becomes null. A file that exceeds
+`FILE_BYTES_MAX` is thinned, so a run of months keeps lines back to its begin (`thinned`).
 """
 
 import errno
@@ -53,7 +49,7 @@ class MetricsFile:
                 self._thin()
 
     def _thin(self) -> None:
-        """Replace the file by its thinned lines. A kill before the replacement changes nothing."""
+        """Replace the file by its thinned lines in one rename; a kill before it changes nothing."""
         partial = self._path.with_suffix(".partial")
         partial.write_bytes(b"".join(thinned(self._path.read_bytes().splitlines(keepends=True))))
         os.replace(partial, self._path)
@@ -71,9 +67,12 @@ class MetricsFile:
 
 
 def thinned(lines: Sequence[bytes]) -> list[bytes]:
-    """Returns the thinned lines. The older half of the bytes is divided into equal intervals of
-    time, and the first line of each stays, at most half of its lines; all later lines stay. If one
-    of the older lines has no `time_s`, every second of them stays.
+    """Returns all lines of the newer half of the bytes, and at most half of the lines of the older
+    half, evenly spaced in time. So a run of months keeps its newest lines, and older ones ever more
+    sparsely, back to its begin.
+
+    The older half is divided into equal intervals of time, and the first line of each interval
+    stays. If one of the older lines has no `time_s`, every second one of them stays.
     """
     older, left = 0, sum(map(len, lines)) // 2
     while older < len(lines) and left > 0:

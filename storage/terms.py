@@ -1,22 +1,9 @@
-"""No two processes get the same term of a role or name: terms are small objects under `roles/` and
-only grow, by compare-and-swap.
+"""Terms of roles and names: small objects under `roles/`, changed by compare-and-swap. No two
+processes get the same term of a role or name, and terms only grow.
 
-Single-holder roles keep theirs in the lease
-(`leases.py`, `roles/<role>.json`). Roles with many holders count one term per name here
-(`roles/<role>/<name>.json`), so that each restart of a name fences its earlier process.
-
-Dispatch deletes the objects of names that died long ago (`RoleTerms.retire`), so their number is
-bounded. A name takes no term twice even then: a term is generation · 2²⁰ + start, and each creation
-of a missing object takes a new generation from the counter `roles/<role>/generation`. The counter
-exists before the first deletion; until then names begin in generation 0. So a deletion need not be
-conditional, however late it takes effect:
-
-| interleaving | possible failure | prevented by |
-|---|---|---|
-| the name starts between dispatch's read and deletion | a term twice | a generation per creation |
-| a suspended dispatch repeats its successor's deletion | a term twice | a generation per creation |
-| the name starts and loads its model for minutes | name unknown | `retire` compares the term |
-| a holder resumes after its object was deleted | name unknown | `hold_name`, after each fetch |
+A single-holder role keeps its term in its lease (`leases.py`, `roles/<role>.json`). A role with
+many holders has one term per name here (`roles/<role>/<name>.json`), so each restart of a name
+fences its earlier process.
 """
 
 import random
@@ -44,8 +31,8 @@ time.
 
 @dataclass(frozen=True, slots=True)
 class RoleRecord:
-    """A single-holder role: its holder under `term`, and a count that changes with every
-    renewal.
+    """Holds the lease of a single-holder role: its holder under `term`, and `renewals`, a count
+    that changes with every renewal.
     """
 
     role: str
@@ -59,7 +46,7 @@ class RoleRecord:
 
 @dataclass(frozen=True, slots=True)
 class NameRecord:
-    """One name of a role with many holders, and the term of its newest start."""
+    """Holds one name of a role with many holders, and the term of its newest start."""
 
     role: str
     name: str
@@ -72,7 +59,12 @@ STARTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TermGeneration:
-    """The newest generation of terms in which a name of this role began."""
+    """Counts the generations of terms of a role; `generation` is the newest in which a name began.
+
+    A term is generation · 2²⁰ + start. Each creation of a missing name object takes a new
+    generation, so a name takes no term twice, even after its object was deleted. The counter exists
+    before the first deletion; until then names begin in generation 0.
+    """
 
     role: str
     generation: int
@@ -82,7 +74,7 @@ RecordType = TypeVar("RecordType", RoleRecord, NameRecord, TermGeneration)
 
 
 def restarts_of(term: int) -> int:
-    """The number of restarts of a name with this term, since its object was created."""
+    """Return the number of restarts of a name with this term, since its object was created."""
     return (term - 1) % STARTS
 
 
@@ -95,12 +87,12 @@ def _name_key(role: str, name: str) -> str:
 
 
 def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
-    """The role's record and the etag to swap it by; None if the role was never held."""
+    """Return the role's record and the etag to swap it by; None if the role was never held."""
     return _read(store, role_key(role), RoleRecord)
 
 
 def _read(store: ObjectStore, key: str, kind: type[RecordType]) -> tuple[RecordType, str] | None:
-    """The record and the etag to swap it by; None without an object."""
+    """Return the record and the etag to swap it by; None without an object."""
     try:
         data, etag = store.read(key)
     except ObjectMissing:
@@ -115,7 +107,7 @@ def next_term(
     uniform: Callable[[float, float], float] = random.uniform,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """A term that no other process with this name has or had; 1 is the first.
+    """Return a term that no other process with this name has or had; 1 is the first.
 
     If the caller dies after the swap, a number is skipped.
     """
@@ -135,31 +127,31 @@ def next_term(
             continue
         if generation or held or _read(store, _generation_key(role), TermGeneration) is None:
             return term
-        is_late = True  # objects were deleted since the counter was missing, perhaps this one
+        is_late = True  # the counter exists now: an earlier object of this name may be gone
     raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; do many processes use {name}?")
 
 
 def hold_name(store: ObjectStore, role: str, name: str) -> None:
-    """Create this name's object again if it was deleted although a process holds the name. Its term
-    is a new one, which no process uses: the holder keeps its own.
+    """Create this name's object again if it was deleted although a process holds the name. The
+    object has a new term, which no process uses: the holder keeps its own.
     """
     if not newest_term(store, role, name):
         next_term(store, role, name)
 
 
 def _generation_key(role: str) -> str:
-    return f"roles/{role}/generation"  # no name has this key: theirs end with .json
+    return f"roles/{role}/generation"  # no name has this key: the keys of names end with .json
 
 
 def is_generation(key: str) -> bool:
-    """Whether the object is a role's generation counter. A copy of `roles/` copies counters last: a
-    counter must not be older than an object that took a generation from it.
+    """Return whether the object is a role's generation counter. A copy of `roles/` copies counters
+    last: a counter must not be older than an object that took a generation from it.
     """
     return key.startswith("roles/") and key.endswith("/generation")
 
 
 def _next_generation(store: ObjectStore, role: str) -> int:
-    """Returns an unused generation of the role; 0 if none of its objects was ever deleted."""
+    """Return an unused generation of the role; 0 if none of its objects was ever deleted."""
     key = _generation_key(role)
     for _ in range(SWAPS_MAX):
         held = _read(store, key, TermGeneration)
@@ -175,13 +167,13 @@ def _next_generation(store: ObjectStore, role: str) -> int:
 
 
 def newest_term(store: ObjectStore, role: str, name: str) -> int:
-    """The newest term of this name; 0 before the first."""
+    """Return the newest term of this name; 0 before the first."""
     found = _read(store, _name_key(role, name), NameRecord)
     return 0 if found is None else found[0].term
 
 
 def role_names(store: ObjectStore, role: str) -> list[str]:
-    """All names that have taken a term, without those that were retired."""
+    """Return all names that have taken a term, without those that were retired."""
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]
     return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]
@@ -189,12 +181,12 @@ def role_names(store: ObjectStore, role: str) -> list[str]:
 
 @dataclass(slots=True)
 class RoleTerms:
-    """Terms that names have taken in the roles of many holders, read from the store. A rollout or
-    relay takes its term before its first record, so an unknown name or a higher term is refused.
-    The store is read for the same name at most every `LOOKUP_S`.
+    """Checks names and terms of the roles with many holders against the store. A rollout or relay
+    takes its term before its first record, so an unknown name or a higher term is refused. Without
+    this check a forged status of `rollout-0` in term 1 000 would make the living rollout of term 1
+    a zombie, and the next assignment would end its process.
 
-    Otherwise a forged status of `rollout-0` in term 1 000 would make the living rollout of term 1 a
-    zombie, and the next assignment would end its process.
+    The store is read for the same name at most every `LOOKUP_S`.
     """
 
     store: ObjectStore
@@ -204,7 +196,7 @@ class RoleTerms:
     _listed_s: dict[str, float] = field(default_factory=dict[str, float])
 
     def has_taken(self, role: str, name: str, term: int) -> bool:
-        """Whether this name has ever held this term."""
+        """Return whether this name has ever held this term."""
         if term <= self._highest.get((role, name), 0):
             return term > 0
         if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:
@@ -214,7 +206,20 @@ class RoleTerms:
 
     def retire(self, role: str, terms: Mapping[str, int]) -> None:
         """Delete the objects of names that are dead, given the newest term of each. A name that
-        took a higher term since then stays. Idempotent.
+        took a higher term since then stays. Idempotent. Dispatch calls it for names that died long
+        ago, so that the number of objects is bounded.
+
+        The deletion need not be conditional, however late it takes effect, because each creation of
+        a missing object takes a new generation (`TermGeneration`):
+
+        | interleaving | possible failure | prevented by |
+        |---|---|---|
+        | the name starts between dispatch's read and deletion | a term twice | a new generation |
+        | a suspended dispatch repeats its successor's deletion | a term twice | a new generation |
+        | the name starts and loads its model for minutes | name unknown | comparing the term |
+        | a holder resumes after its object was deleted | name unknown | `hold_name` |
+
+        The holder calls `hold_name` after each fetch of a version.
         """
         with suppress(ObjectExists):
             self.store.create(_generation_key(role), encode_json(TermGeneration(role, 0)))
@@ -225,8 +230,8 @@ class RoleTerms:
             self._looked_s.pop((role, name), None)
 
     def _look(self, role: str, name: str) -> None:
-        """Refresh the highest term of a name. One listing shows all names, however many unknown
-        ones are asked for.
+        """Refresh the highest term of a name. One listing finds all names, so that many unknown
+        names do not cost a request each.
         """
         now_s, key = self.monotonic(), (role, name)
         if key not in self._highest:

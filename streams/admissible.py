@@ -1,13 +1,9 @@
-"""Decides whether a trajectory can be trained, and whether a partial can be part of a trajectory's
-chain, by pure rules that every reader shares (invariants 3 and 12).
+"""Decides which records of topics with many writers count: `refusal` for finished trajectories,
+`is_usable_annotation` for annotations, `malformed_partial` for partials (invariants 3 and 12). The
+functions are pure, and all readers share them, so that they agree about every record.
 
-`trajectories` and `annotations` have many writers, so a record there is only a claim until
-`refusal` has checked it; rollout, trainer, replay and audit call it. An accepted trajectory fits
-the model and the learner's arrays and gives finite float32 losses and gradients. A refused one is a
-dead member of its group and is counted by its `RefusalKind`.
-
-`malformed_partial` is the corresponding rule for partials. Dispatch, which assigns resumes from a
-chain of partials, and the rollout that resumes call it.
+The limits are the constants of this file, those of the run's model and settings (`TrainingBounds`),
+and the versions that had been believed (`BelievedVersions`).
 """
 
 from bisect import bisect_right
@@ -25,7 +21,7 @@ RefusalKind = Literal[
     "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"
 ]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
-"""All kinds of refusal: a metric label has no other value."""
+"""All kinds of refusal. Metrics count refusals by kind, so no other text becomes a label."""
 REFUSED_ANNOTATIONS = "refused_annotations"
 """Name of the count in `StepDone.counts`: annotations refused since the previous step."""
 
@@ -34,8 +30,8 @@ LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1
 and rounding in 16 bits puts a certain token a little above 0.
 """
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-3, 1e3
-"""Logits are divided by the temperature in float32. Below the minimum, the square of a logit of 100
-comes near the largest float32.
+"""Logits are divided by the temperature in float32. At the minimum a logit of 100 becomes 1e5, as
+large as `LOGPROB_MIN` allows; at the maximum it becomes .1.
 """
 SCORES_MAX, LABEL_MAX = 64, 200
 """Most parts of one reward, and most characters of a task's name or of a part's name."""
@@ -43,8 +39,9 @@ SCORES_MAX, LABEL_MAX = 64, 200
 
 @dataclass(frozen=True, slots=True)
 class TrainingBounds:
-    """Bounds what a run's model and settings can train; the defaults set no bound. `context_max`
-    counts tokens. `keep_version` forbids trajectories of several versions.
+    """Bounds the trajectories that can be trained with a run's model and settings; the defaults set
+    no bound. Token ids must be below `vocabulary`, and a trajectory has at most `context_max`
+    tokens. With `keep_version` (the policy of that name) all its tokens are of one version.
     """
 
     vocabulary: int = 1 << 32
@@ -54,17 +51,18 @@ class TrainingBounds:
 
 @dataclass(frozen=True, slots=True)
 class BelievedVersions:
-    """Describes the versions that were believed at some moment: all numbers up to `highest`.
-    `terms` holds the term of each number as pairs (first number, term) in ascending order; the
-    terms of numbers before the first pair are unknown.
+    """Describes the versions that were believed at some moment: one of each number up to `highest`.
+    `terms` states which term published them, by ascending pairs (first number, term): the term
+    published that number and the following ones, up to the next pair. The terms of numbers before
+    the first pair are unknown.
     """
 
     highest: int
     terms: tuple[tuple[int, int], ...] = ()
 
     def is_believed(self, version: Version) -> bool:
-        """Return whether a trainer published this version. A number whose term is unknown
-        passes.
+        """Return whether this version was believed: its number is at most `highest`, and its term
+        published that number, or the number's term is unknown.
         """
         if version.number > self.highest:
             return False
@@ -72,8 +70,8 @@ class BelievedVersions:
         return not at or self.terms[at - 1][1] == version.term
 
     def up_to(self, version: Version | None) -> "BelievedVersions | None":
-        """Return the versions that were believed while `version` was the highest; None if `version`
-        is None, that is unknown.
+        """Return the versions that were believed while `version` was the highest one; None if
+        `version` is None (unknown).
         """
         return None if version is None else BelievedVersions(version.number, self.terms)
 
@@ -81,8 +79,8 @@ class BelievedVersions:
 def believed_terms(
     versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
 ) -> tuple[tuple[int, int], ...]:
-    """Return `BelievedVersions.terms` of these versions. From their numbers on they replace the
-    pairs of `before`.
+    """Return `BelievedVersions.terms` of these versions, after the pairs of `before`. Pairs of
+    `before` that begin at the lowest of their numbers, or above it, are left out.
     """
     terms = list(before)
     for version in sorted(versions):
@@ -107,8 +105,14 @@ class Refusal:
 def refusal(
     record: Trajectory, bounds: TrainingBounds, believed: BelievedVersions | None = None
 ) -> Refusal | None:
-    """Return why the finished trajectory cannot be trained, or None if it can. Without `believed`
-    version numbers have no upper bound.
+    """Return why the finished trajectory cannot be trained, or None if it can. Rollout, trainer,
+    replay and audit call this function.
+
+    An accepted trajectory fits the model and the learner's arrays and gives finite float32 losses
+    and gradients. A refused one is a dead member of its group and is counted by its `RefusalKind`.
+
+    Without `believed` version numbers have no upper bound. The terms of versions are not compared
+    here: tokens of a version that another term replaced are masked later (`mask_by_lag`).
     """
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
@@ -127,15 +131,17 @@ def is_bounded_number(value: float) -> bool:
 
 
 def is_usable_annotation(note: Annotation) -> bool:
-    """Return whether an annotation holds values within the bounds, or a reason why there
-    are none.
+    """Return whether an annotation holds values within the bounds, or a reason why it has no
+    values.
     """
     values = note.values
     return bool(note.reason) or (len(values) > 0 and bool((np.abs(values) <= NUMBER_MAX).all()))
 
 
 def refused_counts(refusals: Iterable[Refusal]) -> Mapping[str, int]:
-    """Count refusals for `StepDone.counts`, as `refused_<kind>` of each kind that occurs."""
+    """Return the number of refusals of each kind that occurs, as `refused_<kind>`, for
+    `StepDone.counts`.
+    """
     counts: dict[str, int] = {}
     for refused in refusals:
         name = f"refused_{refused.kind}"
@@ -225,6 +231,7 @@ few of them stays within 64 bits.
 
 
 def is_count(value: int) -> bool:
+    """Return whether a number of another program is within these bounds."""
     return 0 <= value <= COUNT_MAX
 
 
@@ -236,9 +243,13 @@ def is_version(version: Version) -> bool:
 
 
 def malformed_partial(link: Partial) -> str:
-    """Return why the partial cannot be part of a chain, or "". Its spans must tile the tokens that
-    it generated, under versions within bounds; each token is generated or the environment's;
+    """Return why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
+    Its spans must tile its generated tokens (no gap, no overlap), under versions within bounds;
+    each token is generated or the environment's (without `sources` all are generated);
     log-probabilities are finite.
+
+    Dispatch calls it before it assigns a resume from the chain, and the resuming rollout does again
+    when it reads the chain.
     """
     if not (is_count(link.start) and is_count(link.attempt)):
         return "its start or its attempt is out of bounds"

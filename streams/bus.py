@@ -1,21 +1,9 @@
-"""Defines the contract of a bus: a partitioned, durable log of bytes with explicit positions. Each
-back end is a file or folder beside this one.
+"""Defines the contract of a bus (`Bus`): topics as partitioned, durable logs of bytes, which a reader
+reads from explicit positions. Each back end is a file or folder beside this one, and one
+conformance suite (`tests/streams/`) tests the guarantees on all of them.
 
-All back ends give these guarantees (one conformance suite, `tests/streams/`, tests them):
-
-* A record whose offset `append` returned is durable and keeps its place in its partition. An error
-  leaves the append in doubt; a repeated append is recognised by its sequence number (invariant 7).
-* `read` returns records in partition order and skips none. A position below the first kept record
-  raises `PositionLost`.
-* Compaction keeps at least the newest record per key; a tombstone (`value=None`) may remove the
-  key. Older records of a key may be kept or removed.
-* Only `truncate`, a topic's `retention_s` and compaction remove records. The last record of a
-  partition always stays, so the partition's end never moves back.
-* Consumer groups only spread partitions over members. No decision of a run depends on them.
-
-The caller bounds every wait. The `check_` functions are shared by all back ends, so that they
-refuse the same input with the same error texts. A wrapper of a bus (claim check, fault injection)
-derives from `BusWrapper` and overrides only what differs.
+All back ends call the `check_` functions, so they refuse the same input with the same error texts.
+`BusWrapper` is the base of a bus that changes a few methods of another one.
 """
 
 import dataclasses
@@ -29,13 +17,14 @@ from rollstream.metric_values import MetricValues, ProvidesMetrics
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 
-LEASE_S = 10.0  # a group's member that does not poll for this long loses its partitions
+LEASE_S = 10.0  # a member of a consumer group loses its partitions if it does not poll for so long
 
 
 class AppendEntry(msgspec.Struct, frozen=True, gc=False):
-    """Describes one record to append. A `value` of None is a tombstone. Without `partition` the key
-    chooses the partition (`partition_of`). Without `timestamp_ms` the bus's clock stamps the
-    record; a copy of a record keeps its own.
+    """Describes one record to append. A `value` of None is a tombstone, which marks the key as
+    deleted. Without `partition` the key chooses the partition (`partition_of` in `topics.py`).
+    Without `timestamp_ms` the bus's clock stamps the record; a copy of a record is given the
+    timestamp of the original.
     """
 
     key: bytes
@@ -58,12 +47,14 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupReader(Protocol):
-    """Reads one topic as a member of a consumer group. Its partitions may change between polls."""
+    """Reads one topic as a member of a consumer group. The partitions that the member holds may
+    change between polls.
+    """
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
-        """Return records of the partitions held now, starting at the group's commits; [] when
-        `wait_s` has passed. `records_max=0` reads nothing and only keeps the membership alive while
-        the member processes earlier records.
+        """Return the next records of the partitions held now, from the group's committed positions
+        on; [] if there were none within `wait_s`. `records_max=0` reads nothing and only keeps the
+        membership alive while the member processes earlier records.
         """
         ...
 
@@ -74,8 +65,9 @@ class GroupReader(Protocol):
         ...
 
     def pass_lost(self) -> dict[int, int]:
-        """Resume at the first kept record, after `PositionLost`. Returns the number of skipped
-        offsets by partition. The next `commit` stores the new positions.
+        """Skip the truncated records after `poll` raised `PositionLost`: the next `poll` continues
+        at the first kept record. Returns the number of skipped offsets by partition. The next
+        `commit` stores the new positions.
         """
         ...
 
@@ -85,7 +77,22 @@ class GroupReader(Protocol):
 
 
 class Bus(Protocol):
-    """Keeps topics, with the guarantees of this module."""
+    """Keeps the topics of a run. All back ends give these guarantees:
+
+    * A record whose offset `append` returned is durable and keeps its place in its partition. After
+      an error the records may be in the log or not; the writer appends them again, and readers
+      recognise repeats by their sequence numbers (invariant 7).
+    * `read` returns records in partition order and skips none. A position below the first kept
+      record raises `PositionLost`.
+    * Compaction keeps at least the newest record per key; a tombstone (`value=None`) may remove the
+      key. Older records of a key may be kept or removed.
+    * Only `truncate`, a topic's `retention_s` and compaction remove records. The end of a partition
+      never moves back. Its last record stays, except that a Kafka broker may remove it after
+      `retention_s`.
+    * Consumer groups only spread partitions over members. No decision of a run depends on them.
+
+    A wait for new records ends after the `wait_s` of the caller.
+    """
 
     def create(self, topics: Sequence[Topic]) -> None:
         """Create the missing topics. An existing topic with other settings raises `BusError`, which
@@ -97,7 +104,9 @@ class Bus(Protocol):
         """Return the settings that the topic was created with."""
         ...
 
-    def partitions(self, topic: str) -> int: ...
+    def partitions(self, topic: str) -> int:
+        """Return the topic's number of partitions."""
+        ...
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         """Append the entries and return their offsets in the same order, once all are durable."""
@@ -113,8 +122,9 @@ class Bus(Protocol):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Return records from each given offset on, partition after partition: at least one if any
-        exists, whatever its size; [] if none came within `wait_s`.
+        """Return records of the partitions in `positions`, each from the given offset on, partition
+        after partition: at least one if any exists, whatever its size; [] if none was appended
+        within `wait_s`.
 
         Unless `exact`, [] may also mean that existing records have not arrived yet. Polling loops
         use `exact=False`, because over a network an exact [] costs a request to the brokers.
@@ -122,8 +132,8 @@ class Bus(Protocol):
         ...
 
     def begin(self, topic: str) -> dict[int, int]:
-        """Return the first kept offset per partition; it equals the end if the partition never held
-        a record.
+        """Return the first kept offset per partition; it equals the end if the partition holds no
+        record.
         """
         ...
 
@@ -132,20 +142,24 @@ class Bus(Protocol):
         ...
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        """Store the group's positions, each with the fence at it (`fence.py`)."""
+        """Store positions of a consumer group, each an offset with the fence there (`fence.py`)."""
         ...
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Return the stored positions of any group; partitions never committed are absent."""
+        """Return the group's stored positions; partitions that were never committed are absent."""
         ...
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
         """Remove records below these offsets, but never a partition's last record."""
         ...
 
-    def join(self, group: str, topic: str, member: str) -> GroupReader: ...
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        """Join the consumer group as `member`; returns the reader of its share of the topic."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close files and connections; no method may be called afterwards."""
+        ...
 
 
 def check_same_settings(existing: Topic, wanted: Topic) -> None:
@@ -196,12 +210,14 @@ def check_position(topic: str, partition: int, offset: int, begin: int, end: int
 
 
 def missing_topic(topic: str, where: str) -> TopicMissing:
+    """Return the error for a topic that the log `where` does not have."""
     return TopicMissing(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")
 
 
 class BusWrapper:
-    """Passes every call to the bus `below`, whose guarantees it keeps; closing it closes
-    `below`.
+    """Passes every call to the bus `below`, so it gives the same guarantees; closing the wrapper
+    closes `below`. A class that changes a bus (claim check, fault injection) derives from this one
+    and overrides only the methods that differ.
     """
 
     def __init__(self, below: Bus) -> None:

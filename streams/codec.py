@@ -1,25 +1,8 @@
 """Encodes records to bytes and decodes them. Any bytes decode to a record or raise `DecodeError`;
 the memory that decoding takes is bounded by their length.
 
-All numbers are little-endian; offsets count from the first byte:
-
-     0   4 bytes   magic `RSR1`
-     4   u32       n, length of the JSON header
-     8   u64       xxh3-64 (seed 0) of all bytes from 16 on
-    16   n bytes   JSON header, UTF-8
-         0 to 7    zero bytes up to a multiple of 8, then each array in the order given below,
-         each but the last padded with zero bytes up to a multiple of 8; then nothing more
-
-The header is one object: `record` (first its `schema`, a name with version; then its fields under
-their own names; objects and lists nest) and, from single-holder roles, `envelope` (`role`, `term`,
-`sequence`). A field whose key ends in a NumPy kind and item size (`"tokens:u4":512`) is an array,
-and its value is the number of items. Arrays follow in the order of the record's class; arrays that
-a newer program has added come after them.
-
-A field that equals its default may be absent, so a schema's defaults never change. Unknown fields
-and arrays are ignored; a missing field without default is a `DecodeError`, an unknown schema
-`UnknownSchema`. JSON has no NaN, so floats in the header must be finite and `encode` names the
-field that is not; arrays hold any value.
+`docs/reference/wire-format.md` has the layout: a prefix with a checksum, a JSON header, and arrays
+aligned to 8 bytes.
 """
 
 import math
@@ -52,7 +35,7 @@ __all__ = [
 MAGIC = b"RSR1"
 CLAIM_START = b'{"record":{"schema":"claim/1"'  # at byte 16 of a `Claim`: the schema comes first
 LARGE_BYTES = 1 << 15  # above this, hashing in pieces saves one copy (measured: 5.1 to 3.8 µs)
-_PREFIX = struct.Struct("<4sIQ")
+_PREFIX = struct.Struct("<4sIQ")  # magic, header's length, xxh3-64 (seed 0) of all bytes from 16 on
 _PREFIX_BYTES = _PREFIX.size
 _PADDING = tuple(bytes(-size % 8) for size in range(8))  # by size modulo 8
 _ARRAY_KEY = re.compile(r"\w+:[a-z]([1248])", re.ASCII)
@@ -71,7 +54,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 class Decoded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Holds a record, and its envelope if a single-holder role wrote it. The header is this struct
-    as JSON.
+    as JSON. A field that equals its default is absent from it, so a schema's defaults never change.
     """
 
     record: Record
@@ -88,7 +71,10 @@ class _AnyHeader(msgspec.Struct):
 
 
 def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int], ...]:
-    """Return name, dtype and item bytes of each array field."""
+    """Return name, dtype and item bytes of each array field: one whose key ends in a NumPy kind and
+    item size (`tokens:u4`). Arrays follow the header in the order of the record's class; those that
+    a newer program has added come after them.
+    """
     keys = [(field.name, field.encode_name.partition(":")[2]) for field in fields(schema)]
     dtypes = [(name, np.dtype(f"<{kind}")) for name, kind in keys if kind]
     return tuple((name, dtype, dtype.itemsize) for name, dtype in dtypes)
@@ -98,8 +84,8 @@ _ARRAYS = {schema: _arrays_of(schema) for schema in SCHEMAS.values()}
 
 
 def _plain(value: object) -> object:
-    """Return what a header holds for a NumPy value: a scalar itself, for an array the number of its
-    items.
+    """Return the JSON value for a NumPy value: for a scalar the scalar itself, for an array the
+    number of its items.
     """
     if isinstance(value, ndarray):
         return len(cast("NDArray[Any]", value))
@@ -119,8 +105,9 @@ def record_hash(data: bytes) -> str:
 
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
-    """Encode a record; equal records give equal bytes. Raises ValueError for an array of the wrong
-    type or a float that JSON cannot hold.
+    """Encode a record; equal records give equal bytes. Raises ValueError, which names the field,
+    for an array of the wrong type, and for NaN or an infinity in the header, because JSON has
+    neither. Arrays hold any value.
     """
     parts: list[Any] = [b""]
     size = total = 0
@@ -146,7 +133,8 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
 
 def decode(data: bytes) -> Decoded:
     """Return the record in `data`, with its checksum verified. Its arrays are read-only views that
-    keep `data` alive.
+    keep `data` alive. Unknown fields and arrays are ignored. Raises `UnknownSchema` for an unknown
+    schema, another `DecodeError` for damaged bytes or a missing field without default.
     """
     head = _checked_header(data)
     try:
@@ -191,8 +179,8 @@ def header_bytes(data: bytes) -> bytes:
 
 
 def envelope_of(data: bytes) -> Envelope | None:
-    """Return the envelope of a record, whose schema and fields may be unknown here; None if it has
-    none.
+    """Return the envelope of a record, whose schema and fields may be unknown here; None if the
+    record has no envelope.
 
     Raises `DecodeError` if the bytes are damaged or not a record.
     """
@@ -259,9 +247,7 @@ def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _refuse_not_finite(record: Record) -> None:
-    """Raise ValueError for NaN and infinities, which msgspec writes as null just as it does
-    None.
-    """
+    """Raise ValueError for NaN and infinities, which msgspec writes as null, as it writes None."""
     for path in _not_finite(record, type(record).__name__):
         raise ValueError(f"{path} is not finite; a record's header cannot hold NaN or infinity")
 

@@ -1,14 +1,9 @@
-"""Writes and reads `dead`: bytes that are not a record of their topic, each appended once, by one
-role.
+"""Writes and reads the topic `dead`: it keeps messages of other topics that cannot be decoded as a
+record of their topic, with the reason (dead letters).
 
-Every reader of a topic meets the same unreadable bytes. Only the topic's owner appends them (the
-trainer for admissions, trajectories and annotations; dispatch for the others); other readers only
-count them. A restarted owner reads part of the topic again and skips each offset up to the highest
-one in `dead`, because it appends in the order of each partition. Otherwise one unreadable record of
-1 MiB would become a copy per reader and per restart.
-
-A run of release 0.1.0 has a `<topic>.dead` for each topic. Its dead letters are read from there,
-and new ones are appended to `dead`.
+Every reader of a topic meets the same unreadable messages. Only one role, the topic's owner,
+appends them to `dead` (`DeadLetterWriter`), each once; other readers only count them. Otherwise an
+unreadable message of 1 MiB would be copied by every reader and after every restart.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,14 +19,21 @@ from rollstream.streams.topics import DEAD, DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
 from rollstream.streams.writer import KeyedRecord, publish_all
 
 ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
-"""Most original bytes that a dead letter keeps; the rest is cut off, so that no dead letter needs
-the object store.
+"""Most original bytes that a dead letter keeps; the rest is cut off, so that no dead letter is
+larger than a record of the log may be.
 """
-KEY_CHARACTERS_MAX = 200
+KEY_CHARACTERS_MAX = 200  # of the original key, which is the dead letter's key too
 
 
 class DeadLetterWriter:
-    """Appends the dead letters of one topic, each once, for the topic's owner. One thread only."""
+    """Appends the dead letters of one topic, each once, for the topic's owner: the trainer owns
+    admissions, trajectories and annotations, dispatch the other topics. One thread only.
+
+    A restarted owner reads part of the topic again. Dead letters of a partition are appended in the
+    order of its offsets, so the writer skips every offset up to the partition's highest one in
+    `dead`. Only two owners at once (one that was suspended, and its successor) may append a letter
+    twice.
+    """
 
     def __init__(self, bus: Bus, topic: str) -> None:
         self._bus, self._topic = bus, topic
@@ -39,7 +41,7 @@ class DeadLetterWriter:
 
     def append(self, unreadable: Sequence[tuple[Message, str]]) -> None:
         """Append these messages with their reasons, except those that an earlier call or process
-        appended. The messages of a partition must be in its order.
+        appended. The messages of a partition must be in ascending order of their offsets.
         """
         if not unreadable:
             return
@@ -51,14 +53,15 @@ class DeadLetterWriter:
             if message.offset > appended_to.get(message.partition, -1):
                 entries.append(_dead_letter(message, reason))
                 appended_to[message.partition] = message.offset
-        self._appended_to = None  # in doubt until the append is acknowledged
+        self._appended_to = None  # if the append fails, the next call reads `dead` again
         if entries:
             publish_all(self._bus, DEAD, entries)
         self._appended_to = appended_to
 
     def _read_appended(self) -> dict[int, int]:
-        """The highest source offset with a dead letter, by partition. An offset beyond the topic's
-        end comes from a foreign record and is ignored, or it would keep later dead letters out.
+        """Return, by partition of the topic, the highest offset with a dead letter. An offset
+        beyond the topic's end is ignored: the dead letter is another program's, and with it later
+        unreadable messages would be skipped.
         """
         ends, appended_to = self._bus.end(self._topic), dict[int, int]()
         for dead in DeadLetterReader(self._bus, (self._topic,)).read():
@@ -69,8 +72,11 @@ class DeadLetterWriter:
 
 
 class DeadLetterReader:
-    """Reads the dead letters of all topics, from the oldest kept one on; for `topics` also those
-    that release 0.1.0 wrote. `is_whole`: no dead letter expired before this reader read it.
+    """Reads the dead letters of all topics, from the oldest kept one on. `is_whole` is True while
+    the reader has missed none that expired.
+
+    A run of release 0.1.0 has a topic `<topic>.dead` for each topic instead. The reader reads these
+    too, for the given `topics`.
     """
 
     def __init__(self, bus: Bus, topics: Iterable[str]) -> None:
@@ -82,13 +88,13 @@ class DeadLetterReader:
         self.is_whole = bool(firsts) and not any(firsts)
 
     def read(self) -> Iterator[Dead]:
-        """Yields the dead letters up to the present ends, each one in one call only."""
+        """Yield the dead letters up to the present end of `dead`; a later call continues there."""
         for name, positions in self._positions.items():
             stop = self._bus.end(name)
             while any(at < stop[p] for p, at in positions.items()):
                 try:
                     messages = self._bus.read(name, positions)
-                except PositionLost:  # expired meanwhile
+                except PositionLost:  # the next messages expired meanwhile
                     self.is_whole = False
                     positions.update(self._bus.begin(name))
                     continue

@@ -3,24 +3,7 @@ truncates topics so that the fence at the new begin is kept (invariant 11).
 
 A record carries its writer's term and a sequence number per (term, partition); `Opened` has number
 0. A reader keeps a `Fence` (the highest term whose `Opened` it read, and the next sequence number
-expected of that term) and passes every record through it in partition order. The fence handles:
-
-* a zombie: `Opened 2`, then a late record of term 1 → void, because its writer has been replaced;
-* an append in doubt that was repeated: `t2 #5`, `t2 #5` → the repeat is void;
-* a repeat after the successor has opened: `t1 #5`, `Opened 2`, `t1 #5` → void by term and by
-  number;
-* a lost record: `t2 #5`, `t2 #7` → `SequenceGap`, so no reader continues past a hole;
-* a lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too;
-* a zombie behind a truncation: `Opened 3` is truncated, and the first kept record was written by a
-  zombie of term 2 after it. So the position with its fence is committed under the group
-  `TRUNCATED_GROUP` before anything is truncated, and readers start from it (`truncated_begin`). A
-  crash between the two steps only keeps records that no reader needs.
-
-A reader without a stored fence (`Fence()`) starts in the middle: the first record sets its fence,
-which is `presumed` until an `Opened` is read. That record may be a zombie's, written after an
-`Opened` that is before the reader's begin: `t1 #9`, `t2 #5`. So a higher term raises a presumed
-fence without an `Opened`; after an `Opened` has been read, the same sequence is a lost opening.
-Compaction makes holes, so in compacted topics gaps are normal and only terms and repeats count.
+expected of that term) and passes every record through `advance_fence` in partition order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,10 +18,20 @@ from rollstream.streams.values import Address
 def advance_fence(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
 ) -> tuple[Fence, bool]:
-    """Return the fence after a record, and whether the record counts (False: it is void); `opens`
-    if it is an `Opened`.
+    """Return the fence after a record, and whether the record counts (False: it is void). `opens`:
+    the record is an `Opened`. `compacted`: the topic is compacted; compaction makes holes, so only
+    terms and repeats are checked there. Raises `SequenceGap` if the log lost a record.
 
-    Raises `SequenceGap` as described above.
+    * A zombie: `Opened 2`, then a late record of term 1 → void, because its writer was replaced.
+    * An append in doubt that was repeated: `t2 #5`, `t2 #5` → the repeat is void.
+    * A repeat after the successor has opened: `t1 #5`, `Opened 2`, `t1 #5` → void by its term.
+    * A lost record: `t2 #5`, `t2 #7` → `SequenceGap`, so no reader continues past a hole.
+    * A lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too.
+
+    A reader without a stored fence (`Fence()`) starts in the middle: the first record sets its
+    fence, which is `presumed` until an `Opened` is read. That record may be a zombie's, written
+    after an `Opened` that is before the reader's begin: `t1 #9`, `t2 #5`. So a higher term raises a
+    presumed fence without an `Opened`; on any other fence the same sequence is a lost opening.
     """
     presumed = not opens and (fence.presumed or fence == Fence())
     after = Fence(envelope.term, envelope.sequence + 1, presumed)
@@ -68,14 +61,19 @@ DISPATCH_GROUP, ARCHIVE_GROUP = "dispatch", "archive"
 archive the positions up to which it has archived.
 """
 REBUILD_TOPICS = ("admissions", "trajectories", "ledger", "applied")
-"""Topics that dispatch rebuilds its state from and that other roles need too."""
+"""Topics from which dispatch rebuilds its state and which other roles need too."""
 
 
 def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, int]:
     """Remove records below `before`. Returns by partition the number of offsets removed.
 
-    Positions only move forwards: one at or below the present begin changes nothing. (1) The
-    positions are committed with their fences; (2) the records are removed.
+    (1) The positions are committed with their fences; (2) the records are removed. A crash between
+    the two steps only keeps records that no reader needs. A position at or below the present begin
+    changes nothing.
+
+    Without the stored fence a reader would count a zombie's record: `Opened 3` is truncated, and
+    the first kept record was written after it by a zombie of term 2. So readers start from the
+    committed positions (`truncated_begin`).
     """
     begin = bus.begin(topic)
     ahead = {p: at for p, at in before.items() if at.offset > begin[p]}
@@ -90,8 +88,8 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
 
 
 def renew_truncated(bus: Bus, topic: str) -> None:
-    """Commit the positions below which the topic is truncated again. A broker drops positions that
-    are not committed for as long as `offsets.retention.minutes`, and with them the fence.
+    """Commit again the positions below which the topic is truncated. A broker drops a position, and
+    with it the fence, `offsets.retention.minutes` after its last commit.
     """
     known = bus.committed(TRUNCATED_GROUP, topic)
     if known:
@@ -107,7 +105,7 @@ def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
 
 def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
     """Return the least position of each partition. A partition that any candidate lacks is left
-    out: that candidate's need is unknown.
+    out, because it is unknown which of its records that candidate needs.
     """
     bounds = list(candidates)
     if not bounds:

@@ -15,8 +15,9 @@ from rollstream.streams.values import (
 
 
 class Configured(RecordStruct, tag="configured/1"):
-    """What a term of the trainer runs with: hash of the resolved configuration and revision of the
-    code.
+    """What a term of the trainer runs with: hash of the essential settings (`config.fingerprint`)
+    and revision of the code. The term starts after step `resumed_from`. `accepted` is True if the
+    settings differ from those of the term before and `--accept-config` allowed the change.
     """
 
     configuration_hash: str
@@ -33,10 +34,11 @@ class Take(RecordStruct, tag="take/1"):
     """One micro-batch of a step: it trains exactly these trajectories, in this order.
 
     A group named in a take is trained, unless the take is superseded. `groups` lists all members of
-    each group whose first take this is. `read` and `believed` are the bounds of that decision: how
-    far `trajectories` and `annotations` had been read (every record of an open group below these
-    offsets is in `groups` and `annotations`, or lost against an earlier one), and the highest
-    believed version. Both are empty in a take that is not the first of any group.
+    each group whose first take this is; `annotations` are those of these members. `read` and
+    `believed` are what the trainer had read when it chose these groups: the positions in
+    `trajectories` and `annotations`, and the highest believed version. Every record of these groups
+    below the positions is named here, unless an earlier record counted in its place. A take that
+    begins no group has neither `read` nor `believed`.
     """
 
     step: int
@@ -51,8 +53,8 @@ class Take(RecordStruct, tag="take/1"):
 
 class TakeRetried(RecordStruct, tag="take_retried/1"):
     """The trainer computes a take again that an earlier term left in an unfinished step. If a new
-    term's start follows this record directly, the trainer ended within that take. None: all takes
-    left by earlier terms are computed.
+    term's start follows this record directly, the trainer ended within that take. A record without
+    `micro_batch` follows the last of these takes: all of them are computed.
     """
 
     step: int
@@ -74,8 +76,8 @@ class TakeFailed(RecordStruct, tag="take_failed/1"):
 class Superseded(RecordStruct, tag="superseded/1"):
     """The learner cannot compute these micro-batches: no term trains them.
 
-    The groups in `poisoned` end dead. The other groups with a first take among them stay open, and
-    later takes of the same update train their members.
+    The groups in `poisoned` end dead. Other groups that begin in one of these micro-batches stay
+    open, and later takes of the same update train their members.
     """
 
     step: int
@@ -86,8 +88,8 @@ class Superseded(RecordStruct, tag="superseded/1"):
 
 
 class StepDone(RecordStruct, tag="step_done/1"):
-    """A version is complete. `state_hash` covers masters and optimiser; `metrics` and `counts` are
-    those of this step.
+    """A version is complete. `state_hash` covers the trainer's fp32 weights (masters) and its
+    optimiser; `metrics` and `counts` are those of this step.
 
     A state above 1 GB is hashed only where a checkpoint is written: elsewhere `state_hash` is "".
     Every step of such a run has `weights_hash`, which covers the published tensors.
@@ -103,8 +105,8 @@ class StepDone(RecordStruct, tag="step_done/1"):
     weights_hash: str = ""
 
     def has_same_state(self, other: "StepDone") -> bool:
-        """Whether both records state the same bits, by the state's hash where both have one, else
-        by the published tensors'. Records without a common hash do not.
+        """Whether both records state the same bits. `state_hash` decides if both records have it,
+        else `weights_hash`; False if they have neither in common.
         """
         if self.state_hash and other.state_hash:
             return self.state_hash == other.state_hash

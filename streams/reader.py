@@ -1,16 +1,10 @@
-"""Reads records in order from explicit positions, the same way for every role.
+"""Reads a topic's records in order from explicit positions, the same way for every role.
 
-`classify_message` decides whether a message is a record that counts, a void record (invariant 7),
-or not a record, with the reason. The archive, live views and `tail` use the same rule; each of them
-treats bytes that are not a record in its own way: they are dead-lettered, archived, counted or
-shown. In a topic of one role, a complete record that this release does not understand is `newer`
-(invariant 14). Otherwise an older dispatch could skip a newer decision in the ledger and generate
-the group again.
-
-`TopicReader` counts messages that are not a record. The one reader of a topic that has
-`dead_letters` appends them to `dead` before it returns any later record. Void records (`fence.py`)
-and tombstones are skipped. At a `newer` record the reader stops (`NewerRelease`). A failing poll
-moves no position, so its records are read again.
+`TopicReader` reads messages (bytes) from the bus, passes each through `classify_message`, and
+returns the records that count. Void records and bytes that are not a record are skipped and
+counted. The archive and the commands that show a log use `classify_message` without `TopicReader`,
+because they keep or show those too. `read_at` fetches single records by address (partition and
+offset).
 """
 
 import time
@@ -28,16 +22,20 @@ from rollstream.streams.records import SCHEMAS_BY_TOPIC, Claim, Fence, Opened, P
 from rollstream.streams.release import missing_features, upgrade_advice
 from rollstream.streams.values import Address
 
-REASON_MAX = 1000  # characters of an error's text that are kept
-BLOB_SHOWN = 300  # characters of a claim's key
+REASON_MAX = 1000  # most characters of an error's text in a reason
+BLOB_SHOWN = 300  # most characters of a blob's key in a reason
 
 
 class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
-    """Holds the result of `classify_message`. `reason` is empty for a record. `decoded` is set
-    whenever the bytes could be decoded.
+    """Holds the result of `classify_message`: a record that counts, a `void` record (invariant 7),
+    or bytes that are not a record of the topic. `reason` states why they are not; it is "" for a
+    record. `decoded` is set whenever the bytes could be decoded.
 
-    `newer` names what this release lacks to act on the record; it is "" if nothing is lacking or
-    the record is void.
+    `newer` states what this release does not understand, in a topic that a single-holder role
+    writes: a complete record of an unknown form, or an `Opened` that needs a feature which this
+    release lacks (invariant 14). `newer` is "" if there is nothing of this kind, and for a void
+    record. If such records were skipped, an older dispatch could miss a decision in the ledger and
+    generate a group again.
     """
 
     decoded: Decoded | None
@@ -55,8 +53,9 @@ class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
 def classify_message(
     value: bytes, fence: Fence, *, topic: str, fenced: bool, compacted: bool
 ) -> tuple[Fence, ClassifiedMessage]:
-    """Return the fence after a message of `topic`, and the message's classification; `fenced` in
-    topics that one role writes.
+    """Return the fence after a message of `topic`, and the message's classification; `fence` is the
+    one before it. `fenced`: a single-holder role writes the topic, so each record needs an envelope
+    and passes the fence. `compacted`: compaction may have removed earlier records.
 
     Raises `SequenceGap` if the log lost a record before this one.
     """
@@ -72,9 +71,9 @@ def classify_message(
 def _decode_with_envelope(
     value: bytes, topic: str, fenced: bool
 ) -> tuple[Decoded | None, Envelope | None, str, str]:
-    """Decode the bytes. Returns the record, its envelope (known even for an unknown schema, so that
-    such a record leaves no gap), the reason why it is not a record, and the reason why it is
-    `newer`.
+    """Decode the bytes. Returns the record with its envelope, the envelope alone (known even for an
+    unknown schema, so that such a record leaves no gap in the sequence numbers), the reason why the
+    bytes are not a record, and `newer`.
     """
     try:
         decoded = decode(value)
@@ -84,13 +83,14 @@ def _decode_with_envelope(
             envelope = envelope_of(value)
         except DecodeError:
             envelope = None
-        # The checksum is right and one role wrote it: it is not damaged, another release made it.
+        # The bytes are complete (their checksum is right) and a single-holder role writes the
+        # topic: another release wrote this record.
         is_newer = fenced and (envelope is not None or isinstance(error, UnknownSchema))
         return None, envelope, reason, reason if is_newer else ""
     reason = newer = ""
     if isinstance(decoded.record, Opened) and fenced:
         newer = _missing_features(decoded.record)
-    if isinstance(decoded.record, Claim):
+    if isinstance(decoded.record, Claim):  # the bus replaces a claim by its record if it can
         blob = decoded.record.blob[:BLOB_SHOWN]
         reason = f"the object {blob} is missing, damaged or not the one that this claim describes"
     elif fenced and decoded.envelope is None:
@@ -113,12 +113,12 @@ def _missing_features(opened: Opened) -> str:
     )
 
 
-NEAR_OFFSETS = 512  # addresses within this many offsets share one read
+NEAR_OFFSETS = 512  # addresses within this many offsets of the first share one read
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """Holds one record as read from the log. `data` are its bytes; `hash` is its identity in the
-    ledger.
+    """Holds one record as read from the log. `data` are its encoded bytes; the ledger names a
+    record by its address and the `hash` of these bytes.
     """
 
     topic: str
@@ -130,7 +130,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
     def __repr__(self) -> str:
-        """Leave out the bytes, which may be many."""
+        """Return a text without `data`, which may be long."""
         return f"Received({self.topic!r}, {self.address}, {self.key!r}, {self.record!r})"
 
     @property
@@ -139,30 +139,30 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Return the positions of the first kept records, with the fence that truncation stored
-    there.
+    """Return the positions of the first kept records, each with the fence that truncation stored
+    for it.
     """
     return truncated_begin(bus, topic)
 
 
 def from_end(bus: Bus, topic: str) -> dict[int, Position]:
-    """Return the positions after everything appended so far; the first record read sets the
-    fence.
+    """Return the positions after all present records. Their fences are empty, and the first record
+    that is read sets the fence of its partition.
     """
     return {partition: Position(offset) for partition, offset in bus.end(topic).items()}
 
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
-    """Return the record at exactly this address, whatever its term. Raises `PositionLost` if it is
-    gone.
+    """Return the record at exactly this address, without the fence: a void record too. Raises
+    `PositionLost` if the record was truncated or compacted away.
     """
     return read_all_at(bus, topic, [address])[0]
 
 
 def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Received]:
-    """Return the records at these addresses, in the same order; raises as `read_at` does. Addresses
-    near each other share one forward read, where one read per record would need a seek and a fetch
-    each.
+    """Return the records at these addresses, in the same order; raises the errors of `read_at`.
+    Addresses near each other share one forward read, because a read per record costs a seek and a
+    fetch each.
     """
     wanted = list(addresses)
     found: dict[Address, Received] = {}
@@ -189,12 +189,19 @@ def _received_at(topic: str, message: Message) -> Received:
 
 
 class TopicReader:
-    """Reads one topic for one owner. Storing `positions` (with their fences) allows a later reader
-    to resume.
+    """Reads one topic, from `positions` on. `positions` always holds the next offset of each
+    partition with the fence there; a later reader that is given them continues there. A poll that
+    raises moves no position, so its records are read again.
 
-    `dead` counts messages that are not a record, `void` those that the fence dropped, `lost` the
-    truncated positions that the reader's owner skipped. `Opened` records are returned only
-    `with_opened`. In a topic whose settings name a writer every record passes the fence.
+    In a topic that a single-holder role writes, every record passes the fence. Void records and
+    tombstones are skipped; `Opened` records are returned only if `with_opened`. At a record that
+    this release does not understand (`ClassifiedMessage.newer`) every poll raises `NewerRelease`.
+
+    `dead` counts messages that are not a record, `void` records that the fence refused. `lost` is
+    for the reader's user: it counts how often the position was truncated and reading continued at
+    the first kept record. A reader with `dead_letters` appends the messages that are not a record
+    to the topic `dead`, before it returns any later record. Each topic has one such reader, in the
+    role that owns the topic's dead letters.
     """
 
     def __init__(
@@ -220,13 +227,14 @@ class TopicReader:
         self._release = ""  # release of the newest term read
         self._monotonic = monotonic
         self._dead_letters = dead_letters
-        self._first = 0  # rotates, so that a full partition does not starve the others
+        self._first = 0  # the partition read first rotates, so that a full one starves no other
 
     def poll(
         self, wait_s: float = 0.0, records_max: int = 512, *, exact: bool = True
     ) -> list[Received]:
-        """Return the next records, at most `records_max`. [] if none came within `wait_s` or,
-        unless `exact`, if existing ones have not arrived yet (`Bus.read`).
+        """Return the next records, at most `records_max`; [] if none came within `wait_s`. Without
+        `exact`, [] may also mean that existing records have not arrived over the network yet
+        (`Bus.read`).
         """
         deadline = Deadline(wait_s, self._monotonic)
         while True:
@@ -242,17 +250,21 @@ class TopicReader:
                 return received
 
     def follow(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
-        """Return records that have arrived or arrive within `wait_s`; [] does not mean that the end
-        is reached. For polling loops.
+        """Return the next records that have arrived or arrive within `wait_s`: `poll` without
+        `exact`, for polling loops. [] does not mean that the end is reached.
         """
         return self.poll(wait_s, records_max, exact=False)
 
     def read_to(self, ends: Mapping[int, int]) -> list[Received]:
-        """Return all records below these offsets, which must exist; later records stay unread."""
+        """Return all records below the offsets `ends`, by partition; later records stay unread. The
+        log must reach these offsets.
+        """
         return [received for batch in self.batches_to(ends) for received in batch]
 
     def batches_to(self, ends: Mapping[int, int]) -> Iterator[list[Received]]:
-        """Yield records as `read_to`, in batches of bounded size."""
+        """Yield the records of `read_to` in batches of bounded size, so that they need little
+        memory.
+        """
         while True:
             below = {p: at.offset for p, at in self.positions.items() if at.offset < ends.get(p, 0)}
             if not below:
@@ -262,7 +274,9 @@ class TopicReader:
                 raise BusError(f"{self._topic} ends before the requested end {dict(ends)}")
             wanted = [m for m in messages if m.offset < ends[m.partition]]
             received = self._take(wanted)
-            for message in messages:  # a hole of compaction may reach the requested end
+            for message in messages:
+                # Compaction may have removed the last records below the requested end: then the
+                # next message is beyond the end, and the position moves to the end itself.
                 at = self.positions[message.partition]
                 if message.offset >= ends[message.partition] > at.offset:
                     self.positions[message.partition] = Position(ends[message.partition], at.fence)
@@ -273,7 +287,9 @@ class TopicReader:
         return self._topic
 
     def behind(self) -> int:
-        """Count the offsets between these positions and the present end. Any thread may call it."""
+        """Return the number of offsets from `positions` to the present end of the topic. Any thread
+        may call it.
+        """
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self.positions).items())
 
@@ -285,8 +301,8 @@ class TopicReader:
         return {partition: self.positions[partition].offset for partition in partitions}
 
     def _take(self, messages: list[Message]) -> list[Received]:
-        """Classify messages in order. Positions and counts move only after all of them were
-        classified.
+        """Classify messages in order and return the records that count. Positions and counts change
+        only after all messages were classified and the dead letters were appended.
         """
         received: list[Received] = []
         fences = {partition: at.fence for partition, at in self.positions.items()}

@@ -1,15 +1,6 @@
-"""Defines every record of the log, one frozen msgspec struct each. The values that they consist of
-are defined in `values.py` and can be imported from here.
-
-Array fields are NumPy arrays of the dtype in their annotation; all other fields are in the record's
-one JSON header (`codec.py`) under their own names. An array field's wire name carries its NumPy
-kind and item size (`tokens:u4`). Evolution: new fields come last and need defaults, unknown fields
-are ignored, and a new array without default or any breaking change is a new schema name.
-
-They are structs rather than dataclasses because roles create and read thousands of records: msgspec
-builds a struct straight from JSON, in a tenth of the time of a frozen dataclass.
-
-`Partial.start` counts all tokens of a trajectory, `Span`s only the generated ones.
+"""Defines every record of the log, one frozen msgspec struct each (`RecordStruct` has the rules).
+The values inside them are defined in `values.py` and can be imported from here. The docstrings of
+the records are the text of `docs/reference/records.md`.
 """
 
 from typing import Literal, get_args
@@ -123,10 +114,11 @@ class Assignment(RecordStruct, tag="assignment/1"):
 
 
 class Partial(RecordStruct, tag="partial/1"):
-    """What a trajectory gained since the partial `previous`. `start` is the index of its first
-    token in the trajectory. `last`: its rollout gave the trajectory up, so it may be resumed
-    elsewhere at once. `sources` is empty if all of `tokens` were generated. `drafts` covers the
-    tokens generated since `previous`; None: nothing was drafted, or the engine reports no drafts.
+    """The tokens that a trajectory gained since the partial `previous`. `start` is the index of the
+    first of them among all tokens of the trajectory; `spans` count only the generated ones. `last`:
+    the rollout gave the trajectory up, so another may resume it at once. `sources` is empty if all
+    of `tokens` were generated. `drafts` covers the tokens generated since `previous`; None: nothing
+    was drafted, or the engine reports no drafts.
     """
 
     trajectory: str
@@ -151,11 +143,12 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     `health` is `leaving` for a rollout that accepts no more work. `busy_s` is CPU time in prefill
     and decode, `idle_s` time with nothing to decode. `kv_previous` is `kv_used` at the previous
     report. `decode_batch_max` is B_max, the batch size at which another row is no longer nearly
-    free in a decode step. `pulling`: it changes to other weights as soon as they have arrived.
-    `queued` of the `waiting` were not submitted to the engine yet. `preemptible`: it may be taken
-    away at any moment. `stalled_s`: seconds since the last turn of its loop, set when a heartbeat
-    thread sends this status; the other fields are then those of that last turn. `versions`: all
-    that it serves side by side, if these are more than `version`, the newest.
+    free in a decode step. `pulling`: the rollout changes to other weights as soon as they have
+    arrived. `queued`: those of the `waiting` that were not submitted to the engine yet.
+    `preemptible`: the machine may be taken away at any moment. `stalled_s`: seconds since the last
+    turn of the rollout's loop, set when a heartbeat thread sends this status; the other fields are
+    then those of that last turn. `versions`: all versions that the rollout serves side by side, if
+    there are others than `version`, the newest.
     """
 
     rollout: str
@@ -184,7 +177,7 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
 
     @property
     def held(self) -> set[Version]:
-        """All versions that it serves."""
+        """Return all versions that the rollout serves."""
         return {self.version, *self.versions}
 
 
@@ -351,7 +344,7 @@ TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
         Opened,
     ),
 }
-"""The records that belong in each topic, `.dead` apart; the archive's columns are in this order."""
+"""The records that belong in each topic but `dead`; the archive's columns are in this order."""
 
 SCHEMAS_BY_TOPIC: dict[str, frozenset[str]] = {
     topic: frozenset(cls.schema() for cls in classes)

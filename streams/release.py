@@ -1,11 +1,10 @@
 """Defines this release and the features of the log that it knows, so that programs of two releases
-agree or refuse to act (invariant 14).
+agree on what records mean, or the older one refuses to act (invariant 14).
 
-A feature is named by the schema that brings it (`superseded/1`), or by a word where records of a
-known schema change their meaning. In each `Opened` the writer of a single-holder role states its
-release, the features without which a reader would misread its records in that topic (`needs`), and
-all features that it knows (`knows`). A reader that lacks one of `needs` refuses to act. A writer in
-a topic of many writers uses a feature only once every acting role knows it.
+A feature is a schema (kind of record) that came after release 0.1.0, or a word where a known schema
+changed its meaning. The record `Opened`, with which each holder of a role begins its term, lists
+the features that readers of this topic need and those that the holder knows. A reader that lacks a
+needed one refuses to act; so does a writer whose records that holder could not read.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,31 +22,39 @@ FIRST_RELEASE_SCHEMAS = frozenset(
         "group_closed", "dead", "claim",
     )
 )  # fmt: skip
-"""Schemas that every release reads: those of 0.1.0, whose `Opened` states nothing."""
+"""Schemas that every release reads: those of 0.1.0, whose `Opened` lists no features."""
 
 WEIGHTS_HASH = "step_done/weights_hash"
-"""A `StepDone` may have the hash of the published tensors in place of the hash of the state."""
+"""The feature that a `StepDone` may have the hash of the published tensors in place of the hash of
+the trainer's state.
+"""
 
 NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
     "ledger": ("superseded/1", "take_failed/1", "take_retried/1", WEIGHTS_HASH),
 }
-"""By topic: the features that a reader of its single-holder role must know. It lists every schema
-that such a role writes and that is not in `FIRST_RELEASE_SCHEMAS`.
+"""The features that a reader of a single-holder role's topic must know, by topic: every schema
+written there that is not in `FIRST_RELEASE_SCHEMAS`, and words. `Opened.needs` has them.
 """
 
 NEEDED_FEATURES = tuple(
     sorted({feature for needs in NEEDED_BY_TOPIC.values() for feature in needs})
 )
-"""All features that a role needs to act on a run in which a trainer of this release has acted."""
+"""All features of `NEEDED_BY_TOPIC`: a role must know them to act on a run once a trainer of this
+release has acted on it. `run.json` in the store records them.
+"""
 
 SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
-"""Schemas beyond `FIRST_RELEASE_SCHEMAS` that this release writes in topics of many writers."""
+"""Schemas that this release writes in topics of many writers and that are not in
+`FIRST_RELEASE_SCHEMAS`.
+"""
 
 ADAPTERS = "adapters"
-"""The feature of a run whose versions are adapters (`weights/1` of kind `adapter`)."""
+"""The feature of a run whose versions are adapters (records `weights/1` of the kind `adapter`); in
+`run.json` only.
+"""
 
 KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS, WEIGHTS_HASH}
-"""Features that this release understands."""
+"""All features that this release understands: `Opened.knows`."""
 
 
 def missing_features(
@@ -58,8 +65,9 @@ def missing_features(
 
 
 def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES) -> None:
-    """Raise `NewerRelease` if the acting role, which `opened` describes, cannot read the features
-    `written` here in topics of many writers: it would dead-letter every record.
+    """Raise `NewerRelease` if the holder of a role, which `opened` describes, does not know all
+    features `written` by this program in topics of many writers: the holder would dead-letter these
+    records.
     """
     features = missing_features(written, opened.knows)
     if features:
@@ -71,6 +79,8 @@ def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES
 
 
 def upgrade_advice(release: str) -> str:
-    """Advise on a log or store that another release wrote; `release` may be unknown ("")."""
+    """Return the end of an error message about a log or store that a newer release wrote: what the
+    user can do. `release` is that release, "" if unknown.
+    """
     newer = f"release {release}" if release else "a newer release"
     return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/how-to/upgrade.md)"

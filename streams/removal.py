@@ -1,9 +1,10 @@
-"""Lists and removes one run's topics and consumer groups in a log, under exactly its names.
+"""Lists and removes the topics and consumer groups of one run in a log (`rollstream rm`), and
+nothing of another run: only names that the catalogue of topics gives a run with this prefix.
 
-Only names that the catalogue makes are removed, so a run whose prefix starts with this one's (`a`
-and `a.b`) keeps its own. On Kafka consumer groups are removed before topics: a group belongs to the
-longest prefix that has a ledger, which the topics show. A SQLite topic's file is removed after its
-side files. Every step may be repeated: missing objects are no error.
+Runs on one Kafka cluster differ in the prefix of their names, and one prefix may begin with another
+(`a` and `a.b`). Which groups are whose follows from the topics (`own_groups`), so groups are
+removed first. On SQLite each topic is a file, removed after its side files. After an interruption
+the same calls remove the rest.
 """
 
 import os
@@ -24,21 +25,23 @@ if TYPE_CHECKING:
 
 GROUPS = (TRUNCATED_GROUP, DISPATCH_GROUP, ARCHIVE_GROUP, "scoring", "replay")
 """Consumer groups of a run's own programs; programs of users add others."""
-SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")
+SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
 GONE_S = 60.0
 """Longest wait for deleted topics to leave the listing; brokers take seconds."""
 
 
 def topic_names() -> tuple[str, ...]:
-    """Return every topic that a run of this or an earlier release has."""
+    """Return the name of every topic that a run of this or an earlier release may have. Runs of
+    0.1.0 have a `<topic>.dead` for each topic.
+    """
     names = [topic.name for topic in catalogue()]
     return tuple(dict.fromkeys([*names, *(f"{n}.dead" for n in names if not n.endswith("dead"))]))
 
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """Lists the topics and consumer groups of one run, by their names in the log, and their
-    bytes.
+    """Lists the topics and consumer groups of one run by their full names in the log. `bytes` is
+    the size of all topics, `where` the folder or the cluster. False if there are none.
     """
 
     where: str
@@ -51,16 +54,17 @@ class LogContents:
 
 
 def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
-    """Return the names among `present` that a run with this prefix uses. Pure."""
+    """Return the topics among `present` that a run with this prefix uses. Pure."""
     names = (f"{prefix}.{name}" if prefix else name for name in topic_names())
     return tuple(name for name in names if name in present)
 
 
 def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> tuple[str, ...]:
-    """Return the consumer groups of the run with this prefix. Pure.
+    """Return the consumer groups of the run with this prefix, among `groups`. Pure.
 
-    A group `PREFIX.NAME.TOPIC` belongs to the longest prefix of a run that has a ledger. Without a
-    prefix only groups of the run's own programs count, because any program may name a group so.
+    A group is named `PREFIX.GROUP.TOPIC`. Where the prefixes of several runs fit, it belongs to the
+    longest of them; a prefix is a run's if `topics` has its ledger. A run without a prefix owns
+    only the groups of its own programs (`GROUPS`), because other programs use such names too.
     """
     ledgers = (name for name in topics if name.endswith(".ledger"))
     others = {name.removesuffix(".ledger") for name in ledgers} - {prefix}
@@ -82,7 +86,8 @@ def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> t
 
 def log_contents(url: str) -> LogContents:
     """Return the topics and groups of the run at this URL; empty if nothing is left. Raises
-    `LeaseHeld` if a consumer group has members.
+    `LeaseHeld` if a consumer group on Kafka has members. SQLite keeps all groups in one file, which
+    is listed as the group `groups`.
     """
     if url.startswith("kafka://"):
         return _kafka_contents(url)
@@ -95,7 +100,9 @@ def log_contents(url: str) -> LogContents:
 
 
 def remove_log(url: str, contents: LogContents) -> None:
-    """Remove the run's topics and groups; idempotent. `contents` must come from the same URL."""
+    """Remove the run's topics and groups; objects that are missing are no error. `contents` must
+    come from `log_contents` of the same URL. Raises `BusError` if the brokers keep some.
+    """
     if url.startswith("kafka://"):
         _remove_from_kafka(url, contents)
         return
@@ -108,8 +115,8 @@ def remove_log(url: str, contents: LogContents) -> None:
 
 
 def living_rollouts(url: str, watch_s: float) -> bool:
-    """Return whether a rollout or relay reports to the log: its status arrives within `watch_s`. A
-    log whose processes all left is not watched.
+    """Return whether a rollout or relay of the run lives: whether a record arrives in its topic
+    `status` within `watch_s`. Returns False at once if the newest status of each is `leaving`.
     """
     from rollstream.streams.reader import TopicReader, from_begin
     from rollstream.streams.records import RelayStatus, RolloutStatus

@@ -1,14 +1,9 @@
 """Keeps the number of archive files small: merges files, and deletes the files whose records a
 merged file holds.
 
-It is safe beside other compactors and archivers, and may be killed at any moment
-(`storage/archive/merging.py`). A file is inside a wider one if the wider one's range of offsets
-includes its own.
-
-1. List a topic's files. 2. Delete files that have been inside a wider one for the grace period, by
-this process's own clock, once the wider one's footer was read. 3. Plan merges and create the merged
-files. A file is deleted only because of a wider one in the same listing, so a widest one is always
-left.
+Several compactors and archivers may run at the same time, and each may be killed at any moment: no
+record is lost, and readers that follow the rule of docs/reference/archive.md (Merged files) read
+none twice.
 """
 
 import logging
@@ -48,13 +43,19 @@ class Compactor:
         self._files_max = files_max
         self._monotonic = monotonic
         self._next_s = monotonic()
-        self._redundant_s: dict[str, float] = {}  # key → since when it is inside a wider file
+        self._redundant_s: dict[str, float] = {}  # key → time since which it is inside a wider one
         self._proven: set[str] = set()  # merged files whose footer ends as their name states
         self._left: set[str] = set()  # merges that failed and are not tried again
         self.merged = self.deleted = 0
 
     def advance(self, stop: threading.Event) -> None:
-        """Merge and delete the files that are due; ends early when `stop` is set."""
+        """Merge and delete the files that are due; ends early when `stop` is set. For each topic:
+
+        1. List the files.
+        2. Delete files that have been inside a wider one for the grace period, by this process's
+           own clock, once the wider one's footer was read.
+        3. Plan merges, and create the merged files.
+        """
         settings, now_s = self._settings, self._monotonic()
         if not settings.compact_bytes or now_s < self._next_s:
             return
@@ -73,6 +74,10 @@ class Compactor:
         current: Sequence[ArchiveFile],
         before: Mapping[str, float],
     ) -> None:
+        """Delete the `redundant` files whose grace period is over. Each of them is inside a wider
+        file: its first offset is in the wider one's range of offsets. A file is deleted only
+        because of a wider one in the same listing, so the widest one is never deleted.
+        """
         now_s, due = self._monotonic(), list[str]()
         for file in sorted(redundant, key=lambda file: file.key):
             since_s = before.get(file.key, now_s)
@@ -99,7 +104,7 @@ class Compactor:
     def _ends_as_named(self, merged: ArchiveFile) -> bool:
         try:
             return file_end(self._store, merged).last == merged.last
-        except ObjectMissing:  # inside a wider one by now
+        except ObjectMissing:  # merged into a wider one and deleted, since the listing
             return False
         except CorruptObject as error:
             log.error("the files that a merged file holds are kept: %s", error)

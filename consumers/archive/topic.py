@@ -1,17 +1,10 @@
 """Archives one topic: reads its partitions and writes files, exactly once even if several archivers
-run.
+run (docs/reference/archive.md, Exactly once).
 
-Exactly-once depends on file names alone. Every archiver's position in a partition is the end of a
-file (or the log's first record when there was none), a file is named by its first offset, and
+Exactly-once depends on file names alone: a file is named by its first offset, every archiver's
+position in a partition is the end of a file (or the log's first record when there was none), and
 `create` has a single winner. So no two files of a partition overlap, and each begins where another
 ended. The lease only avoids duplicate work.
-
-1. Create the file. 2. List the partition's files of that day. If another archiver created the file
-first, or a merged file holds its first record, continue after the file that is there. An archiver
-that was suspended can create a name again whose file was merged and deleted: the merged file is in
-the listing, for it was created before that deletion. 3. Commit the archived position, below which
-the log may be truncated. After a kill between 1 and 3 the next start finds the file; the commit
-only ever lags behind.
 """
 
 import logging
@@ -94,7 +87,7 @@ def due_partition(
     return None
 
 
-READ_BYTES, READ_RECORDS = 16 << 20, 8192  # at most, in one read
+READ_BYTES, READ_RECORDS = 16 << 20, 8192  # the most that one read returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +227,14 @@ class TopicArchive:
         return self._next
 
     def _write(self, partition: int) -> None:
-        """Write a partition's next file, or continue after another archiver's."""
+        """Write a partition's next file, or continue after another archiver's.
+
+        1. Create the file.
+        2. List the partition's files of that day. If another archiver created the file first, or a
+           merged file holds its first record, continue after the file that is there.
+        3. Commit the archived position, below which the log may be truncated. After a kill between
+           1 and 3 the next start finds the file, so the commit may lag behind but is never ahead.
+        """
         from rollstream.storage.archive.files import encode_file
 
         messages = self._pending[partition].next_file()
@@ -259,6 +259,10 @@ class TopicArchive:
     def _present_end(self, key: str, first: int, mine: FileEnd | None) -> FileEnd:
         """Returns the end of the file that holds offset `first`: this archiver's file (`mine` is
         its end), another archiver's, or a merged one.
+
+        An archiver that was suspended can create a name again whose file was merged and deleted
+        meanwhile. The merged file is then in this listing, because it was created before that
+        deletion.
         """
         prefix = key.removesuffix(f"{first:020d}.parquet")  # of the partition's files of that day
         for _ in range(LISTINGS_MAX):

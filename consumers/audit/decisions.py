@@ -1,16 +1,10 @@
-"""Checks invariants 1 and 2: repeats the trainer's decision on each group with the trainer's own
-rule.
+"""Checks the trainer's decisions about groups (invariants 1 and 2): the reason of each closing, and
+which members of a trained group were trained. `DecisionAudit` repeats each decision with the
+trainer's own function, `prepare_group`, on the completions (records of finished trajectories) and
+annotations in the log.
 
-`prepare_group` (consumers/trainer) is called with the completions and annotations in the log:
-1. a closed group: its reason is the one that the rule gives;
-2. a trained group with members that were not trained: they are the ones that the rule leaves out;
-3. a trained group: all its needed annotations are known, no completion that had been read is
-   missing from it, and, with `filter_equal_rewards`, its rewards differ;
-4. an open group whose completions had all been read, or whose deadline had passed, when later takes
-   were written: the rule must neither end it nor choose it before the groups of those takes.
-
-Of archived rows only the needed ones are converted to records. Memory holds the completions of
-groups that are open, closed or trained in part, each until its group is decided.
+Memory holds only the completions of closed, open and partly trained groups, those of each group
+until it is checked. Of archived rows only those that a check needs are converted to records.
 """
 
 import re
@@ -45,29 +39,37 @@ from rollstream.streams.records import Annotation, Configured, GroupClosed, Supe
 from rollstream.streams.values import Address, Version
 
 _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
-"""The start of the detail of a closing whose group was not complete."""
-EQUAL_REWARDS_MIN = 2  # members; the filter for equal rewards does not apply to a group of one
+"""Matches the start of `GroupClosed.detail` of a group that was incomplete at its deadline."""
+EQUAL_REWARDS_MIN = 2  # trained members; a smaller group is not checked for equal rewards
 
 
 @dataclass(slots=True)
 class GroupClosing:
-    """Holds a `GroupClosed` until it is checked, with the hash of the configuration (`configured`),
-    the trainer's term and the highest believed version at its place in the ledger.
+    """Holds a `GroupClosed` until it is checked, with what the ledger states before it: the hash of
+    the configuration (`configured`), the trainer's term and the highest believed version.
     """
 
     record: GroupClosed
     at: Address
     configured: str
     takes: int
-    """Number of takes in the ledger before the closing."""
+    """Number of earlier takes that begin a group, that is, name it first."""
     term: int
     believed: Version | None
 
 
 @dataclass(slots=True)
 class DecisionAudit:
-    """Checks each group's ending against the trainer's rule. It must receive the ledger before
-    `annotations`, and `annotations` before `trajectories`.
+    """Checks each group against the trainer's rule:
+
+    * A closed group must have the reason that the rule gives.
+    * Of a trained group, exactly the members that the rule leaves out must be untrained. Trained
+      members must have all needed annotations; no completion or annotation that the trainer had
+      read may be missing; with `filter_equal_rewards` the rewards must differ.
+    * `OpenGroupCheck` checks open groups.
+
+    `apply` must receive the ledger first, then `annotations`, then `trajectories`. A group is
+    checked when its last completion arrives; `finish` checks the groups that lack some.
     """
 
     groups: GroupAudit
@@ -80,11 +82,13 @@ class DecisionAudit:
     _configured: str = ""
     _closings: dict[int, GroupClosing] = field(default_factory=dict[int, GroupClosing])
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
+    """The records of the groups to check."""
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    """Group → number of its trained completions so far, while all have this reward."""
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """Group that one of the last takes began → the smallest version of its trained samples."""
     _decided: set[int] = field(default_factory=set[int])
-    """Groups of `_held` that were decided; their later completions are duplicates."""
+    """Groups that were checked and removed from `_held`."""
     _known: BelievedVersions = field(
         default_factory=lambda: BelievedVersions(-1), metadata={DERIVED: True}
     )
@@ -102,6 +106,7 @@ class DecisionAudit:
 
     @property
     def rule(self) -> TrainingRule | None:
+        """Returns the trainer's rule; None if the run's settings are not available."""
         return self.policy.rule
 
     def apply(self, message: AuditMessage) -> None:
@@ -125,8 +130,8 @@ class DecisionAudit:
 
     def _begin(self) -> None:
         """Select the groups whose completions are needed, once the ledger is read: open and closed
-        ones, and those of which a take left members out. Groups that a verdict restored keep their
-        records.
+        ones, and those of which a take left members out. Groups that were restored from a verdict
+        (the stored result of an earlier audit) keep their records.
         """
         self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
@@ -179,8 +184,6 @@ class DecisionAudit:
                 held
             )
 
-    # ---- the ledger ------------------------------------------------------------------------------
-
     def _close(self, closed: GroupClosed, at: Address) -> None:
         end = self.groups.ended.get(closed.group)
         if closed.group in self._poisoned and closed.reason == "dead":
@@ -191,8 +194,6 @@ class DecisionAudit:
             self._closings[closed.group] = GroupClosing(
                 closed, at, self._configured, takes, term, self.reads.believed
             )
-
-    # ---- annotations -----------------------------------------------------------------------------
 
     def _note(self, note: Annotation, message: AuditMessage) -> None:
         if self.rule is None or note.name not in self.rule.names or not is_usable_annotation(note):
@@ -210,8 +211,6 @@ class DecisionAudit:
             what = f"step {begun.step} trained {note.trajectory} without its {note.name}, "
             what += "which it had read"
             self.once.add_violation(what, message.topic, at)
-
-    # ---- trajectories ----------------------------------------------------------------------------
 
     def _wanted_rows(self, rows: TrajectoryRows, rule: TrainingRule) -> list[int]:
         uses, oldest = rows.uses(self.ledger), self._oldest
@@ -281,8 +280,6 @@ class DecisionAudit:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
             self.result.add_violation(what, message.topic, message.address)
 
-    # ---- the rule's decision ---------------------------------------------------------------------
-
     def _decide(self, group: int, held: GroupRecords) -> None:
         """Check a closed or trained group whose completions are all read, and drop its records."""
         closing, end = self._closings.get(group), self.groups.ended.get(group)
@@ -298,6 +295,7 @@ class DecisionAudit:
         self._decided.add(group)
 
     def _check_closing(self, group: int, closing: GroupClosing, held: GroupRecords) -> None:
+        """Check that the rule gives this reason, by what the trainer may have known."""
         stated, version = closing.record.reason, closing.record.step - 1
         found = [
             self._prepared(group, held, notes, version, believed)
@@ -384,8 +382,9 @@ class DecisionAudit:
         return prepare_group(group, held.records(), notes, self.rule, version, believed)
 
     def _believed_about(self, closing: GroupClosing) -> Iterator[BelievedVersions | None]:
-        """Yields the possible sets of believed versions at a closing, which does not state them:
-        from the ledger before it up to the statement of the next take.
+        """Yields the sets of believed versions that the trainer may have known when it closed the
+        group: the set before the closing in the ledger, and the one that the next take states. The
+        closing itself states none.
         """
         yield self._known.up_to(closing.believed)
         for take in self.reads.takes[closing.takes : closing.takes + 1]:

@@ -2,10 +2,8 @@
 that a take used is the first of its (trajectory, name).
 
 A restarted trainer repeats recorded takes without appending them again. So among the valid takes
-(those of a fenced trainer are void) a trajectory appears once, whatever was killed. Each completion
-and annotation that a take names is compared with the record at that address.
-
-Memory grows with the run: it holds the name of each completed trajectory.
+(those of a fenced trainer are void) a trajectory appears once, whichever process was killed. Memory
+grows with the run: it holds the name of each completed trajectory.
 """
 
 from collections import Counter
@@ -29,8 +27,9 @@ from rollstream.streams.values import Address
 
 @dataclass(slots=True)
 class ExactlyOnceAudit:
-    """Checks that each trajectory is trained once, on its first completion. It must receive the
-    ledger before `trajectories`; the index `ledger` must receive each record of the ledger first.
+    """Checks that each trajectory is trained once, on its first completion, and compares each
+    completion that a take names with the record at that address. It must receive the ledger before
+    `trajectories`, and each record of the ledger after the index `ledger` has received it.
     """
 
     ledger: LedgerIndex
@@ -54,8 +53,8 @@ class ExactlyOnceAudit:
             self._complete(message.record, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Add each new row that matches its take, or that no take names, to the completed names
-        only; check every other row as a record.
+        """Check rows. A new row that matches its take, or that no take names, only adds its name to
+        the completed ones; every other row is checked as a record.
         """
         uses, names = rows.uses(self.ledger), set(rows.names)
         is_dead = np.array([finish == "dead" for finish in rows.plain("finish")], np.bool_)
@@ -114,8 +113,8 @@ class ExactlyOnceAudit:
                 self.result.add_violation(what, "ledger", at)
 
     def _read_to(self, partition: int, end: int) -> None:
-        """Advance the end of the read part; records of open groups come after later ones, so it
-        never moves back.
+        """Advance the end of the read part. It never moves back, although records of open groups
+        are received after later ones.
         """
         self._ends[partition] = max(end, self._ends.get(partition, 0))
 

@@ -3,7 +3,7 @@ term is missing. Also classifies bytes that are no record, in topics with many w
 
 Each message is classified by the same function as in every reader, but a gap does not stop the
 audit: it is a violation, and classification resumes after it. Records that the fence drops are void
-and counted; the other folds receive them marked as void.
+and counted; the checks of the other invariants receive them marked as void.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,16 +34,18 @@ class UnreadableRecords:
     returns whether a trainer certainly read the record at an address.
 
     Any program may append to topics with many writers, so bytes that no reader could ever decode
-    are no loss. They are told apart by these rules, in order:
+    are no loss. These rules separate them from lost records, in this order:
     * the dead-lettered copy has the same bytes: they were no record when they were first read;
     * the copy has other bytes: they changed since;
+    * the bytes are from the archive, and verified: they were no record when they were archived;
     * the header decodes and its checksum is right: the bytes are unchanged since they were written,
       with a schema or fields that this release does not have; but a claim whose object is gone
       counts as a lost record;
     * neither `RSR1` at the front nor a checksum that fits: the bytes never were a record of this
       format;
-    * all others were a record, or were made to look like one: if a trainer read beyond them without
-      a dead-lettered copy, they were a record then. Otherwise it cannot be decided.
+    * all others were a record, or were made to look like one: if a trainer read beyond them, and
+      the topic `dead` was read completely and has no copy of them, they were a record then.
+      Otherwise it cannot be decided.
     """
 
     bus: Bus | None
@@ -53,8 +55,8 @@ class UnreadableRecords:
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def is_early(self, message: AuditMessage) -> bool:
-        """Whether trainers read this topic, but none has read these bytes yet: a later audit may
-        know.
+        """Whether trainers read this topic, but none has read these bytes yet: a later audit can
+        decide more.
         """
         return message.topic in READ_BY_TRAINERS and not self.was_read(
             message.topic, message.address
@@ -120,8 +122,8 @@ PartitionFences = dict[tuple[str, int], Fence]
 
 @dataclass(slots=True)
 class FenceAudit:
-    """Checks invariant 7 with the fence of every partition so far; `topics` is the catalogue by
-    name.
+    """Checks invariant 7 message by message, with the fence that the earlier messages of the same
+    partition left. `topics` is the catalogue of topics by name.
     """
 
     topics: Mapping[str, Topic]

@@ -1,15 +1,9 @@
-"""`OriginAudit` reports each trained completion whose tokens have another origin than the log
-records (invariant 3). For each completion it checks:
-
-1. the rollout and term that the completion names applied each version of its spans; if the
-   trajectory was moved, any rollout did;
-2. prompt, task, temperature and index equal those in `prompts` and `admissions`;
-3. dispatch assigned this attempt to this rollout and term;
-4. the resumed part equals the chain of partials in the assignment (`resume_chains.py`).
+"""Checks that the tokens of each trained completion have the origin that the log records
+(invariant 3).
 
 `applied`, `prompts`, `assignments` and `partials` are truncated once no reader needs them, so a
-missing record is no violation. The memory of this check grows by a tuple per version and rollout,
-per kept prompt and assignment, and per kept partial of a resumed trajectory.
+missing record proves a violation only where the whole topic is kept. Memory grows by a tuple per
+version and rollout, per kept prompt and assignment, and per kept partial of a resumed trajectory.
 """
 
 from collections.abc import Mapping
@@ -50,7 +44,16 @@ class PromptDigest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class OriginAudit:
-    """Needs the ledger, `applied`, `prompts`, `assignments` and `partials` before `trajectories`;
+    """Reports each trained completion whose tokens have another origin than the log records. It
+    checks:
+
+    1. the rollout and term that the completion names applied each version of its spans; if the
+       trajectory was moved, any rollout did;
+    2. prompt, task, temperature and index equal those in `prompts` and `admissions`;
+    3. dispatch assigned this attempt to this rollout and term;
+    4. the resumed part equals the chain of partials in the assignment (`resume_chains.py`).
+
+    Needs the ledger, `applied`, `prompts`, `assignments` and `partials` before `trajectories`;
     shares its result with `SpanAudit`.
     """
 
@@ -113,8 +116,9 @@ class OriginAudit:
                 pass
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Check all rows at once. A row whose rollout applied its versions is correct if no prompt
-        or assignment of it is kept; every other trained row is checked as a record.
+        """Check all rows at once. If no assignment is kept, and no prompt of these rows' groups, a
+        row is correct if its rollout applied its versions and its index and wave are the
+        admission's; every other trained row is checked as a record.
         """
         is_trained = rows.uses(self.ledger).step > 0
         is_served = rows.spans.sums(~self._are_applied(rows)) == 0
@@ -159,13 +163,14 @@ class OriginAudit:
     def finish(self, coverage: Coverage) -> None:
         """Report the violations that only the whole log shows. A rollout fetches a version only
         after it has applied the previous one. So of several versions that a rollout never applied,
-        only the newest can be correct: the rollout died before it recorded it.
+        only the newest can be correct: the rollout may have died before it recorded that version.
         """
         for group, samples, at in self._unadmitted_prompts:
             if group in self.admitted:
                 self._compare_with_admission(group, self.admitted[group], samples, at)
         for what, at, named in self._differing_prompts:
-            # After a truncation the prompt may be a fenced source's whose fence was truncated too.
+            # Where `prompts` was truncated, a fenced source may have written the prompt: the
+            # `Opened` that makes it void may be among the truncated records.
             if at == named or coverage.get("prompts") == "whole":
                 self.result.add_violation(what, "prompts", at)
         if self._unverifiable:

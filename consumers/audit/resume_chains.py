@@ -1,9 +1,10 @@
 """Checks that a resumed completion contains the chain of partials that it was resumed from, as far
 as the log keeps them.
 
-A link is compared with its part of the completion: tokens, sources, log-probabilities and versions.
-A chain with a missing link, or whose links do not fit together, was not followed by the rollout
-either and proves nothing. The state grows with the kept partials of resumed trajectories.
+Each link (partial) of the chain is compared with its part of the completion: tokens, sources,
+log-probabilities and versions. A chain proves nothing, and is skipped, if a link is missing (for
+instance truncated) or if its links do not fit together, because a rollout refuses such a chain too.
+The state grows with the kept partials of resumed trajectories.
 """
 
 from dataclasses import dataclass, field

@@ -1,11 +1,8 @@
 """Reads all messages of a topic once through a `LogView`, in the order of each partition.
 
-A range that is neither archived nor in the log is returned as a `Hole`. An archived row is returned
-as the bytes that it had in the log, verified against the hash stored beside it.
-
-Archived trajectories are returned as columns of many rows. A fold checks all rows of a batch at
-once and counts those that are plainly correct. It converts every other row to a record and applies
-the same check as to the log, so each violation is decided and worded in one place.
+An archived row is returned as the bytes that it had in the log, verified against the hash stored
+beside it; archived trajectories are returned as columns of many rows (`TrajectoryRows`). A range
+that is neither archived nor in the log is returned as a `Hole`.
 """
 
 from __future__ import annotations
@@ -42,7 +39,10 @@ Integers = NDArray[np.int64]
 
 
 class RowFold(Protocol):
-    """Takes archived trajectories in batches."""
+    """Takes archived trajectories in batches. A fold checks all rows of a batch at once and counts
+    those that are plainly correct. It converts every other row to a record and applies the same
+    check as to the log, so each violation is decided and worded in one place.
+    """
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
         """Apply the next rows of a partition, in order, as `apply` would apply each of them."""
@@ -148,9 +148,8 @@ class TrajectoryRows:
 
 class RowUses:
     """Holds the entries of the ledger's takes for some rows. `found` has the entry of each row or
-    None; in the arrays `step` is 0 and `is_named` False for a row without one. `is_here` states
-    whether the take names this very completion, `is_same` that its group and hash are the row's
-    too.
+    None; in the arrays `step` is 0 and `is_named` False for a row without one. `is_here` is True
+    where the take names this very completion, `is_same` where its group and hash are the row's too.
     """
 
     def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
@@ -197,9 +196,7 @@ _span_fields = attrgetter("start", "end", "version.number", "version.term")
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Returns a column's values. A column without nulls is converted by NumPy, ten times as
-    fast.
-    """
+    """Returns a column's values. NumPy converts columns without nulls, ten times as fast."""
     return (
         column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
     )

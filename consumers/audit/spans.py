@@ -1,10 +1,10 @@
-"""Checks invariants 3, 4 and 5: every generated token belongs to one span; under `keep_version` a
-trajectory has one span; no token is trained above `max_lag`.
+"""Audits invariants 3, 4 and 5, one fold each: every generated token belongs to one span; under
+`keep_version` a trajectory has one span; no token is trained above `max_lag`.
 
-The log does not show which engine stamped a span, only that the spans tile the generated tokens.
-Only trained trajectories can violate these invariants: any program may append a malformed one,
-which the trainer refuses (invariant 12). Malformed completions that were not trained are counted,
-and so are foreign ones, of trajectories that were never admitted.
+A fold receives log records one by one (`apply`) and archived ones in batches (`apply_rows`), and
+ends with `finish`. A completion is a `Trajectory` record. Only a trained one can violate these
+invariants, because any program may append a malformed one, which the trainer refuses (invariant
+12). Whether the engine named the right version in a span is not in the log and not checked.
 """
 
 from collections import Counter
@@ -30,30 +30,34 @@ from rollstream.streams.values import Address
 
 @dataclass(frozen=True, slots=True)
 class AuditPolicy:
-    """Holds the settings of the run that the checks need; `known` is False if no configuration is
-    available.
-    """
+    """Holds the settings of the run that the audit's checks need."""
 
     max_lag: int | None = None
+    """Largest lag of a trained token; None: no such bound."""
     keep_version: bool = False
+    """Whether `rollouts.on_update` is `keep_version`."""
     known: bool = True
+    """Whether a configuration of the run is available; if False the other fields mean nothing."""
     rule: TrainingRule | None = None
-    """The trainer's rule for closing groups; None if its settings are not available."""
+    """The trainer's rule for which samples of a group are trained and which groups are closed; None
+    if its settings are not available.
+    """
     choose: str = "oldest"
+    """The trainer's rule for choosing among complete groups (`trainer.choose`)."""
     checkpoint_every: int = 0
     """Steps between checkpoints, 0 if unknown."""
 
 
 @dataclass(slots=True)
 class LagAudit:
-    """Checks invariant 5 and counts the masked tokens again. Needs the ledger before
-    `trajectories`.
+    """Audits invariant 5; must receive the ledger before `trajectories`.
 
     A token's lag is the version that its step trains from (step - 1) minus the version of its span.
-    The ledger does not name masked tokens, so the sums of each step are compared: its trained and
-    masked tokens must equal those computed from trajectories, versions and `max_lag`. Tokens of a
-    version that was never believed are masked too (invariant 6). Memory grows with the run by three
-    numbers per step.
+    Tokens above `max_lag` are masked, and so are tokens of a version that was never believed
+    (invariant 6). The ledger does not name masked tokens, so the audit computes from trajectories,
+    versions and `max_lag` how many tokens of each step were trained and masked, and compares the
+    sums with those that the `StepDone` states. Memory grows with the run by three sums and one
+    `StepDone` per step.
     """
 
     ledger: LedgerIndex
@@ -62,6 +66,7 @@ class LagAudit:
         default_factory=lambda: InvariantResult(5, "no token is trained above max_lag")
     )
     _sums: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
+    """Trained trajectories, trained tokens and masked tokens, by step and name."""
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
 
     def apply(self, message: AuditMessage) -> None:
@@ -76,6 +81,9 @@ class LagAudit:
                 self._add_lags(record, use.step, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
+        """Add the tokens of all rows at once. A row that may violate the invariant is applied as a
+        record instead, which decides and words the violation.
+        """
         uses = rows.uses(self.ledger)
         steps: Integers = np.where(uses.is_here, uses.step, 0)
         if not steps.any():
@@ -101,6 +109,9 @@ class LagAudit:
             self.result.counts[name] = max(self.result.counts[name], int(counted.max()))
 
     def finish(self, coverage: Coverage) -> None:
+        """Compare each step of which all takes and completions were read; count the others as
+        unchecked.
+        """
         if not self.policy.known:
             self.result.add_unchecked("dispatch.max_lag is not known without the run's config.json")
             return
@@ -121,7 +132,9 @@ class LagAudit:
                 self.result.add_unchecked(f"{topic} is missing")
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """Returns for each span whether its version is believed (as `LedgerIndex.is_believed`)."""
+        """Returns for each span whether its version was believed: the ledger has no other version
+        of the same number (as `LedgerIndex.is_believed`).
+        """
         numbers, index = np.unique(rows.spans.number, return_inverse=True)
         made = [self.ledger.versions.get(number) for number in numbers.tolist()]
         is_known = np.array([version is not None for version in made], np.bool_)
@@ -129,7 +142,9 @@ class LagAudit:
         return ~is_known[index] | (terms[index] == rows.spans.term)
 
     def _add(self, steps: Integers, tokens: Mapping[str, Integers]) -> None:
-        """Add to the sums of each step; rows of step 0 are not counted."""
+        """Add tokens to the sums of each row's step; a row of step 0 was not trained and does not
+        count.
+        """
         found, index = np.unique(steps, return_inverse=True)
         sums = {name: np.bincount(index, counts).tolist() for name, counts in tokens.items()}
         sums["trajectories"] = np.bincount(index).tolist()
@@ -138,7 +153,10 @@ class LagAudit:
                 self._sums[step, name] += int(values[at]) if step else 0
 
     def _add_lags(self, record: Trajectory, step: int, message: AuditMessage) -> None:
-        """Add a trained trajectory's tokens to its step's sums, and report its lag violations."""
+        """Add a trained trajectory's tokens to its step's sums, and report its violations: a span
+        whose version did not exist yet when the step chose its groups; no trained token at all; or
+        masked tokens under `keep_version`, where the trainer drops such a trajectory whole.
+        """
         trained = masked = 0
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
@@ -165,6 +183,7 @@ class LagAudit:
             )
 
     def _compare(self, done: StepDone, at: Address) -> None:
+        """Compare the computed sums and the lag with those that the step's `StepDone` states."""
         found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
         self.result.counts["tokens trained"] += found["trained"]
         self.result.counts["masked"] += found["masked"]
@@ -189,14 +208,16 @@ class LagAudit:
 
 @dataclass(frozen=True, slots=True)
 class ForeignCompletions:
-    """Finds completions that name no admitted trajectory, by the groups of `admissions`."""
+    """Finds foreign completions, those of trajectories that dispatch never admitted, by the groups
+    that the topic `admissions` names.
+    """
 
     admitted: Mapping[int, Admission]
     coverage: Coverage
     ledger: LedgerIndex
 
     def has(self, record: Trajectory) -> bool:
-        """Whether the completion is foreign; False if the first admissions are not available."""
+        """Whether the completion is foreign; False if not all admissions are available."""
         if not starts_complete(self.coverage["admissions"]):
             return False
         group = self.admitted.get(record.group)
@@ -205,7 +226,12 @@ class ForeignCompletions:
 
 @dataclass(slots=True)
 class SpanAudit:
-    """Checks invariant 3 over `trajectories`; needs the ledger before them."""
+    """Audits invariant 3: the spans of a completion follow each other without gap or overlap, from
+    its first generated token to its last. Must receive the ledger before `trajectories`.
+
+    A malformed completion is a violation if a step trained it, else it is counted; foreign ones are
+    counted and not checked.
+    """
 
     foreign: ForeignCompletions
     result: InvariantResult = field(
@@ -232,6 +258,9 @@ class SpanAudit:
             )
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
+        """Count the well-formed rows at once (foreign ones among them count as trajectories), and
+        apply every other row as a record.
+        """
         right = _well_formed(rows)
         self.result.counts["trajectories"] += int(np.count_nonzero(right))
         self.result.counts["spans"] += int(rows.spans.count[right].sum())
@@ -245,7 +274,10 @@ class SpanAudit:
 
 @dataclass(slots=True)
 class OneVersionAudit:
-    """Checks invariant 4; `keep_version` is None if the run's settings are unknown."""
+    """Audits invariant 4: under `keep_version` a trained trajectory has one span. The trajectories
+    of one span and of several are also counted. `keep_version` is None if the run's settings are
+    unknown.
+    """
 
     keep_version: bool | None
     foreign: ForeignCompletions
@@ -269,8 +301,9 @@ class OneVersionAudit:
             self.result.add_violation(what, message.topic, message.address)
 
     def _count_outcome(self, assignment: Assignment) -> None:
-        """Count the outcomes of trajectories whose version no rollout held, as far as assignments
-        are kept.
+        """Count how trajectories whose version no rollout held were continued: after their version
+        was loaded from the store, or from the prompt. The counts cover the assignments that are
+        kept.
         """
         if assignment.from_history:
             self.result.counts["loaded from history"] += 1
@@ -298,6 +331,9 @@ class OneVersionAudit:
 
 
 def _span_problem(record: Trajectory, generated: int) -> str:
+    """Returns what is wrong with the spans, sources or log-probabilities of a record with this
+    number of generated tokens; "" if nothing is.
+    """
     if len(record.sources) != len(record.tokens):
         return f"{len(record.tokens)} tokens but {len(record.sources)} sources"
     if len(record.logprobs) != generated:
@@ -311,7 +347,7 @@ def _span_problem(record: Trajectory, generated: int) -> str:
 
 
 def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
-    """Returns the rows for which `_span_problem` returns ""."""
+    """Returns True for each row for which `_span_problem` would return ""."""
     spans, generated = rows.spans, rows.generated
     is_first = np.diff(spans.row, prepend=-1) > 0
     before: Integers = np.where(is_first, 0, np.roll(spans.end, 1))
@@ -324,6 +360,7 @@ def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
 
 
 def _report_missing(result: InvariantResult, coverage: Coverage) -> None:
+    """Record as unchecked the trajectories that are neither in the log nor archived."""
     if coverage["trajectories"] == "part":
         result.add_unchecked("the trajectories before the first kept record")
     elif coverage["trajectories"] == "absent":

@@ -1,18 +1,7 @@
 """Derives how far the trainer had read `trajectories` and `annotations` when it wrote each take,
 and checks invariant 1 for open groups: the trainer skips none of them silently.
 
-A partition is read in order, so a take that names a completion at offset n had read its partition
-beyond n; a take with its trainer's positions states the exact offset. A new term reads again from
-its checkpoint, so the positions of an earlier term do not count. Memory grows with the run: two
-small tuples per take, shared if unchanged, and a number per group.
-
-At each take the trainer has considered every group whose completions and annotations were all read,
-or whose deadline has passed. By its rule it closes such a group before the take, or it may train
-it, and then `oldest` takes it before groups of newer versions. A group is overdue at the last take
-if the steps of that term, from after the first take that began a group admitted no earlier to
-before the last take, took longer than its deadline. Their own durations are added up; no clocks are
-compared. Rules of choice other than `oldest` may let a group wait; a group above `max_lag` is
-closed in any case.
+Memory grows with the run: two small tuples per take, shared if unchanged, and a number per group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,8 +23,8 @@ ReadBounds = tuple[int, ...]
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
     """States how far the trainer had read at one take: `trajectories` and `annotations` are the
-    bounds, precise if `exact`; `believed` is the highest version then; `admission` is the highest
-    offset in `admissions` of a group begun so far.
+    bounds, precise if `exact`; `believed` is the highest believed version then; `admission` is the
+    highest offset in `admissions` of a group begun so far.
     """
 
     step: int
@@ -50,7 +39,13 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class TrainerReads:
-    """Collects the ledger's non-void takes in their order, each with its read bounds."""
+    """Collects the ledger's non-void takes that begin groups, in their order, each with its read
+    bounds.
+
+    A partition is read in order, so when a take names a completion at offset n, the trainer had
+    read its partition beyond n; a take that states its trainer's positions has the exact offset. A
+    new term reads again from its checkpoint, so the positions of an earlier term do not count.
+    """
 
     admitted: Mapping[int, Admission]
     takes: list[TakeRead] = field(default_factory=list[TakeRead])
@@ -59,7 +54,7 @@ class TrainerReads:
     seconds: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """(term, step) → seconds that the trainer of that term spent on the step."""
     furthest: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
-    """By topic and partition: the offset that any term had read up to."""
+    """Topic → partition → the offset up to which a trainer of any term had read."""
     partitions: dict[str, int] = field(default_factory=dict[str, int])
     """Number of partitions of each topic that the trainer reads; empty if no take states it."""
     term: int = 0
@@ -207,8 +202,15 @@ class GroupRecords:
 
 @dataclass(slots=True)
 class OpenGroupCheck:
-    """Checks the open groups; `oldest` has the smallest version of each group that a recent take
-    began.
+    """Checks that the rule neither ends an open group nor chooses it before the groups of the last
+    takes.
+
+    At each take the trainer has considered every group whose completions and annotations were all
+    read, or whose deadline has passed. By its rule it closes such a group before the take, or it
+    may train it, and then `choose = "oldest"` takes it before groups of newer versions. Other rules
+    of choice may let a group wait; a group above `max_lag` is closed in any case.
+
+    The field `oldest` has the smallest version of each group that a recent take began.
     """
 
     groups: GroupAudit
@@ -270,6 +272,10 @@ class OpenGroupCheck:
         return prepare_group(group, known.records(), known.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
+        """Whether the group's deadline had passed at this take: the steps of its term, from after
+        the first take that began a group admitted no earlier to before this take, took at least as
+        long as the deadline. The steps' own durations are added up; no clocks are compared.
+        """
         since = next(
             (candidate for candidate in takes if candidate.admission >= admission.offset), None
         )

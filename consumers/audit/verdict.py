@@ -1,17 +1,10 @@
-"""Stores the verdict of an audit as one object of the run's store: how far each topic was judged,
-the state of the folds there, and the violations found. The next audit continues from it.
+"""Stores the verdict of an audit (`Verdict`) in the run's store, so that the next audit continues
+from it: how far each topic was judged, the violations found, and the state of the folds. Folds
+(`folds.py`) are the objects that receive every record in order and check the invariants.
 
-A record is judged once its outcome is final. Records of open groups, and bytes about which nothing
-can be decided yet, are judged for the report only: their offsets are kept, and the next audit reads
-them again. So the state is the one that the rules would have if those records were still to come.
-
-A verdict is used only by the same release, rules and settings, and only on the log that it rests
-on: no partition may be shorter, and the last record that was judged in each must have the same hash
-(one that was truncated since proves nothing, but the ledger's must be there). Violations are kept
-with the verdict and reported by every later audit.
-
-The state is the fields of the folds as MessagePack, typed by their annotations. It grows with the
-run as the folds do: about 30 bytes for each trajectory, compressed (docs/reference/audit.md).
+`TopicCursor` selects the records that the earlier audit did not judge for good. A verdict is used
+only by the same release, rules and settings, and only on the log that it was made from
+(docs/reference/audit.md, Continued audits). It takes about 30 bytes a trajectory, compressed.
 """
 
 import zlib
@@ -43,13 +36,17 @@ _HASH_BYTES = 32
 
 
 class VerdictRefused(Exception):
-    """The verdict does not rest on this log: the audit starts at the first record."""
+    """Raised if a verdict was made from another log: the audit then starts at the first record."""
 
 
 class JudgedTopic(msgspec.Struct):
-    """States how far one topic was judged. By partition, `ends` is the first offset that was not
-    judged, `last` the offset and hash of the last judged record, and `left` the offsets to be
-    judged again.
+    """States by partition how far one topic was judged: `ends` is the first offset after the judged
+    ones, `last` the offset and hash of the last judged record, which must be the same in the log
+    when the next audit begins.
+
+    A record is judged for good once its outcome is final. The others were judged for the report
+    only, and the next audit judges them again: `left` has their offsets. They are records of open
+    groups, and bytes of which the log does not show yet whether they are a violation.
     """
 
     ends: dict[int, int] = {}
@@ -65,8 +62,8 @@ class JudgedTopic(msgspec.Struct):
 
 
 class VerdictBasis(msgspec.Struct, frozen=True):
-    """Names the facts that two audits must have in common: `rules` is a hash of the rules and of
-    the settings.
+    """Names what two audits must have in common so that one can continue from the other's verdict.
+    `rules` is a hash of the rules' source files and of the run's settings.
     """
 
     run: str
@@ -75,8 +72,10 @@ class VerdictBasis(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct):
-    """Holds all that the next audit needs (see the module). `former` are findings of earlier audits
-    that a later one, which started at the first record, did not find again.
+    """Holds all that the next audit needs. `state` is the state of the folds (`encode_state`) after
+    the records judged for good, without those that `left` in `topics` names. `found` are the
+    violations, which every later audit reports. `former` are violations that an earlier audit found
+    and a later one, which started at the first record, did not find again.
     """
 
     basis: VerdictBasis
@@ -88,7 +87,9 @@ class Verdict(msgspec.Struct):
 
 
 def basis_of(run: str, policy: object) -> VerdictBasis:
-    """Returns the basis of an audit by this program."""
+    """Returns the basis of an audit by this program; `policy` has the settings that the rules
+    use.
+    """
     return VerdictBasis(run, RELEASE, content_hash(f"{_rules_hash()} {policy!r}".encode()))
 
 
@@ -103,8 +104,8 @@ def _rules_hash() -> str:
 
 
 def read_verdict(store: ObjectStore) -> Verdict | None:
-    """Returns the last verdict; None if there is none. Raises `CorruptObject` if it cannot be read,
-    also if its format is newer.
+    """Returns the last verdict; None if there is none. Raises `CorruptObject` if the object is
+    damaged or has a newer format.
     """
     try:
         data = store.get(VERDICT_KEY)
@@ -123,7 +124,7 @@ def read_verdict(store: ObjectStore) -> Verdict | None:
 
 
 def write_verdict(store: ObjectStore, verdict: Verdict) -> str:
-    """Replace the last verdict; returns why it could not be stored, "" if it was."""
+    """Replace the last verdict; returns "", or the reason why it could not be stored."""
     body = zlib.compress(msgspec.msgpack.encode(verdict), 1)
     try:
         store.put(VERDICT_KEY, content_hash(body).encode() + body)
@@ -133,7 +134,14 @@ def write_verdict(store: ObjectStore, verdict: Verdict) -> str:
 
 
 class TopicCursor:
-    """Selects the messages of a topic that `before` does not cover, and records the judged ends."""
+    """Follows one audit through a topic: selects the messages that it judges, and collects how far
+    the topic is judged afterwards (`judged`). Selected are the messages after the ends in `before`
+    and those that `before` left.
+
+    The last judged message of each partition is read again: if its hash differs from that in
+    `before`, or if it is missing without an excuse, the verdict was made from another log. With
+    `is_compacted` compaction may have removed it, which is an excuse.
+    """
 
     def __init__(self, before: JudgedTopic, is_compacted: bool) -> None:
         self._before, self._ends = before, dict(before.ends)
@@ -145,13 +153,15 @@ class TopicCursor:
         self.count, self.gone = before.count, before.gone
 
     def start(self, partition: int) -> int:
-        """Returns the first offset to read: the last one that was judged, to compare its hash."""
+        """Returns the first offset to read, the lower one of two: that of the last judged message,
+        to compare its hash, and the first one that was left.
+        """
         last, _ = self._before.last.get(partition, (self._before.end(partition), ""))
         return min([last, *self._before.left.get(partition, ())])
 
     def is_due(self, message: Message) -> bool:
-        """Whether the message is to be judged. Raises `VerdictRefused` if the verdict rests on
-        another message of this offset.
+        """Whether the message is to be judged, now or again. Raises `VerdictRefused` if the earlier
+        audit judged another message at this offset.
         """
         partition, offset = message.partition, message.offset
         if offset >= self._before.end(partition):
@@ -163,10 +173,13 @@ class TopicCursor:
         return offset in self._again.get(partition, ())
 
     def is_first_time(self, message: Message) -> bool:
+        """Whether no earlier audit has judged a message at this offset."""
         return message.offset >= self._before.end(message.partition)
 
     def split(self, rows: TrajectoryRows) -> tuple[list[int], TrajectoryRows | None]:
-        """Returns the indices of rows to be judged again, and the new rows."""
+        """Returns the indices of the rows to be judged again, and the rows that are new, None if
+        none are. Raises `VerdictRefused` as `is_due` does.
+        """
         end, again = self._before.end(rows.partition), self._again.get(rows.partition, set[int]())
         old = max(0, min(len(rows), end - rows.first))
         for index in range(old):
@@ -180,7 +193,9 @@ class TopicCursor:
         return found, rows.since(old)
 
     def is_new(self, hole: Hole) -> bool:
-        """Whether the hole reaches beyond what was judged; counts its offsets."""
+        """Count the offsets of a hole (offsets that cannot be read); returns whether the hole is to
+        be judged: it reaches beyond the judged end, or is empty and reports another defect.
+        """
         end, partition = self._before.end(hole.partition), hole.partition
         last, _ = self._before.last.get(partition, (-1, ""))
         self._ends[partition] = max(hole.end, self._ends.get(partition, 0))
@@ -197,7 +212,9 @@ class TopicCursor:
 
     def judged(self, *, must_prove: bool) -> JudgedTopic:
         """Returns how far the topic is judged now. Raises `VerdictRefused` if the last record that
-        was judged is missing, unless it may have been truncated or compacted (not `must_prove`).
+        was judged in a partition is missing, for instance because the partition became shorter. A
+        record that may have been truncated or compacted since is excused, unless `must_prove` is
+        set (for the ledger).
         """
         if self._before.last.keys() - self._proven - (set() if must_prove else self._excused):
             raise VerdictRefused
@@ -220,7 +237,7 @@ def _hash_of(value: bytes | None) -> str:
 
 
 class _HeldGroup(msgspec.Struct):
-    """Holds a `GroupRecords` with its records as bytes."""
+    """Holds a `GroupRecords` (`trainer_reads.py`) with its records as bytes."""
 
     names: tuple[str, ...]
     arrived: dict[str, tuple[bytes, Address]]
@@ -231,9 +248,11 @@ _HELD = dict[int, GroupRecords]
 
 
 def encode_state(folds: Sequence[object]) -> bytes | None:
-    """Encode those fields of these dataclasses that have defaults; a field without one refers to
-    another object, and a fold among `folds` is encoded on its own. Returns None if a field holds a
-    number beyond 64 bits, as hostile records may have: it cannot be encoded.
+    """Encode the state of the folds, which are dataclasses, as MessagePack typed by their fields'
+    annotations. The state of a fold is in the fields that have a default; a field without one
+    refers to an object that other folds use too. A field that holds one of `folds` is left out,
+    because that fold is encoded on its own. Returns None if a field holds a number beyond 64 bits,
+    which cannot be encoded; a hostile record can contain one.
     """
     known = {id(fold) for fold in folds}
     try:
@@ -251,7 +270,7 @@ def encode_state(folds: Sequence[object]) -> bytes | None:
 
 
 def restore_state(folds: Sequence[object], state: bytes) -> None:
-    """Fill the same folds in place from `state`; inverse of `encode_state`."""
+    """Fill the same folds, in the same order, in place from `state`; inverse of `encode_state`."""
     parts = msgspec.msgpack.decode(state, type=list[dict[str, bytes]])
     for fold, part in zip(folds, parts, strict=True):
         for name, hint, present in _state_fields(fold):
@@ -260,7 +279,9 @@ def restore_state(folds: Sequence[object], state: bytes) -> None:
 
 
 def _state_fields(fold: object) -> Iterator[tuple[str, Any, object]]:
-    """Yields name, type and value of each field with a default that is not derived from others."""
+    """Yields name, type and value of each field that is part of the fold's state: it has a default
+    and is not derived from other fields.
+    """
     hints = get_type_hints(type(fold))
     for field in fields(cast(Any, fold)):
         is_state = field.default is not MISSING or field.default_factory is not MISSING
@@ -278,7 +299,7 @@ def _decoded(data: bytes, hint: Any) -> object:
 
 
 def _fill(fold: object, name: str, present: object, value: object) -> None:
-    """Set a field of the fold. Folds share some containers, so these keep their identity."""
+    """Set a field of the fold. A container is filled in place, because folds share some of them."""
     if isinstance(present, MutableMapping | MutableSet):
         container = cast(Any, present)
         container.clear()
@@ -290,8 +311,8 @@ def _fill(fold: object, name: str, present: object, value: object) -> None:
 
 
 def _packed(value: object) -> dict[int, _HeldGroup]:
-    """Convert records to bytes, without the groups of which no record was read: the next audit
-    selects them again.
+    """Convert records to bytes. Groups of which no record was read are left out: the next audit
+    selects these groups again.
     """
     held = cast(dict[int, GroupRecords], value)
     return {
@@ -312,5 +333,7 @@ def _unpacked(held: _HeldGroup) -> GroupRecords:
 
 
 def findings_of(results: Sequence[InvariantResult]) -> list[tuple[int, Offender]]:
-    """Returns the named violations of each invariant."""
+    """Returns the violations of each invariant whose places are known, with the invariant's number.
+    A result names only the first few violations.
+    """
     return [(result.number, offender) for result in results for offender in result.offenders]

@@ -1,10 +1,5 @@
 """Checks invariant 6 in the log: steps make versions in order, and no version of a fenced term is
-believed above the fence.
-
-A trainer that dies between believing a version and writing its `StepDone` leaves one version to its
-successor, which finds it and continues: the first new step of a term may carry a lower term, no
-later step may. A step that is repeated with another state hash is a fork: it becomes a note of the
-result, not a violation.
+believed after the fence.
 
 The state of this fold grows with the run: two hashes and a few bytes per version.
 """
@@ -100,6 +95,9 @@ class VersionAudit:
             self.result.add_unchecked(f"the ledger is {kept}")
 
     def _done(self, done: StepDone, message: AuditMessage) -> None:
+        """Check the version of a new step. A step that is repeated with another state hash is a
+        fork: it becomes a note of the result, not a violation.
+        """
         state = self.states.get(done.step)
         if state is not None:
             self.result.counts["repeated"] += 1
@@ -118,7 +116,12 @@ class VersionAudit:
         self.last, self._is_first = done, False
 
     def _problem(self, done: StepDone, message: AuditMessage) -> str:
-        """Returns why a new step's version is out of order; "" if it is in order."""
+        """Returns why a new step's version is out of order; "" if it is in order.
+
+        A trainer that dies between believing a version and writing its `StepDone` leaves one
+        version to its successor, which finds it and continues: the first new step of a term may
+        carry a lower term, no later step may.
+        """
         if done.version.number != done.step:
             return "the numbers differ"
         term = self.term if message.envelope is None else message.envelope.term

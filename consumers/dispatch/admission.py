@@ -1,11 +1,7 @@
 """Computes the number of groups that may start now, and lays the newest waves out over rollouts.
 
-Pace comes first (invariant 5), by the bound of AReaL (arXiv 2505.24298, section on staleness
-control), written on version numbers so that a version seen late or twice changes nothing. All terms
-count groups. The functions are pure (invariant 9).
-
-A wave is laid out when its first sample is assigned, so that it has one ranking, and again when a
-rollout comes or goes.
+The bound on lag (invariant 5) has priority: a layout only chooses the rollouts of groups that may
+start. The functions are pure (invariant 9); `WaveLayouts` caches their results.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +26,9 @@ class AdmissionPace:
 def admissible_groups(
     pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int
 ) -> int:
-    """Returns the number of groups that may be admitted now.
+    """Returns the number of groups that may be admitted now, by the bound of AReaL
+    (arXiv 2505.24298, section on staleness control), written on version numbers so that a version
+    seen late or twice changes nothing. All terms count groups.
 
     `admitted` counts all groups ever admitted, `closed` those that ended untrained (filtered,
     expired, dead), so closed groups never stall admission; `admitted − closed` is the number of
@@ -67,10 +65,12 @@ _Key = tuple[int, tuple[str, ...]]
 
 @dataclass(slots=True)
 class WaveLayouts:
-    """Caches layouts by wave; there are none unless `enabled`. A layout ranks prompts by expected
-    length (`placement.py`), which helps only where a rollout finishes its work before it continues
-    with a new version (`keep_version`); under the other policies a mix of long and short answers
-    fills a batch best.
+    """Caches layouts by wave; there are none unless `enabled`. A wave is laid out when its first
+    sample is assigned, so that it has one ranking, and again when a rollout comes or goes.
+
+    A layout ranks prompts by expected length (`placement.py`), which helps only where a rollout
+    finishes its work before it continues with a new version (`keep_version`); under the other
+    policies a mix of long and short answers fills a batch best.
     """
 
     enabled: bool

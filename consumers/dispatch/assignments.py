@@ -1,11 +1,10 @@
-"""Finds the open trajectories that no rollout generates, decides how each of them continues and in
-which order they are assigned, and makes the records that a plan appends. The functions are pure
-(invariant 9).
+"""Finds the open trajectories that no rollout generates, decides how each continues, orders them,
+and counts the room of rollouts. `planner.py` places them by this, and makes the records to append
+with the functions here. All functions are pure (invariant 9).
 
-Recovery is level-triggered: an open trajectory without an assignment that a living rollout of the
-assigned term holds is assigned again, whatever the cause: it was never assigned (dispatch died
-after admitting), its rollout died, restarted under a new term, or released it for a move or before
-leaving. One rule serves admission, recovery, moves and a new holder of dispatch's lease.
+Recovery is level-triggered: what to assign follows from the present state, not from events. So one
+rule (`unassigned_trajectories`) serves newly admitted groups, dead rollouts, moves and a new holder
+of dispatch's lease. Under `keep_version` a trajectory keeps one version until its end.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +26,10 @@ from rollstream.streams.values import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """States how a trajectory continues under its next attempt. `discards_tokens` is True where it
-    restarts although tokens were generated.
+    """States how a trajectory continues: its next `attempt` starts from the prompt, or resumes from
+    `partial`, the address of its newest partial. `version` is the only version that may resume it,
+    None if any may. `moves` counts the assignments before this one. `discards_tokens` is True if it
+    restarts and tokens that were generated may be lost.
     """
 
     kind: Literal["start", "resume"]
@@ -40,7 +41,13 @@ class Continuation:
 
 
 def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
-    """Returns the open trajectories that no living rollout holds, by group, oldest wave first."""
+    """Returns the open trajectories that no rollout generates, one list per group, oldest wave
+    first. A rollout generates a trajectory if it is alive under the term that the assignment names
+    and has not released the trajectory.
+
+    The cause does not matter: the trajectory was never assigned (dispatch died after admitting it),
+    or its rollout died, restarted under a new term, or released it for a move or before leaving.
+    """
     held = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
     found = [
         (group.admitted.wave, number, unheld)
@@ -56,15 +63,16 @@ def continuation(
     keep_version: bool,
     held: Collection[Version],
 ) -> Continuation:
-    """Returns how the trajectory continues: it resumes from the newest partial, under
-    `keep_version` only if a rollout holds the partial's version (invariant 4).
+    """Returns how the trajectory continues after `assignment`, its newest one. It resumes from the
+    newest partial (`chain`), under `keep_version` only if that partial's version is among the
+    `held` ones (invariant 4). Otherwise it starts again from the prompt.
 
-    If none does, the trajectory restarts on the newest version, unless it is cheaper that an idle
-    rollout loads the old version from history (decided by the caller).
+    The planner may decide afterwards that an idle rollout loads the old version from the store and
+    resumes the trajectory, if that costs less than its restart (`version_reload.py`).
     """
     attempt = 1 if assignment is None else assignment.attempt + 1
     moves = 0 if assignment is None else assignment.moves + 1
-    if chain is None:  # without a first token a released trajectory discards nothing
+    if chain is None:  # no partial: a trajectory that its rollout released has generated nothing
         discards_tokens = assignment is not None and not assignment.given_up
         return Continuation("start", attempt, None, None, moves, discards_tokens)
     if keep_version and chain.version not in held:
@@ -76,7 +84,9 @@ def continuation(
 def admission_record(
     state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
-    """Returns the record that admits a prompt's group as the next of its wave."""
+    """Returns the record that admits a prompt's group, in the wave that is not full yet; `at` is
+    the prompt's address.
+    """
     return Admitted(
         group=prompt.group,
         wave=wave_of(pace, state.admitted, state.closed),
@@ -87,7 +97,7 @@ def admission_record(
 
 
 def held_versions(state: DispatchState) -> set[Version]:
-    """Returns the versions that any rollout serves or is loading."""
+    """Returns the versions that at least one rollout serves or is loading."""
     serving = [rollout.status.held for rollout in state.rollouts.values() if is_serving(rollout)]
     return set[Version]().union(*serving, state.loading().values())
 
@@ -98,8 +108,8 @@ def continuations(
     keep_version: bool,
     held: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """Returns how each of these trajectories continues; `held` are the `held_versions`, computed
-    here if not given.
+    """Returns how each of these trajectories continues (`continuation`). Without `held` the
+    versions that may resume are the `held_versions`.
     """
     held = held_versions(state) if held is None else held
     return {
@@ -109,8 +119,8 @@ def continuations(
 
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
-    """Returns the rollouts that may resume work that needs exactly this version; all that serve or
-    load any version if `version` is None.
+    """Returns the names of the rollouts that may resume a trajectory of exactly this version: they
+    serve it as their newest, or are loading it. With None all that serve or load any version.
     """
     serving = {
         n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
@@ -120,7 +130,7 @@ def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]
 
 
 def is_serving(seen: TrackedRollout) -> bool:
-    """Whether the rollout verified its version and does not leave."""
+    """Whether the rollout has verified the version that it serves, and is not leaving."""
     return seen.status.verified and seen.status.health != "leaving"
 
 
@@ -133,8 +143,9 @@ def assignment_record(
     rollout: str,
     predicted: int = 0,
 ) -> Assignment:
-    """Returns the assignment of one trajectory; it names the rollout's term of the newest
-    status.
+    """Returns the record that assigns one trajectory to a rollout, under the term that the
+    rollout's newest status names. `predicted` is the expected number of generated tokens, 0 if
+    unknown.
     """
     assert group.prompt is not None, "an assignment is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
@@ -166,8 +177,9 @@ def assignment_record(
 def release_record(
     prompt: Prompt, trajectory: str, assignment: CurrentAssignment, onward: str = ""
 ) -> Assignment:
-    """Returns the record that asks a rollout to drop a trajectory, or, with `onward`, to give it up
-    for that rollout.
+    """Returns the record that asks a rollout to stop generating a trajectory. With `onward`, the
+    name of the rollout that will resume it, the tokens are kept as a last partial; without, the
+    trajectory is no longer needed.
     """
     return Assignment(
         kind="release",
@@ -188,27 +200,29 @@ def release_record(
 
 @dataclass(slots=True)
 class FreeRoom:
-    """Counts the room that a plan uses up: for new trajectories, and for resumes (a draining
-    rollout takes only resumes).
+    """Counts how many more trajectories each rollout takes, `new` ones and `resumes`; a plan uses
+    this up. A draining rollout, which finishes its work before it takes a newer version, takes only
+    resumes.
     """
 
     new: dict[str, int]
     resumes: dict[str, int]
 
     def take(self, rollout: str) -> None:
-        """Use up the room for one trajectory."""
+        """Use up the room for one trajectory, new or resumed."""
         for room in (self.new, self.resumes):
             if rollout in room:
                 room[rollout] -= 1
 
 
 def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
-    """Returns the room of every rollout that takes work: its slots and queue, less its assignments
-    in force.
+    """Returns the room of every rollout that takes work: its slots, and a queue of
+    `queue_per_slot` trajectories for each slot, less the assignments in force.
 
-    Under `keep_version` a rollout whose quota is drawn while a newer version is out takes nothing
-    new; assignments that it has not started count against its quota. A rollout that loads a version
-    from history takes only resumes under it.
+    Once a version newer than its own exists, a rollout takes only as many new trajectories as the
+    `quota_left` in its status, less the assignments that it has not started: under `keep_version`
+    it must finish all of them before it takes the newer version. A rollout that loads an old
+    version from the store takes only resumes under that version.
     """
     free = FreeRoom({}, {})
     given, loading = state.assigned_counts(), state.loading()
@@ -228,8 +242,9 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
 
 @dataclass(frozen=True, slots=True)
 class UnassignedSamples:
-    """Holds unassigned trajectories of one group that continue in the same way; `mean` is the
-    expected length of one in tokens, 0 when unknown.
+    """Holds unassigned trajectories of one group that continue in the same way: all start, or all
+    resume under the same version. `how` has the continuation of each of the group's unassigned
+    trajectories; `mean` is the expected length of one in tokens, 0 when unknown.
     """
 
     group: UnfinishedGroup
@@ -247,10 +262,13 @@ class UnassignedSamples:
         return self.how[self.trajectories[0]].version
 
     def is_probe(self) -> bool:
-        """Whether this is the first sample of a group of unknown length."""
+        """Whether this is only the first sample of a group of unknown length. Such a probe is
+        started before the group's other samples, and its length then predicts theirs.
+        """
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
     def without(self, settled: set[str]) -> "UnassignedSamples":
+        """Returns the samples without the trajectories in `settled`."""
         return replace(self, trajectories=tuple(t for t in self.trajectories if t not in settled))
 
 
@@ -261,8 +279,9 @@ def find_unassigned(
     is_loadable: Callable[[Version], bool] | None = None,
 ) -> Iterator[UnassignedSamples]:
     """Yields all unassigned trajectories, oldest wave first; those of a group whose prompt was not
-    read yet are left out. `is_loadable` returns whether a rollout can load a version beside those
-    that it holds; it is None if rollouts hold one version.
+    read yet are left out. `is_loadable` is for runs whose rollouts serve several versions side by
+    side (adapters), else None: a version for which it returns True counts as held, because any
+    rollout can load it.
     """
     found = unassigned_trajectories(state)
     held = held_versions(state) if found and keep_version else set[Version]()
@@ -282,8 +301,8 @@ def find_unassigned(
 
 
 def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -> set[Version]:
-    """Returns the versions of the chains of unassigned trajectories, except those whose last
-    assignment loaded its version from history already.
+    """Returns the versions of the newest partials of these trajectories. A trajectory whose last
+    assignment already loaded its version from the store is left out, so it restarts.
     """
     chains = (
         state.chains.get(trajectory)
@@ -295,9 +314,10 @@ def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -
 
 
 def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[UnassignedSamples]:
-    """Sort by wave, oldest first, and within a wave the longest first, so that the long tail starts
-    early. When not all fit, one probe of each group of unknown length comes before that, as in Seer
-    (`lengths.py`); an unknown length counts as the limit.
+    """Sort by wave, oldest first, and within a wave by expected length, longest first, so that the
+    longest answers start early. An unknown length counts as the most tokens allowed. If `room` is
+    too small for all, one probe of each group of unknown length comes first in its wave, as in Seer
+    (`lengths.py`).
     """
     parts = list(starts)
     if room < sum(len(samples.trajectories) for samples in starts):

@@ -17,27 +17,12 @@ from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
 from rollstream.storage.relay.topology import RELAY_TERMS
 from rollstream.storage.terms import RELAYS, ROLLOUTS, RoleTerms
+from rollstream.streams import records
 from rollstream.streams.admissible import is_count, is_version, malformed_partial
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.fence import move_back_to_oldest
 from rollstream.streams.reader import Received, TopicReader, from_begin
-from rollstream.streams.records import (
-    Admitted,
-    Applied,
-    Assignment,
-    GroupClosed,
-    Partial,
-    Position,
-    Prompt,
-    Record,
-    RelayStatus,
-    RolloutStatus,
-    Superseded,
-    Take,
-    Trajectory,
-    WeightsAnnounced,
-)
 from rollstream.streams.topics import is_in_key_partition
 from rollstream.streams.values import Address
 
@@ -64,7 +49,7 @@ SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second
 
 
-def refused_status(status: RolloutStatus) -> str:
+def refused_status(status: records.RolloutStatus) -> str:
     """The reason why no plan may use the status; "" if it may be used."""
     counts = (status.slots, status.running, status.waiting, status.queued, status.decode_batch_max)
     if not all(0 <= count <= SLOTS_MAX for count in counts):
@@ -75,14 +60,14 @@ def refused_status(status: RolloutStatus) -> str:
     return "" if 0 <= status.tokens_per_s <= SPEED_MAX else "tokens per second out of bounds"
 
 
-def refused_applied(applied: Applied) -> str:
+def refused_applied(applied: records.Applied) -> str:
     """The reason why the record is not plausible; "" if it is."""
     numbers = (applied.rollout_term, applied.tensors, applied.compared)
     is_sound = all(map(is_count, numbers)) and is_version(applied.version)
     return "" if is_sound else "a count, a term or a version out of bounds"
 
 
-def refused_partial(partial: Partial, assignment: CurrentAssignment | None) -> str:
+def refused_partial(partial: records.Partial, assignment: CurrentAssignment | None) -> str:
     """The reason why no resume may start from the partial; "" if one may. Its attempt must have
     been assigned, the newest one to this rollout and term.
     """
@@ -163,8 +148,8 @@ class StatusKeys:
             self.rollouts.pop(key, None)
 
 
-def _status_key(status: RolloutStatus | RelayStatus) -> str:
-    name = status.relay if isinstance(status, RelayStatus) else status.rollout
+def _status_key(status: records.RolloutStatus | records.RelayStatus) -> str:
+    name = status.relay if isinstance(status, records.RelayStatus) else status.rollout
     return f"{name}/{status.term}"
 
 
@@ -197,14 +182,14 @@ class DispatchInbox:
         self.lengths = lengths or LengthHistory()
         self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
         self._readers: dict[str, TopicReader] = {}
-        self._prompts: dict[int, tuple[Prompt, Address]] = {}
+        self._prompts: dict[int, tuple[records.Prompt, Address]] = {}
         self._newest_prompt: tuple[int, Address] | None = None
         self._released: list[VoidAssignment] = []
 
     def rebuild(
         self,
         own: Mapping[str, Mapping[int, int]],
-        kept: Mapping[str, Mapping[int, Position]],
+        kept: Mapping[str, Mapping[int, records.Position]],
     ) -> None:
         """Fold the log up to now, from the positions in `kept`; `own` holds the offsets of this
         term's `Opened` in dispatch's own topics.
@@ -271,13 +256,13 @@ class DispatchInbox:
         """Listening time in seconds, see `SilenceClock`; statuses are stamped with it."""
         return self._listening.now_s
 
-    def next_prompt(self) -> tuple[Prompt, Address] | None:
+    def next_prompt(self) -> tuple[records.Prompt, Address] | None:
         """Remove and return the next prompt in the seeded order, None if none was read. In a fork
         the topic omits the prompts that the parent finished.
         """
         return self._prompts.pop(min(self._prompts)) if self._prompts else None
 
-    def ahead(self) -> Sequence[Prompt]:
+    def ahead(self) -> Sequence[records.Prompt]:
         """Prompts that were read and not admitted yet, in their order."""
         return [self._prompts[group][0] for group in sorted(self._prompts)]
 
@@ -289,7 +274,7 @@ class DispatchInbox:
     def readers(self) -> list[TopicReader]:
         return list(self._readers.values())
 
-    def positions(self) -> dict[str, dict[int, Position]]:
+    def positions(self) -> dict[str, dict[int, records.Position]]:
         """Positions from which a later holder continues the fold, without dispatch's own topics. In
         `prompts` they precede the prompts of open groups, to read these again, and the newest
         prompt, from which a restarted prompt source continues its numbers.
@@ -297,13 +282,13 @@ class DispatchInbox:
         folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED_TOPICS}
         return {**folded, "prompts": self._prompts_position()}
 
-    def _prompts_position(self) -> dict[int, Position]:
+    def _prompts_position(self) -> dict[int, records.Position]:
         needed = [group.admitted.prompt for group in self._state.groups.values()]
         needed += [at for _, at in self._prompts.values()]
         needed += [] if self._newest_prompt is None else [self._newest_prompt[1]]
         return move_back_to_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
 
-    def _open(self, topic: str, kept: Mapping[str, Mapping[int, Position]]) -> TopicReader:
+    def _open(self, topic: str, kept: Mapping[str, Mapping[int, records.Position]]) -> TopicReader:
         begin = from_begin(self._bus, topic)
         positions = kept.get(topic) or begin
         if topic == "applied":  # not folded: records that an older trainer truncated are no loss
@@ -314,18 +299,18 @@ class DispatchInbox:
         self._readers[topic] = reader
         return reader
 
-    def _refusal(self, record: Record) -> str:
+    def _refusal(self, record: records.Record) -> str:
         """The reason why dispatch does not act on a record of a topic with many writers; "" when it
         does.
         """
         match record:
-            case Partial():
+            case records.Partial():
                 return refused_partial(record, self._state.assignments.get(record.trajectory))
-            case RolloutStatus():
+            case records.RolloutStatus():
                 who, reason = (ROLLOUTS, record.rollout, record.term), refused_status(record)
-            case RelayStatus():  # all relays count their terms under one name
+            case records.RelayStatus():  # all relays count their terms under one name
                 who, reason = (RELAYS, RELAY_TERMS, record.term), ""
-            case Applied():
+            case records.Applied():
                 who = (ROLLOUTS, record.rollout, record.rollout_term)
                 reason = refused_applied(record)
             case _:
@@ -336,41 +321,41 @@ class DispatchInbox:
 
     def _apply(self, received: Received, fresh: bool) -> None:
         state, record = self._state, received.record
-        if isinstance(record, RolloutStatus | RelayStatus):
+        if isinstance(record, records.RolloutStatus | records.RelayStatus):
             self._status_keys.note(_status_key(record), self._listening.now_s)
         if reason := self._refusal(record):
             self.refused[received.topic] += 1
-            if not isinstance(record, Partial) or malformed_partial(record):
+            if not isinstance(record, records.Partial) or malformed_partial(record):
                 self.foreign[received.topic] += 1
             log.debug("%s %s: %s", received.topic, received.address, reason)
             return
         match record:
-            case Prompt():
+            case records.Prompt():
                 self._prompt(record, received.address)
-            case Trajectory():
+            case records.Trajectory():
                 self._complete(record, received.address.partition)
-            case Partial():
+            case records.Partial():
                 state.apply_partial(record, received.address)
-            case RolloutStatus():
+            case records.RolloutStatus():
                 self._status_keys.rollouts[_status_key(record)] = record.rollout, record.term
                 state.apply_status(record, self._listening.now_s, fresh)
-            case WeightsAnnounced():
+            case records.WeightsAnnounced():
                 state.version = max(state.version, record.version)
-            case Take():
+            case records.Take():
                 for group in record.groups:
                     self._released += state.apply_taken(group.group)
-            case Superseded():
+            case records.Superseded():
                 state.apply_superseded(len(record.poisoned))
-            case GroupClosed():
+            case records.GroupClosed():
                 self._released += state.apply_closed(record.group)
-            case Admitted():
+            case records.Admitted():
                 state.apply_admitted(record)
-            case Assignment():
+            case records.Assignment():
                 state.apply_assignment(record, received.address)
             case _:
                 pass  # relays' statuses, and records of other roles in the ledger
 
-    def _complete(self, record: Trajectory, partition: int) -> None:
+    def _complete(self, record: records.Trajectory, partition: int) -> None:
         """Apply a completion, and record its length for predictions unless it is dead. A completion
         outside its group's partition is late, as for the trainer.
         """
@@ -384,7 +369,7 @@ class DispatchInbox:
         if counts and generated is not None and group is not None and group.prompt is not None:
             self.lengths.note(group.prompt, generated)
 
-    def _prompt(self, prompt: Prompt, at: Address) -> None:
+    def _prompt(self, prompt: records.Prompt, at: Address) -> None:
         """Keep the prompt for admission, or attach it to an open group that a rebuild found."""
         if self._newest_prompt is None or prompt.group > self._newest_prompt[0]:
             self._newest_prompt = prompt.group, at

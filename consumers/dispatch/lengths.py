@@ -1,10 +1,10 @@
 """Predicts the length of an answer from earlier passes over the prompt, else from the finished
 samples of its group, else from its task. Predictions affect speed only, never results.
 
-The history by prompt is RhymeRL's (arXiv 2508.18588: only 2 to 4 % of answers change their rank
-much between passes); the use of the group's own finished samples is Seer's (probe first, the
-longest so far is the estimate). Means follow the newest `SAMPLES_SMOOTHED` samples, because the
-lengths of a policy's answers change during training.
+The history by prompt is RhymeRL's (arXiv 2508.18588: ranked by length, only 2 to 4 % of answers
+move far between two passes). The use of the group's own finished samples is Seer's: the estimate is
+the longest of them. Means follow about the newest `SAMPLES_SMOOTHED` samples, because the lengths
+of a policy's answers change during training.
 """
 
 import math
@@ -17,13 +17,13 @@ from rollstream.streams.records import Prompt
 
 PROMPTS_MAX = 1 << 16  # beyond it the least recently used prompt is evicted
 TASKS_MAX = 1024
-SAMPLES_SMOOTHED = 32  # samples over which mean and spread are smoothed
+SAMPLES_SMOOTHED = 32  # mean and spread are moving averages over about this many samples
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLength:
-    """States the expected length of an answer in generated tokens: mean and standard deviation of
-    `count` samples.
+    """States the expected length of an answer in generated tokens, `mean`, with its standard
+    deviation. Both come from `count` samples, of which a history counts at most `SAMPLES_SMOOTHED`.
     """
 
     mean: float
@@ -47,7 +47,7 @@ def prompt_key(prompt: Prompt) -> str:
 
 
 def with_sample(known: ExpectedLength | None, tokens: int) -> ExpectedLength:
-    """Returns the length with one more sample; each sample has a weight of at least 1 /
+    """Returns the expected length after one more sample, whose weight is at least 1 /
     `SAMPLES_SMOOTHED`.
     """
     if known is None:
@@ -77,12 +77,17 @@ class LengthHistory:
         self.changed = True
 
     def of_prompt(self, prompt: Prompt) -> ExpectedLength | None:
-        """Returns the length of this prompt's earlier answers, of the present pass too."""
+        """Returns the expected length from all finished answers to this prompt, those of the
+        present pass included.
+        """
         return self._prompts.get(prompt_key(prompt))
 
     def expected(self, prompt: Prompt, finished: Sequence[int] = ()) -> ExpectedLength | None:
         """Returns the estimate for one more sample of the prompt, None without any history;
         `finished` are the lengths of its group's finished samples.
+
+        The prompt's history decides if it has samples of an earlier pass, that is more than
+        `finished`; then the longest of `finished`, with a spread of 0; then the task's history.
         """
         own = self.of_prompt(prompt)
         if own is not None and own.count > len(finished):

@@ -1,39 +1,30 @@
-"""Decides when to repack (to move the last running requests together, `repack.py`), builds the
-planners' inputs from the state, and turns their plan into releases.
+"""Repacks running trajectories (requests): `RepackPlanner` decides when, describes the rollouts and
+requests to the planning functions of `repack.py`, and turns their plan into release records.
 
-A move is three records: dispatch's release names the destination (`onward`), the source's last
-partial gives the trajectory up, and the next attempt resumes from that partial. All three are in
-the log, so a death at any point is recovered like any other: a source by its heartbeat, a
-destination by a new placement, dispatch by reading the releases and last partials. A completion
-that arrives first ends the trajectory and drops its pending move (invariant 2).
+A move is three records. Dispatch's release names the destination (`onward`); the source publishes a
+last partial, which gives the trajectory up; dispatch assigns the next attempt to the destination,
+which resumes from that partial. All three are in the log, so the death of any process in between is
+recovered (docs/explanation/scheduling.md, A move).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rollstream.consumers.dispatch import repack
 from rollstream.consumers.dispatch.assignments import release_record
 from rollstream.consumers.dispatch.lengths import LengthHistory
-from rollstream.consumers.dispatch.repack import (
-    OutlierPlan,
-    RepackMove,
-    RolloutLoad,
-    RunningRequest,
-    StepDuration,
-    lag_budget,
-    plan_outliers,
-    plan_repack,
-)
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, TrackedRollout
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version
 
-MOVE_TIMEOUT_S = 10.0  # to wait for a move's last partial: an answer that is being scored has none
+# Longest wait for a source's last partial. An answer that is already being scored gets none.
+MOVE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class MoveSummary:
-    """Counts the requests that `source` was asked to release for `destination`."""
+    """Counts the requests that `source` is asked to release so that `destination` resumes them."""
 
     source: str
     destination: str
@@ -42,15 +33,17 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """Holds the releases to append; the trajectories `restarts` restart on the newest version."""
+    """Holds the releases to append, the trajectories (`restarts`) to restart on the newest version,
+    and in `moves` the rollouts of which all requests move; `releases` includes theirs.
+    """
 
     releases: tuple[Assignment, ...] = ()
     restarts: tuple[str, ...] = ()
-    moves: tuple[RepackMove, ...] = ()
+    moves: tuple[repack.RepackMove, ...] = ()
 
     def summaries(self) -> tuple[MoveSummary, ...]:
-        """Returns the releases counted by source and destination, whole tails and gathered outliers
-        together.
+        """Counts the releases by source and destination, whether all requests of the source move or
+        only its long ones.
         """
         counts = Counter((release.rollout, release.onward) for release in self.releases)
         return tuple(MoveSummary(*both, count) for both, count in sorted(counts.items()))
@@ -59,7 +52,11 @@ class RepackPlan:
 @dataclass(slots=True)
 class RepackPlanner:
     """Plans moves every `every_s` seconds, and at once after a new version that rollouts do not
-    hold yet.
+    hold yet. Purpose: rollouts that become empty load that version and take new prompts.
+
+    `repack.plan_repack` moves all requests off rollouts that are nearly empty. From the remaining
+    rollouts `repack.plan_outliers` moves single requests that are much longer than expected
+    (outliers), or restarts them.
     """
 
     every_s: float
@@ -68,10 +65,11 @@ class RepackPlanner:
     _due_s: float = 0.0
     _version: Version | None = None
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
-    _steps: StepDuration = field(default_factory=StepDuration)
+    """When each trajectory that is moving was released, by trajectory."""
+    _steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
-        """Returns the moves that are due now; None while none are due."""
+        """Returns the plan that is due now, empty if nothing must move; None while none is due."""
         self._steps.observe(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
@@ -79,8 +77,9 @@ class RepackPlanner:
         if all(s.status.version.number >= state.version.number for s in state.rollouts.values()):
             return RepackPlan()  # every rollout holds the newest version
         loads = self._loads(state, now_s)
-        moves = plan_repack(loads)
+        moves = repack.plan_repack(loads)
         giving = {move.source: move.destination for move in moves}
+        # Rollouts that neither give nor take requests in `moves`.
         apart = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
         gathered = self._gather(state, lengths, apart)
         onward = dict(gathered.moves)
@@ -90,13 +89,15 @@ class RepackPlanner:
         self._asked_s |= dict.fromkeys(onward, now_s)
         return RepackPlan(tuple(_move_releases(state, onward)), gathered.restarts, moves)
 
-    def _loads(self, state: DispatchState, now_s: float) -> list[RolloutLoad]:
-        """Returns the load of every rollout; one in the middle of a move is not ready until the
-        move is done or `MOVE_TIMEOUT_S` is over.
+    def _loads(self, state: DispatchState, now_s: float) -> list[repack.RolloutLoad]:
+        """Returns the load of every rollout. Source and destination of a move are not ready until
+        the move is done or `MOVE_TIMEOUT_S` is over. If the trajectory completes at the source
+        instead, it is finished, and its move is dropped (invariant 2).
         """
         for trajectory, assignment in state.assignments.items():
             if assignment.onward:
-                self._asked_s.setdefault(trajectory, now_s)  # released by an earlier holder
+                # Released by an earlier holder of dispatch's lease, at an unknown time.
+                self._asked_s.setdefault(trajectory, now_s)
         self._asked_s = {t: at_s for t, at_s in self._asked_s.items() if t in state.assignments}
         moving: set[str] = set()
         silent: dict[str, int] = {}
@@ -115,14 +116,19 @@ class RepackPlanner:
         ]
 
     def _gather(
-        self, state: DispatchState, lengths: LengthHistory, loads: Iterable[RolloutLoad]
-    ) -> OutlierPlan:
+        self, state: DispatchState, lengths: LengthHistory, loads: Iterable[repack.RolloutLoad]
+    ) -> repack.OutlierPlan:
+        """Plans the moves and restarts of outliers among the rollouts in `loads`. Only requests of
+        wholly admitted waves take part: the unfinished share of a wave (`shares`) means nothing
+        while groups are still admitted to it.
+        """
         shares: dict[int, float] = {}
         for group in state.groups.values():
             samples = self.groups_per_wave * len(group.admitted.trajectories)
             wave = group.admitted.wave
             shares[wave] = shares.get(wave, 0.0) + len(group.open) / samples
-        growing = (state.admitted - state.closed) // self.groups_per_wave  # not fully admitted yet
+        # The first wave that is not wholly admitted.
+        growing = (state.admitted - state.closed) // self.groups_per_wave
         running = [
             found
             for trajectory, assignment in state.assignments.items()
@@ -131,10 +137,10 @@ class RepackPlanner:
             and (found := self._running(state, lengths, trajectory, assignment, shares)) is not None
         ]
         newest = [s for s in state.rollouts.values() if s.status.version == state.version]
-        budget = lag_budget(
+        budget = repack.lag_budget(
             self.max_lag, self._steps.lasts_s, [rollout.speed for rollout in newest]
         )
-        return plan_outliers(running, list(loads), budget)
+        return repack.plan_outliers(running, list(loads), budget)
 
     def _running(
         self,
@@ -143,14 +149,15 @@ class RepackPlanner:
         trajectory: str,
         assignment: CurrentAssignment,
         shares: Mapping[int, float],
-    ) -> RunningRequest | None:
+    ) -> repack.RunningRequest | None:
+        """Describes a request for `plan_outliers`; None while its prompt or version is unknown."""
         chain, group = state.chains[trajectory], state.group_of(trajectory)
         if group.prompt is None or chain.version is None:
             return None
         left = None
         if self.max_lag is not None:
             left = chain.version.number + self.max_lag - state.version.number
-        return RunningRequest(
+        return repack.RunningRequest(
             trajectory=trajectory,
             rollout=assignment.rollout,
             version=chain.version,
@@ -165,8 +172,8 @@ class RepackPlanner:
 
 
 def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssignment) -> bool:
-    """Whether the assigned rollout generates the trajectory under this assignment, as a partial
-    shows, and was not asked to release it.
+    """Returns whether the assigned rollout generates the trajectory: it lives, it has published a
+    partial under this assignment, and it was not asked to release the trajectory.
     """
     chain = state.chains.get(trajectory)
     is_here = not assignment.onward and not assignment.given_up and state.is_held(assignment)
@@ -176,27 +183,31 @@ def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssi
 def _is_resume_pending(
     state: DispatchState, trajectory: str, assignment: CurrentAssignment
 ) -> bool:
-    """Whether the trajectory was assigned from a partial of the version that its rollout holds, and
-    no new partial was published yet.
+    """Returns whether the trajectory resumes at its rollout without a partial from there yet: its
+    newest partial is of an earlier attempt, under the version that the rollout holds.
     """
     chain = state.chains.get(trajectory)
     held = state.rollouts[assignment.rollout].status.version
     return chain is not None and chain.attempt < assignment.attempt and chain.version == held
 
 
-def rollout_load(seen: TrackedRollout, silent: int, is_still: bool, newest: Version) -> RolloutLoad:
-    """Returns one rollout's load for the planners. `kv_previous` is its highest KV use under this
-    version: a tail of few long answers grows between two plans and is a tail all the same. `silent`
-    is the number of its assignments without a partial; if more of them than wait in the queue, some
-    are running and dispatch cannot move them, so the rollout is not ready. `is_still` is False
-    while a move or a resume at this rollout is under way. A rollout gains from being emptied only
-    if it then pulls a newer version.
+def rollout_load(
+    seen: TrackedRollout, silent: int, is_still: bool, newest: Version
+) -> repack.RolloutLoad:
+    """Returns one rollout's load for the planners.
+
+    `kv_previous` is its highest KV use under this version, not that of the previous plan: the KV
+    of a rollout's last long answers grows between two plans, and yet the rollout is nearly empty.
+    `silent` is the number of its assignments without a partial. If that is more than wait in its
+    queue, some of them run already, and dispatch cannot move them without a partial, so the
+    rollout is not ready. `is_still` is False while a move or a resume at this rollout is under way.
+    Being emptied is a gain (`gains`) only for a rollout that then loads a newer version.
     """
     status = seen.status
     slots = status.slots
     is_able = status.health in ("generating", "draining") and not status.pulling
     pulls = status.version.number < newest.number
-    return RolloutLoad(
+    return repack.RolloutLoad(
         rollout=status.rollout,
         version=status.version,
         running=status.running,
@@ -211,6 +222,7 @@ def rollout_load(seen: TrackedRollout, silent: int, is_still: bool, newest: Vers
 
 
 def _move_releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[Assignment]:
+    """Yields a release for each trajectory; `onward` has their destinations by trajectory."""
     for trajectory, destination in onward.items():
         prompt = state.group_of(trajectory).prompt
         if prompt is not None:

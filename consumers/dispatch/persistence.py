@@ -1,16 +1,8 @@
 """Persists the state of dispatch (`dispatch/state.json`): the fold at one moment and the positions
 from which it continues. Truncates the records that no rebuild needs any more (invariant 11).
 
-1. The state is persisted. 2. The positions from which the fold continues are committed: the trainer
-   truncates the topics that both read only up to them. 3. Topics that only dispatch needs are
-   truncated: `prompts` up to the oldest prompt of an open group, `assignments` and `partials` up to
-   the oldest assignment and the oldest partial of an open trajectory.
-
-Every write is a compare-and-swap, and a new holder swaps its own term in *before* it appends
-`Opened`. From then on the earlier holder's swap fails and it exits; its last successful write
-covers only records before that `Opened`. Without the swaps a stopped dispatch of term 3 could wake
-up behind its successor, fold its own void admissions and persist them; term 5 would start from
-them.
+Every write of the state is a compare-and-swap, so a replaced holder cannot overwrite the state of
+its successor (`StateFile`).
 """
 
 import logging
@@ -132,6 +124,12 @@ def restore_state(kept: PersistedState | None) -> DispatchState:
 class StateFile:
     """Reads and writes the state object for one term. Its writes raise `Fenced` once a higher term
     has taken it.
+
+    Every write is a compare-and-swap, and a new holder swaps its own term in *before* it appends
+    `Opened`. From then on the earlier holder's swap fails and it exits; its last successful write
+    covers only records before that `Opened`. Without the swaps a stopped dispatch of term 3 could
+    continue behind its successor, fold its own void admissions and persist them; term 5 would start
+    from them.
     """
 
     def __init__(self, store: ObjectStore, term: int) -> None:
@@ -178,7 +176,7 @@ class StateFile:
 log = logging.getLogger(__name__)
 
 LENGTHS_KEY = "dispatch/lengths.json"
-LENGTHS_SAVE_S = 60.0  # between two writes, each of some MB where a run has many prompts
+LENGTHS_SAVE_S = 60.0  # between two writes; each is some MB where a run has many prompts
 RENEW_S = 3600.0  # between two commits of positions that do not move; brokers drop them after days
 
 
@@ -218,6 +216,13 @@ class DispatchPersistence:
     ) -> None:
         """Persist the state if it is due. Between two rounds the state is the fold of all records
         read.
+
+        1. Persist the state.
+        2. Commit the positions from which the fold continues: the trainer truncates the topics that
+           both read only up to them.
+        3. Truncate the topics that only dispatch needs: `prompts` up to the oldest prompt that is
+           still needed (`DispatchInbox.positions`), `assignments` and `partials` up to the oldest
+           assignment and the oldest partial of an open trajectory.
         """
         if self.monotonic() < self._due_s:
             return

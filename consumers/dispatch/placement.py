@@ -1,20 +1,8 @@
 """Decides which rollout gets which samples. The functions are pure (invariant 9).
 
-A group's samples go to one rollout while they fit, so that its prompt is prefilled once. Where the
-wave is ranked, the rollouts of the group's ranking group come first; else the rollout that would
-finish its present work first, and while no lengths are known the one with most room. No sample
-waits for a better place: a free slot on any rollout is used.
-
-The ranking is HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected
-length and cut into ranking groups. Consecutive waves assign them in opposite directions, so a
-rollout with the short end of one wave has the long end of the next, without a barrier in between.
-Preemptible rollouts keep the short end in every wave, so that little is lost when one is taken
-away.
-
-Longer groups get more rollouts. With one rollout per ranking group the end times of the groups grow
-like the lengths, steeply at the end. If the long groups get more of the same rollouts, the end
-times form a ramp: group g of G ends at (g + 1) / G of the last group's time. The ramp with the
-least such time is searched.
+`lay_out_wave` ranks a wave's prompts by expected length and gives each part of the ranking its
+rollouts; `place_samples` places samples, with or without such a ranking. No sample waits for a
+better place: a free slot on any rollout is used (docs/explanation/scheduling.md, Placement).
 """
 
 from bisect import bisect_left
@@ -38,8 +26,13 @@ def end_times(
 
 
 def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
-    """Returns the number of rollouts for each group, shortest first; every group gets at least one,
-    and all rollouts are used.
+    """Returns the number of rollouts for each ranking group, shortest first; every group gets at
+    least one, and all rollouts are used.
+
+    Longer groups get more rollouts. With equally many rollouts for each group the end times of the
+    groups grow like the lengths, steeply at the end. With more of the rollouts for the long groups
+    the end times form a ramp: group g of G ends at (g + 1) / G of the last group's time. The ramp
+    with the least such time is searched.
 
     `times[g, n − 1]` is the end time of group g on n rollouts and must not grow with n. There must
     be no more groups than rollouts.
@@ -112,6 +105,12 @@ def lay_out_wave(
 ) -> WaveLayout | None:
     """Returns the layout of a wave's prompts with one ranking group for every two rollouts; None
     where a ranking is useless: too few rollouts, or all lengths equal.
+
+    The ranking is HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected
+    length and cut into ranking groups. Consecutive waves assign the groups to the rollouts in
+    opposite directions (`ascending`), so a rollout with the short end of one wave has the long end
+    of the next, without a barrier in between. Preemptible rollouts keep the short end in every
+    wave, so that little is lost when one is taken away.
     """
     ranked = tuple(sorted(means))
     count = min((len(workers) + 1) // 2, len(ranked))
@@ -187,8 +186,11 @@ def place_samples(
 ) -> Mapping[str, str]:
     """Returns trajectory → rollout for as many trajectories as fit, in the order of `works`.
 
-    Never gives a rollout more than its `free`; ties go to the smaller name, so equal inputs give
-    equal plans.
+    A group's samples go to one rollout while they fit, so that its prompt is prefilled once. Where
+    the wave is ranked, the rollouts of the group's ranking group come first. Otherwise the rollout
+    comes first that would finish its present work first, or, while no lengths are known, the one
+    with most room. Never gives a rollout more than its `free`; ties go to the smaller name, so
+    equal inputs give equal plans.
     """
     open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}

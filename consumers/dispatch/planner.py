@@ -9,22 +9,12 @@ returned records. A plan holds, in this order:
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rollstream.consumers.dispatch import assignments
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,
     WaveLayouts,
     admissible_groups,
     rollout_speeds,
-)
-from rollstream.consumers.dispatch.assignments import (
-    Continuation,
-    FreeRoom,
-    UnassignedSamples,
-    assignment_record,
-    continuation,
-    eligible_rollouts,
-    find_unassigned,
-    free_room,
-    in_start_order,
 )
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import (
@@ -72,10 +62,12 @@ class AssignmentPlanner:
         """Returns all assignments that can be given now; `ahead` are the prompts to be admitted
         next.
         """
-        unassigned = list(find_unassigned(state, lengths, self.keep_version, self.is_loadable))
+        unassigned = list(
+            assignments.find_unassigned(state, lengths, self.keep_version, self.is_loadable)
+        )
         if not unassigned:
             return []
-        free = free_room(state, self.queue_per_slot)
+        free = assignments.free_room(state, self.queue_per_slot)
         reloads = self._plan_reloads(state, lengths, unassigned, free, bool(ahead), now_s)
         planned = list(self._moved(state, unassigned))  # 1
         planned += self._loading(state, unassigned, reloads, free)  # 2
@@ -83,13 +75,15 @@ class AssignmentPlanner:
         rest = [part for samples in unassigned if (part := samples.without(settled)).trajectories]
         resumes = [samples for samples in rest if samples.kind == "resume"]
         for version in sorted({samples.version for samples in resumes}, key=str):
-            eligible = eligible_rollouts(state, version if self.is_loadable is None else None)
+            eligible = assignments.eligible_rollouts(
+                state, version if self.is_loadable is None else None
+            )
             rooms = {name: room for name, room in free.resumes.items() if name in eligible}
             alike = [samples for samples in resumes if samples.version == version]
             planned += self._placed(state, alike, rooms, free, {})  # 2
         starts = [samples for samples in rest if samples.kind == "start"]
         layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
-        starts = in_start_order(starts, sum(max(0, room) for room in free.new.values()))
+        starts = assignments.in_start_order(starts, sum(max(0, room) for room in free.new.values()))
         return planned + self._placed(state, starts, dict(free.new), free, layouts)  # 3
 
     def restart_on_newest(
@@ -98,10 +92,10 @@ class AssignmentPlanner:
         """Returns assignments that restart these trajectories on the newest version, as far as
         rollouts that hold it have room.
         """
-        free = free_room(state, self.queue_per_slot)
-        eligible = eligible_rollouts(state, state.version)
+        free = assignments.free_room(state, self.queue_per_slot)
+        eligible = assignments.eligible_rollouts(state, state.version)
         restarts = [
-            UnassignedSamples(
+            assignments.UnassignedSamples(
                 group,
                 group.prompt,
                 (t,),
@@ -118,8 +112,8 @@ class AssignmentPlanner:
         self,
         state: DispatchState,
         lengths: LengthHistory,
-        unassigned: Sequence[UnassignedSamples],
-        free: FreeRoom,
+        unassigned: Sequence[assignments.UnassignedSamples],
+        free: assignments.FreeRoom,
         has_more: bool,
         now_s: float,
     ) -> ReloadPlan:
@@ -138,9 +132,9 @@ class AssignmentPlanner:
     def _loading(
         self,
         state: DispatchState,
-        unassigned: Iterable[UnassignedSamples],
+        unassigned: Iterable[assignments.UnassignedSamples],
         reloads: ReloadPlan,
-        free: FreeRoom,
+        free: assignments.FreeRoom,
     ) -> Iterator[PlannedAssignment]:
         """Yields resumes at rollouts that load their version first; those rollouts get no other
         work meanwhile.
@@ -154,18 +148,20 @@ class AssignmentPlanner:
                     room.pop(rollout, None)
                 known, chain = state.assignments.get(trajectory), state.chains[trajectory]
                 assert chain.version is not None, "its version is loaded"
-                how = {trajectory: continuation(known, chain, True, (chain.version,))}
+                how = {trajectory: assignments.continuation(known, chain, True, (chain.version,))}
                 yield self._assigned(state, replace(samples, how=how), trajectory, rollout)
 
     def _moved(
-        self, state: DispatchState, unassigned: Iterable[UnassignedSamples]
+        self, state: DispatchState, unassigned: Iterable[assignments.UnassignedSamples]
     ) -> Iterator[PlannedAssignment]:
         """Yields resumes at the planned destinations; their room was reserved when the moves were
         requested.
         """
         for samples in unassigned:
             is_resume = samples.kind == "resume"
-            eligible = eligible_rollouts(state, samples.version) if is_resume else set[str]()
+            eligible = (
+                assignments.eligible_rollouts(state, samples.version) if is_resume else set[str]()
+            )
             for trajectory in samples.trajectories:
                 known = state.assignments.get(trajectory)
                 if known is not None and known.given_up and known.onward in eligible:
@@ -174,9 +170,9 @@ class AssignmentPlanner:
     def _placed(
         self,
         state: DispatchState,
-        unassigned: Sequence[UnassignedSamples],
+        unassigned: Sequence[assignments.UnassignedSamples],
         rooms: Mapping[str, int],
-        free: FreeRoom,
+        free: assignments.FreeRoom,
         layouts: Mapping[int, WaveLayout],
     ) -> list[PlannedAssignment]:
         if not unassigned:
@@ -205,17 +201,25 @@ class AssignmentPlanner:
         return planned
 
     def _assigned(
-        self, state: DispatchState, one: UnassignedSamples, trajectory: str, rollout: str
+        self,
+        state: DispatchState,
+        one: assignments.UnassignedSamples,
+        trajectory: str,
+        rollout: str,
     ) -> PlannedAssignment:
         how, predicted = one.how[trajectory], round(one.mean)
-        record = assignment_record(state, self.pace, one.group, trajectory, how, rollout, predicted)
+        record = assignments.assignment_record(
+            state, self.pace, one.group, trajectory, how, rollout, predicted
+        )
         return PlannedAssignment(record, how.discards_tokens)
 
 
-def _start_on_newest(state: DispatchState, trajectory: str) -> Continuation:
+def _start_on_newest(state: DispatchState, trajectory: str) -> assignments.Continuation:
     known = state.assignments[trajectory]
     attempt, moves = known.attempt + 1, known.moves + 1
-    return Continuation("start", attempt, None, state.version, moves, discards_tokens=True)
+    return assignments.Continuation(
+        "start", attempt, None, state.version, moves, discards_tokens=True
+    )
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:

@@ -1,21 +1,9 @@
-"""Plans repacks: decides which rollouts move their last requests to which others, so that they
-become empty, pull the newest weights and take new prompts. The functions are pure (invariant 9);
-`StepDuration` is a fold over observations.
+"""Plans repacks: decides which rollouts (sources) move their last requests to which others
+(destinations), so that the sources become empty, pull the newest weights and take new prompts
+(docs/explanation/scheduling.md, Repack). A request is a trajectory that a rollout runs.
 
-`plan_repack` is Laminar's (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit
-decreasing: the largest candidates stay and become destinations, and each smaller one goes whole
-into the fullest destination that still takes it. So a destination never becomes a source, no
-request moves twice, and as little as possible is moved. No destination is filled above its KV
-capacity or its decode batch bound. The cost is n log n in a version's candidates: ten thousand
-rollouts are planned between two decode steps.
-
-`plan_outliers` is RhymeRL's tail migration (arXiv 2508.18588): an outlier is one of the last 10 %
-unfinished of its wave and longer than a threshold from history; it delays the rollout that must
-finish it under its version. Outliers are gathered on as few rollouts of their version as can take
-them, so that the other rollouts become empty. An answer that invariant 5 drops in any case is
-restarted on the newest version, if its whole expected length fits the lag budget there, by the
-measured seconds per step and per token. Otherwise it would be too late again and everything
-generated twice; it is then left to finish, and dropped.
+`plan_repack` moves all requests of a rollout, `plan_outliers` single long ones. No request moves
+twice in a plan. The functions are pure (invariant 9); `StepDuration` is a fold over observations.
 """
 
 from bisect import bisect_left, insort
@@ -26,7 +14,9 @@ from statistics import median
 from rollstream.consumers.dispatch.lengths import ExpectedLength
 from rollstream.streams.values import Version
 
-DESTINATIONS_TRIED_MAX = 64  # for one source, fullest first, when the other bound is tight
+# Destinations examined for one source, the fullest first: in KV, or in requests where these are
+# scarcer. One without room in the other measure is passed over.
+DESTINATIONS_TRIED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +41,7 @@ class RolloutLoad:
 
 @dataclass(frozen=True, slots=True)
 class RepackMove:
-    """All requests of `source` continue at `destination`."""
+    """States that all requests of `source` continue at `destination`."""
 
     source: str
     destination: str
@@ -75,6 +65,13 @@ def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tupl
     """Returns the moves; empty when no rollout would gain. With `keep_version` requests move only
     between rollouts of one version (invariant 4). Ties go by name, so equal inputs give equal
     plans.
+
+    The plan is Laminar's (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit
+    decreasing: the largest candidates stay and become destinations, and each smaller one goes whole
+    into the fullest destination that still takes it. So a destination never becomes a source, no
+    request moves twice, and as little as possible is moved. No destination is filled above its KV
+    capacity or its decode batch bound. The cost is n log n in a version's candidates: ten thousand
+    rollouts are planned between two decode steps.
     """
     alike: dict[Version | None, list[RolloutLoad]] = {}
     for load in loads:
@@ -159,8 +156,8 @@ class StepDuration:
 
 @dataclass(frozen=True, slots=True)
 class LagBudget:
-    """An answer that starts on the newest version is trained if it ends within `max_lag` steps of
-    `step_s` seconds; a token takes `token_s` seconds.
+    """Bounds an answer that starts on the newest version: it is trained if it ends within `max_lag`
+    − `WAITING_STEPS` steps of `step_s` seconds; a token takes `token_s` seconds.
     """
 
     max_lag: int
@@ -189,7 +186,7 @@ def lag_budget(
 UNFINISHED_MAX = 0.1  # largest unfinished share of an outlier's wave: RhymeRL's figure
 DEVIATIONS = 2.0  # standard deviations above the mean; the paper names no threshold
 MEAN_FACTOR_MIN = 1.5  # times the mean at least, where the spread is small
-TAIL_FACTOR = 2.0  # the expected rest of a long tail equals the tokens that it has generated
+TAIL_FACTOR = 2.0  # a long answer is expected to generate as many tokens again
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +218,10 @@ class OutlierPlan:
 
 
 def is_outlier(running: RunningRequest) -> bool:
-    """Whether the request is much longer than expected in an almost finished wave. Without length
-    history nothing is an outlier.
+    """Whether the request is much longer than expected in an almost finished wave: one of the last
+    10 % unfinished, and longer than a threshold from history. An outlier delays its rollout,
+    which must finish it before it takes newer weights. Without length history nothing is an
+    outlier.
     """
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
@@ -237,9 +236,12 @@ def is_too_old(running: RunningRequest) -> bool:
 
 def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bool:
     """Whether the answer is dropped as it is but would be trained if restarted on the newest
-    version. Its length is taken to be the longer of the usual maximum and twice its present length.
-    If others of its group ended before it, they are as old and would be dropped while they wait, so
-    a restart is useless. Without length history nothing is restarted.
+    version: its whole expected length must fit the lag budget there, by the measured seconds per
+    step and per token. Otherwise it would be too late again, and everything generated twice.
+
+    Its length is taken to be the longer of the usual maximum and twice its present length. If
+    others of its group ended before it, they are as old and would be dropped while they wait, so a
+    restart is useless. Without length history nothing is restarted.
     """
     expected = running.expected
     if (
@@ -256,9 +258,14 @@ def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bo
 def plan_outliers(
     running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
 ) -> OutlierPlan:
-    """Gather outliers where most of their version already are, never above KV capacity or decode
-    batch bound; a rollout that gives requests takes none. `loads` are the rollouts that may take
-    part; without a `budget` nothing is restarted.
+    """Gather outliers on as few rollouts of their version as can take them, so that the other
+    rollouts become empty; a rollout that gives requests takes none, and none is filled above its KV
+    capacity or decode batch bound. `loads` are the rollouts that may take part. This is RhymeRL's
+    tail migration (arXiv 2508.18588).
+
+    An outlier that invariant 5 drops in any case is restarted where that pays
+    (`is_worth_restarting`); without a `budget` nothing is restarted. Otherwise it is left to
+    finish, and dropped.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     found = [r for r in running if r.rollout in bins and is_outlier(r)]

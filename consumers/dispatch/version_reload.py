@@ -1,15 +1,9 @@
 """Decides which unfinished trajectories continue under an old version that no rollout holds any
-more: an idle rollout loads it from history where that costs less than restarts on the newest
-version (invariant 4).
+more: an idle rollout loads that version from the store if this costs less than restarts on the
+newest version (invariant 4; docs/explanation/scheduling.md, A version that no rollout holds).
 
 The assignment names the load (`from_history`), so the rollout's death is recovered like any other.
 A trajectory whose last assignment was such a load restarts when it is unassigned again.
-
-Costs are counted in tokens that one slot could have generated. A cost has two parts. Lost work: a
-restart generates tokens again; a load leaves slots empty while the version is loaded and, on a
-rollout that gets no new work under it, until the last loaded trajectory ends. Lost work is free
-where no other work needs the slots. Delay: the load, or the tokens generated again, postpone the
-last trajectory of a wave, for which all slots of one rollout wait.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,8 +19,8 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class UnheldTrajectory:
-    """A trajectory whose version no rollout holds: `gained` tokens are generated, `left` more are
-    expected.
+    """Describes a trajectory whose version no rollout holds: `gained` tokens are generated, `left`
+    more are expected.
     """
 
     trajectory: str
@@ -36,9 +30,9 @@ class UnheldTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class IdleRollout:
-    """A rollout that could load a version in `load_s` seconds; one slot generates `speed` tokens
-    per second. `is_wanted`: other work needs the slots. Without `refills` the rollout gets no new
-    trajectories under that version.
+    """Describes a rollout that could load a version in `load_s` seconds; one slot generates `speed`
+    tokens per second. `is_wanted` is True if other work needs the slots. Without `refills` the
+    rollout gets no new trajectories under that version.
     """
 
     slots: int
@@ -54,9 +48,9 @@ def trajectories_to_reload(
     """Returns the trajectories that continue on `emptied`, at most one per slot; all others
     restart. Empty if it is cheaper that all restart.
 
-    Compared are, for each n, the n trajectories with the fewest expected tokens, because slots stay
-    empty until the longest loaded one ends. With `refills` no slot stays empty: then the n with the
-    most generated tokens.
+    One plan is compared for each n: it loads the n trajectories with the fewest expected tokens,
+    because slots stay empty until the longest loaded one ends. With `refills` no slot stays empty,
+    so each plan loads the n trajectories with the most generated tokens.
     """
 
     def cheapest_first(one: UnheldTrajectory) -> tuple[float, int, str]:
@@ -71,7 +65,14 @@ def trajectories_to_reload(
 def reload_cost(
     loaded: Sequence[UnheldTrajectory], again: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> float:
-    """Returns the cost in tokens of loading the version for `loaded` and restarting `again`."""
+    """Returns the cost of loading the version for `loaded` and restarting `again`, in tokens that
+    one slot could have generated: lost work plus delay.
+
+    Lost work: a restart generates tokens again; a load leaves slots empty while the version is
+    loaded and, on a rollout that gets no new work under it, until the last loaded trajectory ends.
+    Lost work is free where no other work needs the slots. Delay: the load, or the tokens generated
+    again, postpone the last trajectory of a wave, for which all slots of one rollout wait.
+    """
     lost_work = float(sum(one.gained for one in again))
     delay = float(max((one.gained for one in again), default=0))
     if loaded:
@@ -84,13 +85,13 @@ def reload_cost(
     return lost_work * emptied.is_wanted + emptied.slots * delay
 
 
-IDLE_WAIT_S = 15.0  # wait for an idle rollout: one that was killed is back by then
+IDLE_WAIT_S = 15.0  # longest wait for an idle rollout: a killed one is back by then
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """`loads` maps a trajectory to the rollout that loads its version; `waiting` trajectories stay
-    unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
+    """Maps trajectories to the rollouts that load their versions (`loads`); `waiting` trajectories
+    stay unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
     """
 
     loads: Mapping[str, str] = field(default_factory=dict[str, str])

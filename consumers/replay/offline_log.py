@@ -1,13 +1,10 @@
-"""Merges the trajectories of several sources (logs, and JSON lines of other programs) into one log,
-as groups of a new run. Groups are numbered in the order in which they first appear; each trajectory
-is written once, under the name of its source.
+"""Merges the trajectories of several sources into one log, as groups of a new run that trains on
+them alone (`rollstream replay --offline`; docs/reference/replay.md). A source is the log or archive
+of a run (`RecordedSource`), or a file of JSON lines from another program (`JsonLines`).
 
-The recorded versions are of other trainers, so all spans become version 0, which precedes all
-training of the new run. After a kill, the same call over the same sources resumes.
-
-An invalid line raises a `ConfigurationError` that names the file, the line and the remedy; no line
-is skipped (docs/reference/replay.md has the format). Text is encoded as it is: no template, and no
-special tokens except those written in it.
+`gather_sources` writes each trajectory once, renamed to `LABEL/NAME` by the label of its source.
+After a kill, the same call over the same sources resumes. An invalid line of a file raises
+`ConfigurationError`; it is never skipped.
 """
 
 import heapq
@@ -37,13 +34,18 @@ from rollstream.streams.topics import partition_of
 from rollstream.streams.values import Address, Span, Version
 
 TOPICS = ("trajectories", "annotations")
+"""The topics that are written."""
 START_VERSION = Version(0, 0)
+"""The version of all spans that are written. The recorded versions are of other trainers, and no
+version of the new run made these tokens; version 0 precedes its training.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTrajectory:
-    """Holds a trajectory of a source. `group` is the source's own name of its group, `at` its
-    address if the source is a log.
+    """Holds a trajectory as its source has it. `group` is the source's own name of the group, `at`
+    the trajectory's address if the source is a log, else None. Without `has_logprobs` the record's
+    log-probabilities are placeholders.
     """
 
     group: str
@@ -54,7 +56,7 @@ class SourceTrajectory:
 
 
 class TrajectorySource(Protocol):
-    """Gives the trajectories that are merged into a log."""
+    """The interface of a source of trajectories."""
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
         """Yield the source's trajectories, in the same order at each call."""
@@ -63,13 +65,16 @@ class TrajectorySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSource:
-    """Reads a run's log or archive as a source; trajectories are ordered by completion time."""
+    """Reads a run's log or archive as a source, up to its end at the time of the call. Records of
+    all partitions are merged in the order of their timestamps. `counts` gets `unreadable`, the
+    number of records that cannot be decoded; these are left out.
+    """
 
     log: Bus
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """Yields all completions; records that cannot be decoded are counted as `unreadable`."""
+        """Yields all completions, also late and dead ones."""
         for message, record in self._records("trajectories"):
             if isinstance(record, Trajectory):
                 at = Address(message.partition, message.offset)
@@ -100,7 +105,9 @@ class RecordedSource:
 
 @dataclass(frozen=True, slots=True)
 class LabelledSource:
-    """Combines a source, the label that prefixes its trajectories' names, and a filter."""
+    """Combines a source, the label that its trajectories' names begin with in the new log, and a
+    filter: only trajectories for which `keep` returns True are taken.
+    """
 
     label: str
     source: TrajectorySource
@@ -109,8 +116,10 @@ class LabelledSource:
 
 @dataclass(frozen=True, slots=True)
 class GatherRules:
-    """Trajectories outside `bounds` are left out. `fill` adds missing log-probabilities; the tokens
-    of such a trajectory must be checked before (`check_tokens`).
+    """States which trajectories are taken and how they are completed. Trajectories that cannot be
+    trained within `bounds` are left out. `fill` returns a trajectory with the log-probabilities
+    that it lacked, computed by the model, so its tokens must be in the vocabulary: the caller calls
+    `check_tokens` before.
     """
 
     bounds: TrainingBounds
@@ -120,8 +129,10 @@ class GatherRules:
 def gather_sources(
     sources: Sequence[LabelledSource], log: Bus, rules: GatherRules, where: str
 ) -> Counter[str]:
-    """Write the sources' trajectories and annotations into `log`; returns counts of those taken and
-    left out.
+    """Write the sources' trajectories, and the annotations of runs, into `log`; returns counts of
+    trajectories and groups taken, and of trajectories left out by reason. Groups are numbered in
+    the order in which they first appear. Raises `ConfigurationError`, which names the log as
+    `where`, if the log holds other records than these.
     """
     refuse_foreign_records(log, TOPICS, where)
     for topic in TOPICS:
@@ -141,9 +152,10 @@ def gather_sources(
 def _put_trajectories(
     writer: ResumedTopicWriter, one: LabelledSource, rules: GatherRules, counts: Counter[str]
 ) -> dict[str, int]:
-    """Write one source's trajectories; returns the group of each, -1 for one that was left out. Of
-    several with one name the first counts. Trajectories that cannot be trained are left out by the
-    trainer's own rule (invariant 12).
+    """Write one source's trajectories; returns the new group of each by its name in the source, -1
+    for one that was left out. Of several trajectories with one name only the first is considered.
+    The trainer's own rule (`refusal`, invariant 12) decides which cannot be trained. Dead ones
+    (`finish` = `dead`) are written: they are members of their groups.
     """
     found: dict[str, int] = {}
     groups: dict[str, int] = {}
@@ -174,7 +186,9 @@ def _put_trajectories(
 
 
 def check_tokens(label: str, record: Trajectory, vocabulary: int) -> None:
-    """Raise `ConfigurationError` for a token outside the model's vocabulary."""
+    """Raise `ConfigurationError` if the trajectory has a token outside of the model's vocabulary;
+    `vocabulary` is its size, `label` the source's name in the error.
+    """
     if len(record.tokens) and int(record.tokens.max()) >= vocabulary:
         raise ConfigurationError(
             f"{label}: trajectory {record.trajectory} has token {int(record.tokens.max())}, and "
@@ -192,6 +206,7 @@ def _put_annotations(
 
 
 def _renamed(record: Trajectory, label: str, group: int) -> Trajectory:
+    """Returns the record as the new run has it: in `group`, under its label, of `START_VERSION`."""
     generated = len(record.logprobs)
     return replace(
         record,
@@ -216,8 +231,9 @@ TextEncoder = Callable[[str], Sequence[int]]
 
 
 class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Describes one line: `prompt` and `completion`, each as text or tokens, or, for several turns,
-    `tokens` with the source of each (0 prompt, 1 generated, 2 environment).
+    """Describes one line of a file. It has `prompt` and `completion`, each as text or as tokens. A
+    trajectory of several turns has `tokens` instead, with the source of each token in `sources` (0
+    prompt, 1 generated, 2 environment). docs/reference/replay.md explains the fields.
     """
 
     reward: float
@@ -235,13 +251,19 @@ class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """Reads a file of JSON lines; `encode` is the model's tokenizer, None if it has none."""
+    """Reads a file with one trajectory per line, as JSON (`OfflineLine`). `encode` is the model's
+    tokenizer, None if the model has none. Text is encoded as it is: no chat template is applied,
+    and there are no special tokens except those written in the text.
+    """
 
     path: Path
     encode: TextEncoder | None
 
     def trajectories(self) -> Iterator[SourceTrajectory]:
-        """Yields the trajectories in the order of their lines."""
+        """Yields the trajectories in the order of their lines. An invalid line, or a second
+        trajectory of the same name, raises a `ConfigurationError` that names the file, the line and
+        the remedy; empty lines are skipped.
+        """
         decoder = msgspec.json.Decoder(OfflineLine)
         names: set[str] = set()
         for number, text in self._lines():
@@ -270,6 +292,9 @@ class JsonLines:
                     yield number, text
 
     def _parsed(self, line: OfflineLine, number: int) -> SourceTrajectory:
+        """Returns the trajectory of line `number`. Without a `group`, lines with the same prompt
+        tokens are a group. Raises `ValueError` or `DecodeError` if it cannot be trained.
+        """
         tokens, sources = self._tokens(line)
         generated = sources.count(GENERATED)
         known = line.logprobs is not None

@@ -2,12 +2,6 @@
 under the rule and the filter of a replay, and those that `OfflinePlan` makes over a gathered log.
 
 With the run's own rule and no filter the micro-batches are the recorded ones, sample for sample.
-Samples that another rule adds to the recorded takes (a larger `max_lag`) are packed into further
-micro-batches.
-
-Offline training takes groups in the order of their numbers, each once, `groups_per_step` a step. A
-group that cannot be trained (too few live samples, equal rewards where those are filtered) is
-closed in the ledger, as in live training. Groups too few for one more step are left over.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,7 +70,7 @@ class RecordedSteps:
         return any(recorded.has_same_state(done) for recorded in self.done.get(done.step, ()))
 
     def planned(self, steps: Iterable[int], last: int) -> Iterator[PlannedStep]:
-        """These steps as they were recorded; `last` is the last step of the replay."""
+        """Yields these steps as they were recorded; `last` is the last step of the replay."""
         firsts = [done[0].version for done in self.done.values()]
         terms = believed_terms(firsts)
         for step in steps:
@@ -85,7 +79,7 @@ class RecordedSteps:
             yield PlannedStep(step, takes, self.closed.get(step, ()), step == last, terms, done)
 
     def step_of(self) -> dict[Address, int]:
-        """Address of a trajectory → the step that trained it."""
+        """Returns the step that trained each trajectory, by the trajectory's address."""
         return {
             member.at: step
             for step, takes in self.takes.items()
@@ -146,8 +140,10 @@ def replay_batches(
     planned: PlannedStep,
     step_metrics: StepMetrics,
 ) -> Iterator[list[Sample]]:
-    """Yield the micro-batches of one update of the planned step. Raises `ValueError` for bytes that
-    differ from the ledger's record; raises `PositionLost` for a missing record.
+    """Yield the micro-batches of one update of the planned step: the recorded ones, less the
+    samples that the rule or the filter leaves out. Samples that another rule adds to the recorded
+    takes (a larger `max_lag`) are packed into further micro-batches. Raises `ValueError` for bytes
+    that differ from the ledger's record; raises `PositionLost` for a missing record.
     """
     samples: dict[str, Sample] = {}
     for take in takes:
@@ -201,8 +197,8 @@ class OfflineIndex:
 
 
 def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
-    """Index a log that `gather` wrote. Of the annotations with these names the first usable one of
-    a (trajectory, name) counts.
+    """Index a log that `gather_sources` wrote. Of the annotations with these names the first usable
+    one of a (trajectory, name) counts.
     """
     index = OfflineIndex()
     for received in _all_records(log, "trajectories"):
@@ -238,7 +234,11 @@ def groups_used(recorded: RecordedSteps, step: int) -> int:
 
 @dataclass(slots=True)
 class OfflinePlan:
-    """Plans steps from group `group` on; `left_over` counts the groups that no step uses."""
+    """Plans steps from group `group` on: groups are taken in the order of their numbers, each once,
+    `groups_per_step` a step. A group that cannot be trained (too few live samples, equal rewards
+    where those are filtered) is closed in the ledger, as in live training. `left_over` counts the
+    last groups, which are too few for one more step.
+    """
 
     log: Bus
     index: OfflineIndex

@@ -1,14 +1,8 @@
 """Copies a run's topics to another bus: the same bytes in the same partitions and in the same
-order, at new offsets.
+order, at new offsets. After a kill at any point, the same call resumes.
 
-A topic of a single writer is copied completely, void records and `Opened` included, with the fence
-at its first record. So a reader of the copy treats the same records as void as a reader of the
-source (invariant 7). A part of such a topic would look like a log that lost records, so a filter is
-refused. Compacted topics hold present values, no history, and are not copied.
-
-1. Check that records already in the target are from a replay. 2. Mark the topic as begun.
-3. Set the fence. 4. Copy the records. 5. Read all of them again and compare. After a kill at any
-point, the same call resumes.
+A topic of a single writer is copied completely or not at all; compacted topics are not copied
+(docs/reference/replay.md, Publishing again).
 """
 
 from collections import deque
@@ -25,7 +19,7 @@ from rollstream.streams.topics import DEAD, catalogue
 
 BEGUN_GROUP = "replay"
 """Consumer group whose commit marks a topic as begun by a replay."""
-RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # at most, in one append
+RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # the most that one append writes
 
 
 def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
@@ -181,8 +175,11 @@ class CopyRequest:
 
 
 def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
-    """Create the topics in the target; raises `ConfigurationError` for a topic that cannot be
-    copied or must not be written to.
+    """Create the topics in the target, and check that records already in them are from a replay;
+    raises `ConfigurationError` for a topic that cannot be copied or must not be written to.
+
+    A filter on a topic of a single writer is refused: a part of such a topic would look like a log
+    that lost records. Compacted topics hold present values, no history, and are refused.
     """
     for topic in wanted.topics:
         settings = source.settings(topic)
@@ -202,7 +199,7 @@ def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
         raise ConfigurationError(
             f"{wanted.where} has these topics with other settings ({error}); give another bus"
         ) from error
-    refuse_foreign_records(target, wanted.topics, wanted.where)  # 1
+    refuse_foreign_records(target, wanted.topics, wanted.where)
 
 
 def count_records(source: Bus, topics: Sequence[str]) -> int:
@@ -217,13 +214,18 @@ def count_records(source: Bus, topics: Sequence[str]) -> int:
 def copy_topic(
     source: Bus, target: Bus, topic: str, wanted: CopyRequest, on_read: Callable[[int], None]
 ) -> CopiedTopic:
-    """Copy a topic up to its present end and verify the copy. `on_read` is called with the number
-    of records of each batch that is read. Raises `BusError` if the copy differs from what was
-    written.
+    """Copy a topic, which `prepare_target` created, up to its present end and verify the copy.
+    `on_read` is called with the number of records of each batch that is read. Raises `BusError` if
+    the copy differs from what was written. After a kill at any point, the same call resumes.
+
+    1. Mark the topic as begun.
+    2. Set the fence.
+    3. Copy the records, void ones and `Opened` included.
+    4. Read all of them again and compare.
     """
     starts, ends = truncated_begin(source, topic), source.end(topic)
-    mark_begun(target, topic)  # 2
-    _set_fences(target, topic, starts)  # 3
+    mark_begun(target, topic)  # 1
+    _set_fences(target, topic, starts)  # 2
     contents, left_out = TopicHash(), 0
     writer = ResumedTopicWriter(target, topic, wanted.where)
     for partition, start in starts.items():
@@ -233,11 +235,11 @@ def copy_topic(
                     left_out += 1
                     continue
                 contents.add(partition, message.key, message.value)
-                writer.write(AppendEntry(message.key, message.value, partition))  # 4
+                writer.write(AppendEntry(message.key, message.value, partition))  # 3
             on_read(len(messages))
     writer.close()
     found = hash_topic(target, topic)
-    if found.digest() != contents.digest():  # 5
+    if found.digest() != contents.digest():  # 4
         raise BusError(
             f"{wanted.where}: {topic} differs from what was written; does another program write "
             "there?"
@@ -272,7 +274,9 @@ def partition_batches(
 
 
 def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:
-    """Fence earlier terms in the copy as the source's truncated records did."""
+    """Fence earlier terms in the copy, at its first record, as the source's truncated records did.
+    So a reader of the copy treats the same records as void as a reader of the source (invariant 7).
+    """
     fences = {p: Position(0, at.fence) for p, at in starts.items() if at.fence != Fence()}
     if fences:
         target.commit(TRUNCATED_GROUP, topic, fences)

@@ -1,14 +1,9 @@
 """Builds a trainer that continues from the newest checkpoint and the ledger behind it
-(docs/reference/invariants.md, A trainer's step).
-
-1. Fence earlier terms in the store (`latest.json`) and in the topics (`Opened`).
-2. Load the newest complete checkpoint, or publish version 0.
-3. Read the ledger from the checkpoint's position up to this term's `Opened`.
-4. Open the checkpoint's groups again. Groups that the ledger closed since then are ended before
-   any completion is read.
-
-The loop itself (`loop.py`) then repeats the steps that the ledger holds, on the recorded
-trajectories.
+(docs/reference/invariants.md, A trainer's step). `build_trainer` (1) fences earlier terms in the
+store (`latest.json`) and in the topics (`Opened`), (2) loads the newest complete checkpoint, or
+publishes version 0, (3) reads the ledger from the checkpoint's position up to this term's `Opened`,
+and (4) opens the checkpoint's groups again, except those that the ledger ends. The loop (`loop.py`)
+then repeats the steps that the ledger holds, on the recorded trajectories.
 """
 
 import logging
@@ -271,14 +266,16 @@ def publish_step_0(
 def _restore_groups(
     ledger: Ledger, intake: GroupIntake, recorded: LedgerTail, state: TrainerState
 ) -> None:
-    """Open the checkpoint's groups again, except those that the ledger ends."""
+    """Open the checkpoint's groups again, except those that the ledger ends: these are ended before
+    any completion is read.
+    """
     restore_intake(intake, state)
     _supersede_hopeless(ledger, recorded)
     _end_closed(intake, recorded, state.step)
 
 
 def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
-    """End the groups that the ledger closed or took after the checkpoint, also those whose
+    """End the groups that the ledger closed or took after the checkpoint, including those whose
     admission is not read yet.
     """
     for closed in recorded.closed:
@@ -306,8 +303,8 @@ def publishing_terms(
 
 def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
     """Supersede the takes that no trainer can compute, and end their groups
-    (`data/poisoned_takes.py`). A crash between the two records leaves groups without an end; the
-    next start appends the missing ones.
+    (`data/poisoned_takes.py`). A crash between a `Superseded` and the `GroupClosed` of its groups
+    leaves groups without an end; the next start appends the missing records.
     """
     hopeless = recorded.attempts.takes_to_give_up()
     given_up = plan_superseded(recorded.takes, recorded.done, recorded.superseded, hopeless)

@@ -1,10 +1,10 @@
-"""Converts positions and open groups to the JSON part of a trainer checkpoint, and restores intake
-from it.
+"""Converts positions and open groups to the JSON part of a trainer checkpoint, and restores the
+intake from it (`GroupIntake`: the open groups and the positions read). All are of one moment, the
+end of a step.
 
-Positions and open groups are of one moment, the end of a step. The ledger is read again from the
-recorded position on, which finds every take and `GroupClosed` of a later step, also those of an
-earlier term that are still to be repeated. If takes are still to be repeated, the reader finds
-takes up to the checkpoint's step as well; their step number shows that they are done.
+A resumed trainer reads the ledger from the recorded position on: every take and `GroupClosed` of a
+later step is there. If takes were still to be repeated at that moment (`ahead`), the position is an
+older one, and finished takes are there too; they are recognised by their step number.
 """
 
 from collections.abc import Mapping
@@ -41,14 +41,14 @@ class TrainerState:
     counts: dict[str, int]
     configuration_hash: str
     ahead: bool = False
-    """Whether takes of later steps are still to be repeated: they name records before
-    `positions`.
+    """Whether the ledger had takes of later steps at that moment, still to be repeated. They may
+    name records before `positions`.
     """
     ended: tuple[int, ...] = ()
     """Groups that ended before their admission was read: the admission must not open them again."""
     terms: tuple[tuple[int, int], ...] = ()
-    """Which term published which versions (`BelievedVersions.terms`): which tokens are masked must
-    not depend on the checkpoint that a trainer resumes from.
+    """The term that published each version (`BelievedVersions.terms`), so that a trainer masks the
+    same tokens from whichever checkpoint it resumes.
     """
     open_groups: tuple[int, ...] = ()
     """Numbers of `groups`: a fork needs no log to know which prompts are left."""

@@ -1,14 +1,10 @@
-"""The trainer's side of the ledger: what a term appends, what it reads when it resumes, and values
-derived from its steps (totals for metrics, lines of `metrics/trainer.jsonl`).
+"""The trainer's side of the ledger: a term appends its records by `Ledger`, and reads those of
+earlier terms as a `LedgerTail` when it resumes. Each `StepDone` (the record of a finished step) is
+also added to the totals for metrics and written as a line of `metrics/trainer.jsonl`.
 
 A take is appended before its micro-batch is trained, a `StepDone` after its version is believed. So
-after a crash the ledger names everything that may have been trained, and a take without a
-`StepDone` is trained again on the same data.
-
-`metrics/trainer.jsonl` has one line per `StepDone`, so that people and forwarders need not read the
-log; the ledger stays the source of truth. A crash between a `StepDone` and its line leaves a line
-missing, which the next term adds; a repeated step with equal hashes adds none. A step that was
-repeated as a fork has a second line, of the higher term: the last line of a step is the valid one.
+after a crash the ledger names everything that may have been trained, and the takes of a step
+without a `StepDone` are trained again on the same data.
 """
 
 from collections import Counter
@@ -38,22 +34,27 @@ LEDGER_KEY = "run"
 
 @dataclass(slots=True)
 class LedgerTail:
-    """The ledger's records after a checkpoint's position, in their order; a resumed trainer repeats
-    the steps that they name.
+    """Holds the ledger's records from a checkpoint's position on, collected by kind; `apply` adds
+    the next one. A resumed trainer repeats the steps that they name.
     """
 
     takes: dict[tuple[int, int], list[Take]] = field(
         default_factory=dict[tuple[int, int], list[Take]]
     )
+    """The takes of each (step, update of the optimiser within it), in the order of the ledger."""
     done: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
+    """The newest `StepDone` of each finished step."""
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
     configured: Configured | None = None
+    """The newest `Configured`: the settings and code revision that a term runs with."""
     believed: dict[int, Version] = field(default_factory=dict[int, Version])
-    """The version of each finished step, by its first `StepDone`. A later `StepDone` of the step
-    records a repetition with other bits.
+    """The version of each finished step, by its first `StepDone`. A step has a later `StepDone` if
+    a repetition produced other bits.
     """
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
+    """How often each take failed: a take that fails too often is given up."""
     superseded: SupersededTakes = field(default_factory=SupersededTakes)
+    """The takes that were given up, so that no term trains them."""
     since: Position = field(default_factory=Position)
     """The position from which the ledger was read."""
 
@@ -75,17 +76,19 @@ class LedgerTail:
                 pass
 
     def goes_beyond(self, step: int) -> bool:
-        """Whether the records name steps after `step`, which are still to be repeated."""
+        """Whether takes or closed groups of steps after `step` are recorded; these steps are still
+        to be repeated.
+        """
         return any(one > step for one, _ in self.takes) or any(c.step > step for c in self.closed)
 
     def steps(self) -> int:
-        """The highest step that has a take or a `StepDone`; 0 if none."""
+        """Returns the highest step that has a take or a `StepDone`; 0 if none."""
         return max([step for step, _ in self.takes] + list(self.done), default=0)
 
 
 class Ledger:
-    """Appends the records of one term. It is thread-safe, because the publisher's thread appends
-    `StepDone` while the trainer appends takes.
+    """Appends the records of one term; call `open` first. It is thread-safe, because the
+    publisher's thread appends `StepDone` while the trainer's thread appends takes.
     """
 
     def __init__(self, bus: Bus, term: int) -> None:
@@ -93,8 +96,9 @@ class Ledger:
         self._writer = FencedWriter(bus, "ledger", "trainer", term)
 
     def open(self, position: Position) -> LedgerTail:
-        """Fence earlier terms, then read from a checkpoint's position up to this term's `Opened`
-        (invariant 7).
+        """Append this term's `Opened`, behind which records of earlier terms are void (invariant
+        7), and return the ledger's records from `position` up to it. `position` is that of the
+        checkpoint from which the trainer resumes.
         """
         opened = self._writer.open()
         reader = TopicReader(self._bus, "ledger", {0: position})
@@ -111,7 +115,9 @@ class Ledger:
             self._writer.append(entries)
 
     def position(self) -> Position:
-        """The ledger's end as this term knows it: everything appended so far is before it."""
+        """Returns the position behind this term's last record. A trainer that resumes from a
+        checkpoint reads the ledger from the position stored in it.
+        """
         return self._writer.positions()[0]
 
 
@@ -122,25 +128,28 @@ reads about 10 GB/s, so this is a tenth of a second.
 
 
 def hashes_state(state_bytes: int, known: StepDone | None) -> bool:
-    """Whether the trainer hashes the state at this step: the state is small, or the step is
-    repeated and its recorded `StepDone` (`known`) has no other hash to compare. The publisher
-    hashes a larger state, and only at checkpoints.
+    """Whether the trainer itself hashes its state (masters and optimiser) at this step. It does if
+    the state is small, or if the step is a repetition and its recorded `StepDone` (`known`) has no
+    `weights_hash` to compare with. The publisher hashes a larger state, at checkpoints alone.
     """
     return state_bytes <= STATE_HASH_BYTES_MAX or (known is not None and not known.weights_hash)
 
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
+"""The ways in which a group ends."""
 REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
-"""Kind of refusal → name of its count in a `StepDone`."""
+"""Kind of refusal (the reason why a trajectory cannot be trained) → name of its count in a
+`StepDone`.
+"""
 
 
 @dataclass(slots=True)
 class TrainerTotals:
-    """Sums over the steps that this term recorded in the ledger. The publisher's thread writes them
+    """Sums over the steps whose `StepDone` this term appended. The publisher's thread writes them
     and any thread may read them. `last` holds the newest step's own metrics.
 
-    A step that is repeated after a crash is in the ledger already and changes no sum, so the sums
-    of all terms together are those of the ledger.
+    A step that is repeated with the same bits after a crash is in the ledger already: it changes no
+    sum and only counts as `repeated`. So the sums of all terms together are those of the ledger.
     """
 
     steps: int = 0
@@ -160,7 +169,9 @@ class TrainerTotals:
         outcomes: Mapping[str, int],
         publish_s: float,
     ) -> None:
-        """Add a step whose `StepDone` was appended."""
+        """Add a step whose `StepDone` was appended. `lags` are its trained tokens by lag,
+        `outcomes` its groups by how they ended.
+        """
         self.steps += 1
         self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
         for name in ("masked_tokens", "trained", "dropped", *REFUSED_COUNTS.values()):
@@ -196,7 +207,11 @@ class TrainerTotals:
 
 
 def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
-    """The line of a step; `publish_s` (seconds) is None in a line that the next term added."""
+    """Returns the line of a `StepDone` in `metrics/trainer.jsonl`, a file for people and programs
+    that forward metrics; the ledger stays the source of truth. A step that was repeated with other
+    bits has a second line, of the higher term: the last line of a step is the valid one.
+    `publish_s` is the seconds that publishing took, None in a line that a later term added.
+    """
     head = {"step": done.step, "term": done.version.term, "time_s": done.time_s}
     return {**head, **done.metrics, **done.counts, "publish_s": publish_s}
 
@@ -204,7 +219,10 @@ def step_line(done: StepDone, publish_s: float | None) -> dict[str, Any]:
 def missing_lines(
     recorded: Mapping[int, StepDone], lines: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Lines of recorded steps that the file does not have, in the order of steps."""
+    """Returns the lines of `recorded` steps that are not among the file's `lines`, in the order of
+    steps. A crash between the append of a `StepDone` and that of its line leaves a line missing,
+    which the next term adds.
+    """
     there = {(line.get("step"), line.get("time_s")) for line in lines}
     return [
         step_line(done, None)

@@ -1,11 +1,9 @@
 """Trains one step after the other and hands each to the publisher as a version: the trainer's loop.
 
-Phases of a step (docs/reference/invariants.md, A trainer's step): feed each update with takes,
-update the weights, hash the state unless it is large, take a snapshot, hand it over. The publisher
-compares the hashes of a repeated step with the ledger's. A restarted trainer runs through the same
-phases (`build.py`), and so does each rank of a model that several processes share: the next phase
-depends on the ledger's takes and the settings alone, so all ranks enter the same collectives in the
-same order without a message among them (`sharded/follower.py`).
+A restarted trainer runs through the same phases of a step (`StepLoop`), and so does each rank of a
+model that several processes share: the next phase depends on the ledger's takes and the settings
+alone, so all ranks enter the same collectives in the same order without a message among them
+(`sharded/follower.py`).
 """
 
 import math
@@ -67,7 +65,9 @@ class StepLoop(ABC, Generic[FeederT]):
 
     def _step(self, step: int, stop: threading.Event) -> bool:
         """Train one step; returns False when `stop` came before its end (the next start then
-        repeats its takes).
+        repeats its takes). Its phases (docs/reference/invariants.md, A trainer's step): feed each
+        update with takes, update the weights, hash the state unless it is large, take a snapshot,
+        hand it over.
         """
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
@@ -113,6 +113,9 @@ class StepLoop(ABC, Generic[FeederT]):
         return waited
 
     def _hand_over(self, step: int, step_metrics: StepMetrics, metrics: dict[str, float]) -> None:
+        """Submit a snapshot of the finished step to the publisher, which compares the hashes of a
+        repeated step with the ledger's.
+        """
         learner = self.take_feeder.learner
         known = self.recorded.done.get(step)
         done = StepDone(
@@ -141,7 +144,7 @@ class StepLoop(ABC, Generic[FeederT]):
 
     @abstractmethod
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """Returns the JSON part of a checkpoint at the end of `step`, which is now."""
+        """Returns the JSON part of a checkpoint of the present moment, the end of `step`."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,5 +1,9 @@
-"""Collects the metrics of one step: rewards, lengths and lag of trained samples, and counts of the
-others.
+"""Collects the metrics of one step of the trainer (`StepMetrics`): rewards, lengths and lag of the
+trained samples, and counts of groups and samples, trained or not, by how they ended.
+
+Two lags are measured. The lag at finish is that of a trajectory's oldest span when its rollout
+finished it, by the trainer's version that the rollout knew. The lag at consumption is that of each
+token when it is trained.
 """
 
 from collections import Counter
@@ -14,27 +18,35 @@ from rollstream.streams.admissible import LABEL_MAX, REFUSED_ANNOTATIONS
 from rollstream.streams.records import GroupClosed, Trajectory
 
 TASKS_MAX = 64
-"""Largest number of tasks with metrics of their own: rollouts choose the labels freely."""
+"""Most task labels with metrics of their own in a step. Rollouts choose the labels freely, so
+without a bound a faulty rollout could create any number of metrics.
+"""
 OTHER_TASKS = "(others)"
-NUMBER_MAX = 1 << 53  # largest version number in a metric: larger integers are not exact in a float
+"""The label under which all further tasks are counted."""
+NUMBER_MAX = 1 << 53  # largest version number in a metric: a float holds larger ones inexactly
 
 
 @dataclass(slots=True)
 class StepMetrics:
-    """Collects the metrics of one step; `metrics` and `counts` go into its `StepDone`.
+    """Collects the metrics of one step while its groups are trained or closed. At the step's end
+    the result of `metrics` and the `counts` go into its `StepDone`.
 
-    `<metric>/<task>` is the metric of one task, under the label that its trajectories carry.
-    Rollouts choose the labels, so a step has at most `TASKS_MAX`; all others are counted as
-    `OTHER_TASKS`. `equal_rewards` counts groups, trained or filtered, that have no gradient because
+    `<name>/<task>` is the metric or count of one task, by the label that its trajectories carry.
+    The count `equal_rewards` is that of groups, trained or filtered, that have no gradient because
     all their rewards are equal.
     """
 
     rewards: list[float] = field(default_factory=list[float])
+    """The reward of each trained sample."""
     rewards_by_task: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     lengths: list[int] = field(default_factory=list[int])
+    """Number of generated tokens of each trained sample."""
     lag_finish: list[int] = field(default_factory=list[int])
+    """Lag at finish of each trained sample."""
     lag_consumed: list[int] = field(default_factory=list[int])
+    """Least and largest lag at consumption of each trained sample, over its trained tokens."""
     tokens: int = 0
+    """Number of trained tokens."""
     counts: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
     """Number of groups by how they ended."""
@@ -43,15 +55,15 @@ class StepMetrics:
     _tasks: set[str] = field(default_factory=set[str])
 
     def count_refused_annotations(self, number: int) -> None:
-        """Count annotations that the trainer refused; nothing is recorded for 0."""
+        """Count annotations that the trainer refused; a `number` of 0 adds no key to `counts`."""
         if number:
             self.counts[REFUSED_ANNOTATIONS] += number
 
     def add_trained(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
     ) -> None:
-        """Add a group that is trained. Its lag at finish is that of its oldest span against the
-        trainer's version that the rollout knew.
+        """Add a group that is trained: all its completions (`records`), the `samples` of them that
+        are trained, and the `counts` of `prepare_group`.
         """
         self.counts.update(counts)
         self._count("groups", records)
@@ -73,7 +85,7 @@ class StepMetrics:
                 self.lag_finish.append(known - oldest)
 
     def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
-        """Add samples handed to the learner: lag at consumption of each trained token."""
+        """Add the lag at consumption of samples that are trained from `version`."""
         for sample in samples:
             self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]
@@ -82,7 +94,9 @@ class StepMetrics:
     def add_closed(
         self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
     ) -> None:
-        """Add a group that ended untrained; `records` are its completions that had arrived."""
+        """Add a group that ended untrained: `ending` is `filtered`, `expired` or `dead`, `counts`
+        are those of `prepare_group`, and `records` the completions that had arrived.
+        """
         self.counts.update(counts)
         self._count(ending, records)
         if ending == "filtered":
@@ -90,7 +104,9 @@ class StepMetrics:
         self.outcomes[ending] += 1
 
     def add_recorded(self, closed: Iterable[GroupClosed], step: int) -> None:
-        """Add the groups that an earlier trainer closed in this step before it died."""
+        """Add those of the `closed` groups that an earlier trainer closed in this step before it
+        died.
+        """
         for group in closed:
             if group.step == step:
                 self.add_closed(group.reason, {})
@@ -116,7 +132,9 @@ class StepMetrics:
         }
 
     def _count(self, name: str, records: Sequence[Trajectory]) -> None:
-        """Count a group in total and by its task, which is unknown where nothing had arrived."""
+        """Count a group in total and by its task; the task is unknown if none of its completions
+        has arrived.
+        """
         self.counts[name] += 1
         if records:
             self.counts[f"{name}/{self._label(records[0].task)}"] += 1

@@ -1,18 +1,8 @@
 """Publishes finished steps in a thread of its own, in order, while the trainer trains the next one.
 
 The trainer hands over a snapshot and continues; a slow store delays versions, not steps, until
-`QUEUE_MAX` snapshots wait. A version's tensors are the base of the next delta, so their memory is
-reused once the next version is published: at most `QUEUE_MAX` + 2 copies of the weights exist
-(waiting, being published, published last), two where publishing keeps up.
-
-Order for each step (docs/reference/invariants.md, A trainer's step):
-1. write the version's objects, manifest last; 2. swap `latest.json`: the version is believed;
-3. announce it; 4. append `StepDone`; 5. write the checkpoint if one is due; 6. delete checkpoints,
-records and versions that nothing needs any more. A crash between any two leaves a prefix of this
-order, and a restarted trainer repeats the step with the same bytes.
-
-Step 6 runs in a second thread, so that no version waits for deletions: one deletion after another,
-each for all steps that were published since the last one began.
+`QUEUE_MAX` snapshots wait. A crash at any point leaves a prefix of the order in `StepPublisher`,
+and a restarted trainer repeats the step with the same bytes.
 """
 
 import logging
@@ -47,7 +37,7 @@ from rollstream.streams.values import Version
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 2  # steps that wait to be published
-ROOM_POLL_S = 0.005  # between two looks for room in the queue
+ROOM_POLL_S = 0.005  # between two checks for room in the queue
 THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the other cores
 
 
@@ -101,8 +91,9 @@ class CheckpointRetention:
 
 
 class DeletionThread:
-    """Calls `delete` in a thread of its own, once for all requests since the last call began. The
-    argument of `delete` states whether one of these requests follows a checkpoint.
+    """Calls `delete` in a thread of its own, so that no version waits for deletions: one call after
+    another, each for all requests since the last call began. The argument of `delete` states
+    whether one of these requests follows a checkpoint.
     """
 
     def __init__(self, delete: Callable[[bool], None]) -> None:
@@ -150,6 +141,16 @@ class StepPublisher:
     """Owns the publishing and the deletion thread. An exception in one of them is raised again in
     the trainer's thread, by `submit`, `check`, `await_room` and `close`.
 
+    Order for each step (docs/reference/invariants.md, A trainer's step); a crash between any two
+    leaves a prefix of this order:
+
+    1. Write the version's objects, the manifest last.
+    2. Swap `latest.json`: the version is believed.
+    3. Announce the version.
+    4. Append `StepDone`.
+    5. Write the checkpoint if one is due.
+    6. Delete checkpoints, records and versions that nothing needs any more, in the deletion thread.
+
     A rank that does not lead writes its part of the tensors in steps 1 and 5. It records and
     deletes nothing, so it has no ledger, metrics and retention.
     """
@@ -169,6 +170,9 @@ class StepPublisher:
         self._metrics, self._retention, self._clock = metrics, retention, clock
         self._queue: queue.Queue[StepSnapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
+        # A version's tensors are the base of the next delta, so their memory is reused once the
+        # next version is published: at most `QUEUE_MAX` + 2 copies of the weights exist (waiting,
+        # being published, published last), two where publishing keeps up.
         self.weight_buffers = BufferPool(QUEUE_MAX + 2)
         """Memory for snapshots of the weights; to be taken from after `await_room` only."""
         self.state_buffers = BufferPool(QUEUE_MAX + 1, idle_max=1)
@@ -251,7 +255,7 @@ class StepPublisher:
             self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
-        """Publish one step: steps 1 to 5 of the order above."""
+        """Publish one step: steps 1 to 5 of the class."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
@@ -279,7 +283,7 @@ class StepPublisher:
         self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
 
     def delete_unneeded(self, has_checkpoint: bool) -> None:
-        """Do step 6; checkpoints and records are deleted only after a new checkpoint."""
+        """Do step 6. Checkpoints and records are deleted only after a new checkpoint."""
         if self._retention is None:
             return
         if has_checkpoint:

@@ -1,13 +1,8 @@
 """Publishes the trainer's versions: each is stored once, then believed (the pointer `latest.json`
 moves to it) and announced, after earlier terms are fenced.
 
-Each version of an adapter is stored complete (`storage/weights/adapters.py`). A version of whole
-weights is a delta of the believed version unless the rule of `storage/weights/anchors.py` asks for
-an anchor. A step that is repeated after a crash produces the bytes of its version again: the writer
-recognises a number that is already believed, does not write it again, and continues the chain of
-deltas from it. If the bytes differ (another machine), the run continues as a fork: it publishes
-nothing until its number passes the highest believed one, then it publishes an anchor
-(docs/reference/invariants.md, A trainer's step).
+A step that is repeated after a crash produces the bytes of its version again, and the stored
+version stays. If the bytes differ, the run continues as a fork (`VersionWriter._check_repeated`).
 """
 
 import logging
@@ -58,8 +53,9 @@ class VersionWriter:
     rollout or an open partial needs (`data/retention.py`); `model_files` are the configuration and
     tokenizer files that every anchor carries, by name.
 
-    If several ranks share a model, every rank has a writer, and all decide alike. With `leads`
-    False, on every rank but 0, it writes this rank's part of the tensors and nothing else.
+    If several ranks share a model, every rank has a writer, and all writers make the same
+    decisions. On every rank but 0 `leads` is False: the writer then writes this rank's part of the
+    tensors and nothing else.
     """
 
     store: ObjectStore
@@ -108,8 +104,9 @@ class VersionWriter:
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Tensors) -> Version:
-        """Publish and announce `tensors` as version `number` and move the pointer to it, unless the
-        number is believed already; returns the version.
+        """Publish and announce `tensors` as version `number` and move the pointer to it; returns
+        the version. A step that is repeated after a crash has a number up to the highest believed
+        one: nothing is written, and the chain of deltas continues from the believed version.
 
         The tensors are the base of the next delta: the caller must not write to them until the
         next call has returned.
@@ -129,6 +126,7 @@ class VersionWriter:
         return version
 
     def _publish_weights(self, version: Version, tensors: Tensors) -> Manifest:
+        """Publish whole weights: a delta of the believed version, or an anchor if one is due."""
         due = self._is_anchor_due(version.number, isinstance(tensors, DistributedTensors))
         new = NewVersion(
             self.run,
@@ -143,7 +141,9 @@ class VersionWriter:
         return publish_version(self.store, new, self._manifest, self._tensors, due)
 
     def _publish_adapter(self, version: Version, tensors: AdapterTensors) -> Manifest:
-        """Publish an adapter, and before this trainer's first one the frozen base weights."""
+        """Publish an adapter, which is stored complete (`storage/weights/adapters.py`), and before
+        this trainer's first one the frozen base weights.
+        """
         if self._base is None:
             files, shard_bytes = self.model_files, self.settings.shard_bytes
             self._base = publish_base(
@@ -163,8 +163,10 @@ class VersionWriter:
         return manifest.weights.combined_hash
 
     def _check_repeated(self, tensors: Tensors) -> None:
-        """Compare a repeated step's tensors with the believed version's; if they differ, the run is
-        a fork. If that version's manifest is unreadable, no comparison is possible.
+        """Compare a repeated step's tensors with the believed version's. If they differ (another
+        machine), the run is a fork: it publishes nothing until its number passes the highest
+        believed one, then it publishes an anchor (docs/reference/invariants.md, A trainer's step).
+        If that version's manifest is unreadable, no comparison is possible.
         """
         if self._manifest is None:
             return
@@ -179,7 +181,8 @@ class VersionWriter:
             )
 
     def _is_anchor_due(self, number: int, is_distributed: bool) -> bool:
-        """Return whether version `number` must be an anchor. If it may be a delta, the base's
+        """Return whether version `number` must be an anchor: a delta is impossible, or the rule of
+        `storage/weights/anchors.py` asks for an anchor. If the version may be a delta, the base's
         tensors are in memory afterwards.
 
         Tensors distributed over ranks can only be encoded against the version published before by
@@ -223,8 +226,8 @@ class VersionWriter:
 
     def retain(self) -> None:
         """Delete versions that are no longer needed; a warning is logged if `versions_max` removes
-        one that a rollout or partial still needs. May run beside `publish`: a version above the
-        present pointer counts as being published.
+        one that a rollout or partial still needs. This method may run beside `publish`: a version
+        above the present pointer counts as being published.
         """
         pointer = self.pointer  # read before the listing, which therefore contains its version
         assert pointer is not None, "retention comes after a version was published"

@@ -1,22 +1,9 @@
 """Fills the draft history of a node (earlier answers, from which drafts are taken) from the log, in
-exactly one rollout of the node at a time.
+one rollout of the node at a time (`DraftFeed`).
 
-`DraftFeed` decides which rollout fills it. When that rollout ends, for any reason, the next rollout
-that polls takes over. All rollouts of the node draft from the same shared memory
-(`drafts/node.py`).
-
-`HistoryFeed` reads finished answers from `trajectories` and late rewards from `annotations`, from
-as far back as the history holds, a few records at a time between two polls of the engine.
-
-`PartialFeed` turns partials of running trajectories, of all rollouts, into history: they are the
-siblings, in the same group, of sequences that draft (Seer). A partial holds new tokens but not the
-prompt, so the feed reads the prompts of the groups too. It keeps the last few tokens of each
-trajectory, so that patterns reach across the boundary of two partials. It skips a partial whose
-group is unknown, and uses one whose predecessor is unknown without tokens before it.
-
-`TopicFollower` reads a topic for both: from the archive where the log is truncated, then from the
-log. It commits no positions and may repeat or skip records; that changes a rollout's speed, never
-its tokens.
+`HistoryFeed` reads finished answers and late rewards, `PartialFeed` the partials of running
+trajectories. Both commit no positions and may repeat or skip records; that changes a rollout's
+speed, never its tokens.
 """
 
 import atexit
@@ -50,8 +37,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TopicFollower:
-    """Reads a topic from at most `back` records before its end. `earlier` is the log with its
-    archive in front of it, or the log itself.
+    """Reads a topic from at most `back` records before its end: first from `earlier`, which is the
+    log with its archive in front of it or the log itself, then from the log. It commits no
+    positions.
     """
 
     bus: Bus
@@ -135,8 +123,13 @@ class _GroupPrompt:
 
 @dataclass(slots=True)
 class PartialFeed:
-    """Reads partials and the prompts of their groups, and joins each partial with the `context`
-    tokens before it. A piece is the result: a `HistoryAnswer` of a running trajectory.
+    """Turns partials of running trajectories, of all rollouts, into history: they are the siblings,
+    in the same group, of sequences that draft (Seer).
+
+    Each partial is joined with the `context` tokens before it, so that patterns reach across the
+    boundary of two partials. The result is a piece: a `HistoryAnswer` of a running trajectory. A
+    partial holds no prompt, so the feed reads the prompts of the groups too. It skips a partial
+    whose group is unknown, and uses one whose predecessor is unknown without tokens before it.
     """
 
     bus: Bus
@@ -203,8 +196,9 @@ class PartialFeed:
 
 @dataclass(slots=True)
 class HistoryFeed:
-    """Inserts finished answers, late rewards and partials into `history`; `records` counts the
-    answers. `earlier` is the log with its archive in front of it, or the log itself.
+    """Inserts finished answers (`trajectories`), late rewards (`annotations`) and partials into
+    `history`; `records` counts the answers. Answers and rewards are read from as far back as the
+    history holds. `earlier` is the log with its archive in front of it, or the log itself.
     """
 
     bus: Bus
@@ -271,9 +265,13 @@ def answer_from_record(record: Trajectory, late: float | None = None) -> History
 
 @dataclass(slots=True)
 class DraftFeed:
-    """Fills the node's history while this process is the one that does. `earlier` opens the log
-    with its archive in front of it; only the filling process calls it. A process that ends, also by
-    an error, leaves the node's history; a killed process cannot, and its successor cleans up.
+    """Fills the node's history if no other process of the node does. When the process that fills it
+    ends, for any reason, the next one that polls takes over. All rollouts of the node draft from
+    the same shared memory (`drafts/node.py`).
+
+    `earlier` opens the log with its archive in front of it; only the filling process calls it. A
+    process that ends, also by an error, leaves the node's history; a killed process cannot, and its
+    successor cleans up.
     """
 
     bus: Bus
@@ -289,7 +287,8 @@ class DraftFeed:
     def poll(self, drafts: bool = True) -> None:
         """Read a bounded number of records into the history, or try to become the process that
         fills it. While the engine drafts nothing (`drafts` False), for instance because no prompt
-        repeats, polls take at most 1/50 of the time.
+        repeats, calls do nothing for `IDLE_POLL_FACTOR` times as long as the previous poll took, at
+        most `IDLE_POLL_S_MAX`.
         """
         began = self.clock()
         if drafts or began >= self.idle_until_s:

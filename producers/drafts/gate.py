@@ -1,22 +1,9 @@
-"""Decides whether a batch drafts, and how many tokens it drafts per sequence.
+"""Decides whether a batch drafts (`DraftGate`), and how many tokens it drafts per sequence at most
+(`WindowRule`).
 
 A plain step decodes one token per row; a verification pass ("pass") decodes drafted tokens too.
-`DraftGate` turns drafting on where passes make more tokens per second than plain steps would under
-the present load (TLT's and Seer's rule). It keeps two costs, of a plain step by its rows and of a
-pass by its tokens, in seconds of an undisturbed machine, and one factor, the load: how many times
-longer than that the newest steps took. The load is measured on the steps that run now, of either
-kind, so both costs stay valid while other processes on the machine come and go. Probes check that a
-load slows both kinds alike: some plain steps while drafting is on, some passes while it is off.
-After a probe that loses time there is a rest of a hundred times that time. The acceptance rate
-while drafting is off needs no passes: drafts are looked up for past positions and compared with the
-tokens that followed. This file computes nothing on a device and reads no clock; the engine passes
-both results and times to it.
-
-`WindowRule` limits the draft length of a sequence by the acceptance of its last draft. `additive`
-is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32, back to 2 after
-a rejection. `multiplicative` is the rule in its authors' code: twice as many up to 16, or half as
-many down to 2. `marginal` has a constant window of 32: only the marginal benefit of a token limits
-the length (`planner.py`).
+This file computes nothing on a device and reads no clock; the engine passes both results and times
+to it. docs/explanation/drafts.md has the measurements.
 """
 
 from collections import deque
@@ -29,8 +16,13 @@ from rollstream.producers.drafts.planner import StepCost, StepTimes, best_draft_
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """Computes the window, the limit of a sequence's draft length in tokens. It is within [`least`,
-    `most`] and starts at `least`.
+    """Limits the draft length of a sequence by the acceptance of its last draft: the window, in
+    tokens, is within [`least`, `most`] and starts at `least`.
+
+    `additive` is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32,
+    back to 2 after a rejection. `multiplicative` is the rule in the code of RhymeRL's authors:
+    twice as many up to 16, or half as many down to 2. `marginal` has a constant window of 32: only
+    the marginal benefit of a token limits the length (`planner.py`).
     """
 
     kind: Literal["additive", "multiplicative", "marginal"]
@@ -58,10 +50,10 @@ WINDOW_RULES = {rule.kind: rule for rule in (ADDITIVE, MULTIPLICATIVE, MARGINAL)
 
 DECIDE_STEPS = 16  # between two decisions while the number of rows stays the same
 MARGIN_ON, MARGIN_OFF = 1.05, 1.0  # the gap prevents oscillation: a change copies the KV cache
-FORGET_TRIALS = 0.995  # weight of a trial after the next one
-PRIOR_TRIALS = 4.0  # weight of the prior, in trials
+FORGET_TRIALS = 0.995  # each new observation multiplies the weight of the earlier ones by this
+PRIOR_TRIALS = 4.0  # weight of the prior, in observations
 TRY_SHARE = 0.05  # least expected share of accepted tokens; below it drafting is not tried
-BIAS_LEAST = 0.5  # lower bound: an answer without a similar earlier one predicts little
+BIAS_LEAST = 0.5  # lower bound of `bias`: an answer without a similar earlier one predicts little
 MEASURED = 3  # steps of a kind before its cost is used, plain steps before drafts are tried
 JUDGED = 8  # passes before their gain is judged: the gain of one pass varies with its drafts
 RECENT_S, RECENT = 0.4, 64  # newest passes that are judged: off within a second of losing
@@ -79,14 +71,16 @@ CONFIRMED_S_MAX = 8.0  # between two probes: one that confirms the choice double
 
 @dataclass(slots=True)
 class SuccessRate:
-    """Estimates the share of successes among the newest few hundred trials."""
+    """Estimates the share of successes among the newest few hundred observations: look-ups that
+    found a draft, or drafted tokens that were accepted.
+    """
 
     right: float = 0.0
     tried: float = 0.0
 
     def add(self, tried: int, right: int) -> None:
-        """Add `right` successes of `tried` possible ones. They end at the first mistake: the
-        drafted tokens after it are not trials.
+        """Add `right` successes of `tried` possible ones. Counting ends at the first failure: the
+        drafted tokens after it are not observed.
         """
         trials = right + (right < tried)
         keep = FORGET_TRIALS**trials
@@ -94,7 +88,7 @@ class SuccessRate:
         self.tried = self.tried * keep + trials
 
     def rate(self, prior: float) -> float:
-        """Return the estimated probability that the next trial succeeds."""
+        """Return the estimated probability of a success; without observations it is `prior`."""
         return (self.right + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
 
 
@@ -147,8 +141,19 @@ class _Load:
 
 @dataclass(slots=True)
 class DraftGate:
-    """Decides for one engine whether its next steps draft; `forced` fixes the decision (tests,
-    measurements). `now_s` must come from the clock that measures the steps.
+    """Decides for one engine whether its next steps draft: drafting is on where passes make more
+    tokens per second than plain steps would under the present load (the rule of TLT, arXiv
+    2511.16665, and of Seer). `forced` fixes the decision (tests, measurements). `now_s` must come
+    from the clock that measures the steps.
+
+    The gate keeps two costs, of a plain step by its rows and of a pass by its tokens, in seconds of
+    an undisturbed machine, and one factor, the load (`_Load`). The load is measured on the newest
+    steps, of either kind, so both costs stay valid while other processes on the machine come and
+    go. That a load slows both kinds alike is checked from time to time: by a probe (a few plain
+    steps) while drafting is on, by a trial (some passes) while it is off. After one that loses time
+    the next waits a hundred times as long: a rest. While drafting is off, the acceptance rate needs
+    no passes: the engine looks up drafts for past positions and compares them with the tokens that
+    followed.
     """
 
     rule: WindowRule = MARGINAL
@@ -170,21 +175,27 @@ class DraftGate:
     _compared: tuple[float, float] = (1.0, 1.0)
     """Lowest and highest load at which the present choice was measured to be faster."""
     _compared_s: float = 0.0
+    """The time of the newest comparison of both modes."""
     _is_trial: bool = False
+    """Whether drafting was turned on to be tried and is not judged yet."""
     _is_unjudged: bool = False
     """Whether plain steps were just measured and the passes since are not judged yet."""
     _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
     _probed: int = 0
+    """Plain steps since the newest probe began."""
     _changed_s: float = 0.0
+    """The time of the newest change of mode."""
     _rests: dict[int, float] = field(default_factory=dict[int, float])
     """The time until which drafts stay off after a loss, by the size of the batch (`_size`)."""
     _probes_at: float = 0.0
     """The time of the next probe of plain steps."""
     _tried_s: float | None = None
+    """The time of the newest trial of drafts; with None a trial needs no expected advantage."""
     _judged_s: float = 0.0
     _credit_s: float = 0.0
     """A share of the time that drafts gained, less the losses that it has offset."""
     _confirmed_s: float = REST_S
+    """The interval after which a choice that probes confirm is probed again."""
 
     @property
     def steps_to_decision(self) -> int:

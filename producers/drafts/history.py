@@ -1,20 +1,9 @@
-"""A bounded history of earlier answers by prompt. It answers one question: which tokens followed
-the newest few tokens of a sequence in earlier answers to the same prompt?
+"""Keeps a bounded history of earlier answers by prompt, and finds in it the tokens that followed
+the newest few tokens of a sequence in earlier answers to the same prompt.
 
-All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first. For
-each position the n-grams of 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are keys of a table
-that points to the best place to copy from. `choice` defines the best of an n-gram's occurrences:
-`priority` (the highest rank), `newest`, or `count` (a majority vote over the next token, Boyer and
-Moore 1981). Following the highest priority at every branch is the same as copying from the sequence
-that has it, so a draft is one slice.
-
-The rank of an answer is the number of its prompt's pass, plus a priority in [0, 1] from its reward:
-answers of a later pass come first, then those with the higher reward. Rewards may come late, so the
-places of answers without one are kept by name, to rank them again.
-
-One thread writes. Other threads, and other processes where the memory is shared, may draft
-meanwhile: their reads may be torn, which is safe because every draft is verified. The writer relies
-only on values that it wrote itself.
+One thread writes (`AnswerHistory`). Other threads, and other processes that map the same memory,
+may draft meanwhile: their reads may be torn, which is safe because every draft is verified. They
+write nothing, so the writer relies only on values that it or an earlier writer wrote.
 """
 
 from collections import OrderedDict
@@ -25,6 +14,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
+from rollstream.producers.drafts import shared_memory
 from rollstream.producers.drafts.index import (
     Draft,
     EntryRanks,
@@ -34,17 +24,6 @@ from rollstream.producers.drafts.index import (
     RingPositions,
     look_up_draft,
     ngram_keys,
-)
-from rollstream.producers.drafts.shared_memory import (
-    DRAFTED_PER_MATCHED,
-    HEAD_WORD,
-    HISTORY_TOKENS_MIN,
-    INSERTED_WORD,
-    NGRAM_LENGTHS,
-    SEQUENCE_END,
-    HistoryLayout,
-    HistoryMemory,
-    allocate_memory,
 )
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sources, Tokens
@@ -56,14 +35,14 @@ UNREWARDED_BYTES = 400  # about: the entry of an answer without a reward
 
 
 def reward_priority(reward: float | None) -> float:
-    """A priority in [0, 1] that rises with the reward, whatever its scale; without one,
+    """Return a priority in [0, 1] that rises with the reward, whatever its scale; without a reward,
     `UNREWARDED_PRIORITY`.
     """
     return UNREWARDED_PRIORITY if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
 
 
 class PromptPasses:
-    """The number of passes over the prompts (epochs) in which each prompt was used, for the `most`
+    """Counts the passes over the prompts (epochs) in which each prompt was used, for the `most`
     prompts used last.
     """
 
@@ -75,8 +54,8 @@ class PromptPasses:
         return len(self._known)
 
     def number(self, prompt: int, group: int) -> int:
-        """The pass of this group; a group later than all earlier ones of the prompt begins the next
-        pass.
+        """Return the number of this group's pass; a group later than all earlier ones of the prompt
+        begins the next pass.
         """
         newest, count = self._known.get(prompt, (-1, 0))
         if group > newest:
@@ -90,8 +69,9 @@ class PromptPasses:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """An answer in the ring: `count` tokens from place `base`. Its table entries are for the tokens
-    from index `first` on. Places count all tokens ever stored, so a place is never used twice.
+    """Locates an answer in the ring: `count` tokens from place `base`. Its table entries are for
+    the tokens from index `first` on; `number` is its prompt's pass. Places count all tokens ever
+    stored, so a place is never used twice.
     """
 
     prompt: int
@@ -105,7 +85,7 @@ OccurrenceChoice = Literal["priority", "newest", "count"]
 
 
 def prompt_key(tokens: Tokens, sources: Sources) -> int:
-    """The key of a trajectory's prompt: a hash of the prompt tokens at its start."""
+    """Return the key of a trajectory's prompt: a hash of the prompt tokens at its start."""
     others = np.flatnonzero(sources != PROMPT)
     end = int(others[0]) if len(others) else len(tokens)
     return xxhash.xxh3_64_intdigest(tokens[:end].astype(np.uint32).tobytes())
@@ -113,8 +93,9 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HistoryAnswer:
-    """An answer to insert: its last `fresh` tokens are new, the others are the context just before
-    them. An answer with a `name` and without a reward can get its reward later (`add_reward`).
+    """Holds an answer to insert: its last `fresh` tokens are new, the others are the context just
+    before them. An answer with a `name` and without a reward can get its reward later
+    (`add_reward`).
     """
 
     prompt: int
@@ -129,8 +110,11 @@ class HistoryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _RankedAnswer:
-    """An answer, cut to the tokens that are stored; those from index `first` on get table entries.
-    `number` is its prompt's pass.
+    """Holds an answer, cut to the tokens that are stored; those from index `first` on get table
+    entries. `number` is its prompt's pass.
+
+    `rank` is this number plus a priority in [0, 1] from the reward: answers of a later pass come
+    first, then those with the higher reward.
     """
 
     prompt: int
@@ -142,23 +126,29 @@ class _RankedAnswer:
 
 
 class AnswerHistory:
-    """The history holds at most `tokens_max` tokens, and as many n-grams as its table has room for,
-    in `memory` or, without it, in private memory. Contents that an earlier writer left in `memory`
-    stay valid.
+    """Holds at most `tokens_max` tokens, and as many n-grams as its table has room for, in `memory`
+    or, without it, in private memory. Contents that an earlier writer left in `memory` stay valid.
+
+    All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first.
+    For each position the n-grams of 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are keys of
+    a table that points to the best place to copy from. `choice` defines the best of an n-gram's
+    occurrences: `priority` (the highest rank), `newest`, or `count` (a majority vote over the next
+    token, Boyer and Moore 1981). Following the highest priority at every branch is the same as
+    copying from the sequence that has it, so a draft is one slice.
     """
 
     def __init__(
         self,
         tokens_max: int,
-        lengths: Sequence[int] = NGRAM_LENGTHS,
+        lengths: Sequence[int] = shared_memory.NGRAM_LENGTHS,
         choice: OccurrenceChoice = "priority",
-        reach: int = DRAFTED_PER_MATCHED,
-        memory: HistoryMemory | None = None,
+        reach: int = shared_memory.DRAFTED_PER_MATCHED,
+        memory: shared_memory.HistoryMemory | None = None,
     ) -> None:
-        assert tokens_max >= HISTORY_TOKENS_MIN, "room for a few tokens"
+        assert tokens_max >= shared_memory.HISTORY_TOKENS_MIN, "room for a few tokens"
         assert list(lengths) == sorted(set(lengths)), "ascending lengths"
-        layout = HistoryLayout(tokens_max, tuple(lengths), reach)
-        memory = allocate_memory(layout) if memory is None else memory
+        layout = shared_memory.HistoryLayout(tokens_max, tuple(lengths), reach)
+        memory = shared_memory.allocate_memory(layout) if memory is None else memory
         assert memory.layout == layout, "a memory for this history"
         self.layout, self.tokens_max, self.lengths = layout, tokens_max, layout.lengths
         self.choice, self.context = choice, layout.lengths[-1]
@@ -166,13 +156,16 @@ class AnswerHistory:
         self._ring = np.frombuffer(memory.tokens, np.uint32)
         self._table = NgramTable(memory)
         self._words = memory.words
-        self._head = max(tokens_max, min(self._words[HEAD_WORD], 2**62))
-        if self._words[HEAD_WORD] != tokens_max:  # another writer used this memory before
+        self._head = max(tokens_max, min(self._words[shared_memory.HEAD_WORD], 2**62))
+        if (
+            self._words[shared_memory.HEAD_WORD] != tokens_max
+        ):  # another writer used this memory before
             self._table.repair(self.floor, self._head)
-        self._words[HEAD_WORD] = self._head
+        self._words[shared_memory.HEAD_WORD] = self._head
         self._prompts_max = max(16, tokens_max // 32)
         self._passes = PromptPasses(self._prompts_max)
-        self._waiting = OrderedDict[str, StoredAnswer]()  # without a reward, the last stored ones
+        # The last stored answers without a reward, by name: a late reward ranks them again.
+        self._waiting = OrderedDict[str, StoredAnswer]()
         self.inserted = 0
 
     @property
@@ -218,8 +211,8 @@ class AnswerHistory:
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, runs=True)])
 
     def add_reward(self, name: str, reward: float) -> bool:
-        """Rank an answer again by its late reward; False if no answer of this name waits for
-        one.
+        """Rank an answer again by its late reward. Returns False if no answer of this name waits
+        for one.
         """
         stored = self._waiting.pop(name, None)
         if stored is None:
@@ -232,8 +225,8 @@ class AnswerHistory:
         return True
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """The tokens that followed the longest match of the end of `newest`, up to the end of their
-        sequence, at most `reach` tokens for each matched one and at most `most`.
+        """Return the tokens that followed the longest match of the end of `newest`, up to the end
+        of their sequence, at most `reach` tokens for each matched one and at most `most`.
         """
         return look_up_draft((self.view,), prompt, newest, most)
 
@@ -252,7 +245,7 @@ class AnswerHistory:
         bases = [self._store(one.tokens) for one in answers]
         self._add_ngrams(answers, bases)
         self.inserted += sum(len(one.tokens) - one.first for one in answers)
-        self._words[INSERTED_WORD] = self.inserted
+        self._words[shared_memory.INSERTED_WORD] = self.inserted
         for one, base in zip(answers, bases, strict=True):
             if one.name:
                 stored = StoredAnswer(one.prompt, one.number, base, len(one.tokens), one.first)
@@ -285,11 +278,11 @@ class AnswerHistory:
             at, skipped = 0, self.tokens_max - at
         base = self._head + skipped
         self._head = base + count
-        self._words[HEAD_WORD] = self._head
+        self._words[shared_memory.HEAD_WORD] = self._head
         if skipped:
-            self._ring[-skipped:] = SEQUENCE_END
+            self._ring[-skipped:] = shared_memory.SEQUENCE_END
         self._ring[at : at + count - 1] = tokens
-        self._ring[at + count - 1] = SEQUENCE_END
+        self._ring[at + count - 1] = shared_memory.SEQUENCE_END
         return base
 
     def _index(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks) -> None:

@@ -1,26 +1,9 @@
-"""A look-up returns the tokens that followed the longest match of the newest tokens, from an n-gram
-index in shared memory; `DraftSource` is the interface by which engines use it.
-
-An engine asks a source for drafts and passes generated tokens back to the source. The engine
-verifies every token of a draft, so a wrong, old or torn draft costs time and never changes an
-output. Prompts are identified by their tokens, not by a request, so that an engine without request
-ids can use the same calls.
-
-A key is a 64-bit hash of the few tokens before a position, one per n-gram length, and of the
-prompt: a polynomial in an odd multiplier, modulo 2^64, then two rounds of mixing. `ngram_keys`
-computes the keys of all positions of a sequence at once, `ngram_sums` and `ngram_key` those of one
-position in plain integers; both give the same keys. Keys can collide, so a look-up also compares
-the tokens.
-
-The tokens of earlier answers are in a ring. The table is three flat arrays of bounded size: key,
-place of the key's best occurrence in the ring, rank of that occurrence. An entry is within `PROBES`
-slots of its key's first slot, and every slot between was used at some time, which bounds look-ups
-and insertions; if all these slots are taken the oldest occurrence is replaced. Places only grow, so
-an entry whose place is below `floor` is dead and its slot free. Insertions are done in batches.
+"""Looks up drafts in an n-gram index: the tokens that followed the longest match of the newest
+tokens (`look_up_draft`). `DraftSource` is the interface by which engines use a look-up.
 
 A look-up may run while another process writes to the memory. Whatever the memory holds, random
-bytes included, a look-up reads only inside the memory, ends after `PROBES` slots, and returns a
-draft only from a place whose preceding tokens equal the newest ones.
+bytes included, a look-up reads only inside the memory, ends after `PROBES` slots for each n-gram
+length, and returns a draft only from a place whose preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence
@@ -34,6 +17,12 @@ from rollstream.producers.drafts.shared_memory import HEAD_WORD, PROBES, SEQUENC
 from rollstream.streams.values import Tokens
 
 NgramKeys = NDArray[np.uint64]
+"""Keys of positions, one per n-gram length. A key is a 64-bit hash of that many tokens before the
+position and of the prompt: a polynomial in an odd multiplier, modulo 2^64, then two rounds of
+mixing. `ngram_keys` computes the keys of all positions of a sequence at once, `ngram_sums` and
+`ngram_key` those of one position in plain integers; both give the same keys. Keys can collide, so a
+look-up also compares the tokens.
+"""
 
 _MASK = 2**64 - 1
 _BASE = 0x9E3779B97F4A7C15
@@ -55,8 +44,8 @@ _POWERS_64 = np.array(_POWERS, np.uint64)
 def ngram_keys(
     prompts: NgramKeys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
 ) -> list[tuple[NgramKeys, NDArray[np.int64]]]:
-    """Per length (ascending): the keys of all positions that have at least that many tokens before
-    them, and these positions.
+    """Return, per length (ascending), the keys of all positions that have at least that many tokens
+    before them, and these positions.
 
     `tokens` holds sequences one after the other. For each position, `prompts` is the sequence's
     prompt and `places` the number of the sequence's tokens before it, negative for a position
@@ -77,8 +66,9 @@ def ngram_keys(
 
 
 def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Per length (ascending) for which `newest` has tokens: the sum that `ngram_key` turns into a
-    key. Mixing costs most and the longest match is mostly found, so keys are computed one by one.
+    """Return, per length (ascending) for which `newest` has enough tokens, the sum that `ngram_key`
+    turns into a key. Mixing costs most, and mostly the longest length matches already, so each key
+    is computed only when it is looked up.
     """
     found: list[int] = []
     total, done, count = 0, 0, len(newest)
@@ -93,7 +83,7 @@ def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def ngram_key(prompt: int, total: int, length: int) -> int:
-    """The key of the position after `length` tokens with this sum."""
+    """Return the key of the position after `length` tokens with this sum."""
     key = (total ^ prompt ^ length * _MIX) & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
@@ -113,7 +103,15 @@ EntryRanks = NDArray[np.float32]
 
 
 class NgramTable:
-    """The n-gram table in a history's memory."""
+    """Finds and writes entries of the n-gram table in a history's memory: three flat arrays of
+    bounded size with the key, the place of the key's best occurrence in the ring of tokens, and the
+    rank of that occurrence.
+
+    An entry is within `PROBES` slots of its key's first slot, and every slot between was used at
+    some time, which bounds look-ups and insertions. If all these slots are taken, a new entry
+    replaces the one with the oldest occurrence. Places only grow, so an entry whose place is below
+    `floor` is dead and its slot free. Insertions are done in batches.
+    """
 
     def __init__(self, memory: HistoryMemory) -> None:
         self.keys: NgramKeys = np.frombuffer(memory.keys, np.uint64)
@@ -122,7 +120,7 @@ class NgramTable:
         self.slots = len(self.keys) - PROBES
 
     def find(self, keys: NgramKeys) -> tuple[NDArray[np.bool_], RingPositions]:
-        """Returns which keys have an entry, and a slot for each key: the slot of the entry, or the
+        """Return which keys have an entry, and a slot for each key: the slot of the entry, or the
         first probed slot if there is none.
         """
         slots = self._probed_slots(keys)
@@ -161,15 +159,15 @@ class NgramTable:
         self.ranks[:] = 0
 
     def _probed_slots(self, keys: NgramKeys) -> RingPositions:
-        """(n, PROBES) slots that may hold each key."""
+        """Return the slots that may hold each of the n keys: (n, PROBES)."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
         return first[:, None] + np.arange(PROBES)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The `tokens` that may come next; `matched` is how many of the newest tokens were found in the
-    history. If it is 0, `tokens` is empty.
+    """Holds the `tokens` that may come next; `matched` is how many of the newest tokens were found
+    in the history. If it is 0, `tokens` is empty.
     """
 
     tokens: Sequence[int]
@@ -180,11 +178,18 @@ NO_DRAFT = Draft((), 0)
 
 
 class DraftSource(Protocol):
+    """Returns drafts to an engine, which passes generated tokens back to it.
+
+    The engine verifies every token of a draft, so a wrong, old or torn draft costs time and never
+    changes an output. Prompts are identified by their tokens (`history.prompt_key`), not by a
+    request, so that an engine without request ids can use the same calls.
+    """
+
     context: int
     """How many of the newest tokens a look-up uses, at most."""
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
+        """Return at most `most` tokens that may follow `newest` (oldest first) in this prompt."""
         ...
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
@@ -203,8 +208,8 @@ class HistoryView:
         self._keys, self._places = memory.keys, memory.places
 
     def after(self, key: int, newest: list[int], length: int, most: int) -> list[int]:
-        """Returns the tokens after the best occurrence of the `length` newest tokens, whose key is
-        `key`; empty if there is none.
+        """Return the tokens after the best occurrence of the `length` newest tokens, whose key is
+        `key`; [] if there is none.
         """
         keys, slot = self._keys, key & self._mask
         for at in range(slot, slot + PROBES):
@@ -228,9 +233,9 @@ class HistoryView:
 def look_up_draft(
     views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int
 ) -> Draft:
-    """The tokens that followed the longest match of the end of `newest`, up to the end of their
-    sequence, at most `reach` tokens for each matched one. Of views that match equally many tokens
-    the first one is used. All views must have the same n-gram lengths.
+    """Return the tokens that followed the longest match of the end of `newest`, up to the end of
+    their sequence, at most `reach` tokens for each matched one and at most `most`. Of views that
+    match equally many tokens the first one is used. All views must have the same n-gram lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
     sums = ngram_sums(newest, lengths)

@@ -1,17 +1,10 @@
-"""Computes the draft lengths that maximise the tokens per second of the whole batch, and the best
-speed with drafts; both follow from acceptance probabilities, which are learned here too.
+"""Computes the draft lengths that maximise the tokens per second of the whole batch
+(`draft_lengths`), and the best speed with drafts (`best_draft_speed`). Both weigh the tokens gained
+by drafts against a longer pass, the forward pass that verifies the drafts of all sequences.
 
-A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes).
-Each token of a draft gains the probability that it and all before it are accepted: a + a² + … + a^d
-where one acceptance rate a is all that is known, else a product along `DraftOdds`. One more token
-pays while its gain per second is above that of the batch: Seer's marginal benefit (section 3.7),
-solved by Dinkelbach's iteration for the ratio (Management Science 13, 1967).
-
-The more tokens of a sequence are known to agree with the history, the more often the next drafted
-token is accepted: more after a match of seven tokens than of three, and more still after thirty
-accepted ones. `AcceptanceCurve` learns this probability by the number of known tokens from every
-verified draft. After j accepted tokens of a draft, j more tokens are known to agree, so the
-probability that all d tokens of a draft are accepted is a product along the curve.
+`StepTimes` fits the cost of a pass. The gain follows from acceptance probabilities: one rate for
+all tokens where no more is known, else the `DraftOdds` that `AcceptanceCurve` learns from verified
+drafts, by how far a sequence agrees with the history of earlier answers (`HistoryAgreement`).
 """
 
 import math
@@ -22,16 +15,16 @@ from itertools import accumulate
 
 from rollstream.producers.drafts.index import Draft
 
-MEASUREMENT_DECAY = 0.98  # weight of a measurement after the next one: about the last 50 count
-OUTLIER_FACTOR = 4.0  # a pass that took this many times its expected time was interrupted
+MEASUREMENT_DECAY = 0.98  # each pass multiplies the weight of earlier ones: about 50 count
+OUTLIER_FACTOR = 4.0  # a pass that took more than so many times its expected time was interrupted
 RATE_MAX = 0.999  # higher acceptance rates are cut to this
-# Share of a token's time: attention over a place that a shorter draft leaves empty.
+# Time of a place that a shorter draft leaves empty (attention covers it), as a share of a token's.
 PADDING_COST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The cost of a forward pass: seconds of the pass itself, and of each token in it."""
+    """Gives the cost of a forward pass: seconds of the pass itself, and of each token in it."""
 
     fixed_s: float
     token_s: float
@@ -42,7 +35,9 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Weighted sums over measured passes, newer ones with more weight, to fit a straight line."""
+    """Holds weighted sums over measured passes, newer ones with more weight. `cost` fits a straight
+    line to them: the seconds of a pass by its number of tokens.
+    """
 
     count: float = 0.0
     tokens: float = 0.0
@@ -51,8 +46,8 @@ class StepTimes:
     product: float = 0.0
 
     def seen(self, tokens: float, seconds: float) -> "StepTimes":
-        """The sums with one more pass; its time is cut at `OUTLIER_FACTOR` times the expected
-        one.
+        """Return the sums with one more pass; its time is cut at `OUTLIER_FACTOR` times the
+        expected one.
         """
         if self.count >= 3:
             seconds = min(seconds, OUTLIER_FACTOR * self.cost().seconds(tokens))
@@ -65,14 +60,15 @@ class StepTimes:
         )
 
     def times(self, factor: float) -> "StepTimes":
-        """The sums as if each pass had taken `factor` times as long."""
+        """Return the sums as if each pass had taken `factor` times as long."""
         return replace(self, seconds=self.seconds * factor, product=self.product * factor)
 
     def cost(self) -> StepCost:
-        """The line through the measurements; all of it is fixed cost where every pass had equally
-        many tokens.
+        """Return the cost by the straight line that fits the measurements. If all passes had about
+        equally many tokens, their whole time is fixed cost.
 
-        Neither part is negative: the slope is cut to that of the line through the origin, and to 0.
+        Neither part is negative: the slope is at least 0, and at most that of the line from the
+        origin through the mean.
         """
         if not self.count:
             return StepCost(0.0, 0.0)
@@ -87,8 +83,9 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class DraftOdds:
-    """For a draft of length d, `whole[d - 1]` is the probability that all of it is accepted,
-    negated so that the sequence ascends, and `gains[d]` the expected number of accepted tokens.
+    """Holds the odds of a draft by its length d. `whole[d - 1]` is the probability that all d
+    tokens are accepted, negated so that the values ascend (for bisection); `gains[d]` is the
+    expected number of accepted tokens.
     """
 
     whole: tuple[float, ...]
@@ -96,8 +93,8 @@ class DraftOdds:
 
     @classmethod
     def of(cls, chances: Iterable[float]) -> "DraftOdds":
-        """From the acceptance probability of each token, given that those before it are
-        accepted.
+        """Return the odds that follow from the acceptance probability of each token, given that the
+        tokens before it are accepted.
         """
         whole: list[float] = []
         product = 1.0
@@ -109,8 +106,9 @@ class DraftOdds:
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """A sequence of the batch: at most `window` tokens are drafted. Each is accepted with
-    probability `rate`, or by the sequence's own `odds`, which then cover `window` tokens.
+    """Describes a sequence of the batch: at most `window` tokens are drafted for it. `odds` states
+    how likely they are accepted, and must cover `window` tokens; without `odds` each token is
+    accepted with probability `rate` if all before it are.
     """
 
     window: int
@@ -118,24 +116,37 @@ class DraftRow:
     odds: DraftOdds | None = None
 
     def gain(self, length: int) -> float:
-        """The expected number of accepted tokens of a draft of this length."""
+        """Return the expected number of accepted tokens of a draft of this length."""
         return expected_gain(self.rate, length) if self.odds is None else self.odds.gains[length]
 
     def worth_while(self, price: float) -> int:
-        """The number of drafted tokens that gain at least `price` each."""
+        """Return the number of drafted tokens of which each gains more than `price`. A token's gain
+        is the probability that it and all before it are accepted; `price` is the number of tokens
+        that the batch generates in the time that one more token takes.
+        """
         if self.odds is None:
             return min(self.window, _worth_while(self.rate, price))
         return min(self.window, bisect_left(self.odds.whole, -price))
 
 
 def expected_gain(rate: float, length: int) -> float:
-    """The expected number of accepted tokens of a draft of this length."""
+    """Return the expected number of accepted tokens of a draft of this length, if each is accepted
+    with probability a = `rate`: a + a² + … + a^length, because a token counts only if all before it
+    are accepted too.
+    """
     rate = min(max(rate, 0.0), RATE_MAX)
     return rate * (1 - rate**length) / (1 - rate)
 
 
 def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
-    """The draft lengths at which the batch generates the most tokens per second."""
+    """Return the draft lengths at which the batch generates the most tokens per second; whole
+    windows while a token takes no measurable time.
+
+    Each token of a draft gains the probability that it and all before it are accepted. One more
+    token pays while its gain per second is above the tokens per second of the batch: Seer's
+    marginal benefit (section 3.7). Both depend on each other, as the terms of a ratio do that is
+    maximised; Dinkelbach's iteration finds the maximum (Management Science 13, 1967).
+    """
     lengths = [row.window for row in rows]
     if cost.token_s <= 0:
         return lengths
@@ -151,8 +162,8 @@ def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
 
 
 def level_lengths(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCost) -> list[int]:
-    """The lengths, each cut to one common maximum. The maximum is the one at which the batch is
-    fastest if every row is padded to the longest draft.
+    """Return the lengths cut to one common maximum, for an engine that pads every row to the
+    longest draft: the maximum at which such a batch is fastest.
     """
     if cost.token_s <= 0 or min(lengths) == max(lengths):
         return list(lengths)
@@ -169,14 +180,15 @@ def level_lengths(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCo
 
 
 def tokens_per_s(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCost) -> float:
-    """Expected tokens per second with these drafts."""
+    """Return the expected tokens per second with drafts of these lengths."""
     tokens = len(rows) + sum(r.gain(n) for r, n in zip(rows, lengths, strict=True))
     return tokens / max(cost.seconds(len(rows) + sum(lengths)), 1e-12)
 
 
 def best_draft_speed(rows: int, most: int, found: float, rate: float, cost: StepCost) -> float:
-    """Tokens per second of `rows` equal rows at the best draft length up to `most`, where a look-up
-    finds a draft with probability `found`; 0 where no length is better than no draft.
+    """Return the tokens per second of `rows` equal rows at the best draft length up to `most`; 0 if
+    no length is better than no draft. A look-up finds a draft with probability `found`; each of its
+    tokens is accepted with probability `rate` if all before it are.
     """
     best, without = 0.0, rows / max(cost.seconds(rows), 1e-12)
     for length in range(1, most + 1):
@@ -187,7 +199,7 @@ def best_draft_speed(rows: int, most: int, found: float, rate: float, cost: Step
 
 
 def _worth_while(rate: float, price: float) -> int:
-    """The number of drafted tokens that gain at least `price` each."""
+    """Return `DraftRow.worth_while` for tokens of one acceptance rate."""
     rate = min(max(rate, 0.0), RATE_MAX)
     if rate <= price:
         return 0
@@ -195,13 +207,17 @@ def _worth_while(rate: float, price: float) -> int:
 
 
 CURVE_EDGES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 28, 32, 40, 48)
-"""The first number of known tokens of each point of the curve."""
-KNOWN_TOKENS_MAX = 64  # tokens known to agree; more are counted as this many
-PRIOR, PRIOR_TRIALS = 0.9, 4.0
-REFRESH_TRIALS = 64  # trials after which values computed from the curve are computed again
-REFRESH_DECAY = 0.98  # weight of every point then, so that a point of low acceptance is tried again
+"""The first number of known tokens of each point of the curve. The known tokens of a drafted token
+are those directly before it that are known to agree with the history.
+"""
+KNOWN_TOKENS_MAX = 64  # more known tokens are counted as this many
+PRIOR, PRIOR_TRIALS = 0.9, 4.0  # acceptance that is assumed before any trial, and its weight
+REFRESH_TRIALS = 64  # trials after which the odds are computed from the curve again
+# Weight of earlier trials after that. It lets the prior return at a point of low acceptance, which
+# is then tried again.
+REFRESH_DECAY = 0.98
 
-# Tokens known to agree after a mistake, at most: the alignment is uncertain.
+# Most known tokens of a draft that continues behind a mistake: the history may be shifted there.
 KNOWN_AFTER_MISTAKE = 2
 
 _CURVE_POINT = tuple(bisect(CURVE_EDGES, known) - 1 for known in range(KNOWN_TOKENS_MAX + 1))
@@ -209,9 +225,9 @@ _CURVE_POINT = tuple(bisect(CURVE_EDGES, known) - 1 for known in range(KNOWN_TOK
 
 @dataclass(slots=True)
 class HistoryAgreement:
-    """The agreement of one sequence with the history. Verified drafts have shown that its newest
-    `agreed` tokens agree; `continuation` holds the history's next tokens; `known` is the number of
-    agreeing tokens when the present draft was looked up.
+    """Tracks how far one sequence agrees with the history. Verified drafts have shown that its
+    newest `agreed` tokens do; `continuation` holds the history's next tokens; `known` is the number
+    of known tokens before the present draft.
     """
 
     agreed: int = 0
@@ -219,11 +235,12 @@ class HistoryAgreement:
     continuation: Sequence[int] = ()
 
     def start_draft(self, draft: Draft, context: int) -> Sequence[int]:
-        """The tokens to draft: those of `draft` or, if the look-up found none, the rest of the last
-        draft after its mistake, which is right if the model only replaced that one token.
+        """Return the tokens to draft: those of `draft`, or, if the look-up found none, the rest of
+        the last draft behind its mistake. That rest is right if the model replaced only that one
+        token. `context` is the longest match that a look-up can find.
         """
         if draft.tokens or not self.continuation:
-            # A match of the longest context that is looked up may extend further back.
+            # A match of the longest context may extend further back.
             is_whole = draft.matched >= context
             self.known = max(draft.matched, self.agreed) if is_whole else draft.matched
             self.continuation = draft.tokens
@@ -233,7 +250,7 @@ class HistoryAgreement:
 
     def end_draft(self, tried: int, right: int) -> None:
         """Record that `right` of `tried` drafted tokens were accepted. After them the model drew a
-        token of its own, which differs from history's if the draft ended by a mistake.
+        token of its own; if the draft ended by a mistake, this token differs from the history's.
         """
         if tried:
             self.agreed = self.known + tried + 1 if right == tried else 1
@@ -243,8 +260,13 @@ class HistoryAgreement:
 
 
 class AcceptanceCurve:
-    """The acceptance probability of a drafted token by the number of known tokens before it,
-    learned from the drafts of one engine, which have at most `most` tokens.
+    """Learns the acceptance probability of a drafted token by its number of known tokens, from all
+    verified drafts of one engine. Drafts have at most `most` tokens.
+
+    The more tokens are known to agree, the more often the next drafted token is accepted: more
+    after a match of seven tokens than of three, and more still after thirty accepted ones. After j
+    accepted tokens of a draft, j more tokens are known to agree, so the probability that all d
+    tokens of a draft are accepted is a product along the curve.
     """
 
     def __init__(self, most: int) -> None:
@@ -255,7 +277,9 @@ class AcceptanceCurve:
         self._fresh = 0
 
     def add(self, known: int, tried: int, right: int) -> None:
-        """Record a draft made after `known` known tokens, verified up to its first mistake."""
+        """Record that of a draft after `known` known tokens the first `right` were accepted, out of
+        `tried`. Tokens after the first mistake were not tried and do not count.
+        """
         trials = right + (right < tried)
         for place in range(trials):
             point = _CURVE_POINT[min(known + place, KNOWN_TOKENS_MAX)]
@@ -268,13 +292,13 @@ class AcceptanceCurve:
             self._odds, self._fresh = {}, 0
 
     def probability(self, known: int) -> float:
-        """The probability that the token after `known` known tokens is accepted."""
+        """Return the probability that the token after `known` known tokens is accepted."""
         point = _CURVE_POINT[min(known, KNOWN_TOKENS_MAX)]
         return (self._right[point] + PRIOR * PRIOR_TRIALS) / (self._tried[point] + PRIOR_TRIALS)
 
     def odds(self, known: int) -> DraftOdds:
-        """The odds of a draft after `known` known tokens, recomputed after every `REFRESH_TRIALS`
-        trials.
+        """Return the odds of a draft after `known` known tokens; they are computed again after
+        every `REFRESH_TRIALS` trials.
         """
         known = min(known, KNOWN_TOKENS_MAX)
         if known not in self._odds:

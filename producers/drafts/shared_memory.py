@@ -1,16 +1,10 @@
-"""Lays out the memory of a draft history, and maps it from a file (a segment) that the processes of
-a node share.
+"""Lays out the memory of a history of earlier answers, from which drafts come (`HistoryMemory`), and
+maps it from a file in shared memory (a segment), so that the rollouts of a node share one history.
 
-The arrays are in one block of memory, private or a mapped file: a header of a few words, the
-table's keys, places and ranks, and the ring of tokens. The header holds all sizes, so that a
-process that maps the file needs nothing else. It is read and checked once, when the file is mapped;
-afterwards no value in the memory can cause an access outside of it.
-
-The file's folder is named after user, run and node, so no run uses the file of another. There are
-two locks, which the kernel frees when their holder dies: the writing process holds the folder's
-lock, and all rollouts that have the file mapped share the file's lock. A process that gets the
-folder's lock may write; one that gets the file's lock exclusively has proof that no other process
-uses the file.
+The header, with all sizes, is read and checked once, when the file is mapped; no value that is read
+later can cause an access outside of the memory. One process writes and holds the lock of the file's
+folder (`lock_folder`); all rollouts that have the file mapped share the lock of the file, so that
+none removes it (`HistorySegment`). The kernel frees both locks when their holder dies.
 """
 
 import contextlib
@@ -28,21 +22,21 @@ import xxhash
 from rollstream.errors import StoreError
 from rollstream.storage.stores.file import is_own_file
 
-NGRAM_LENGTHS = (3, 4, 5, 6, 7)
-# Tokens drafted per matched one, at most: drafts with a short match fail sooner.
+NGRAM_LENGTHS = (3, 4, 5, 6, 7)  # newest tokens by which a place in the history is looked up
+# Most drafted tokens per token of the matched n-gram: drafts after a short match fail sooner.
 DRAFTED_PER_MATCHED = 5
 SEQUENCE_END = 2**32 - 1  # mark after each sequence; not a token
 
-PROBES = 8
-ENTRY_BYTES = 20
+PROBES = 8  # neighbouring slots of the table that may hold a key
+ENTRY_BYTES = 20  # key 8, place 8, rank 4
 
 MAGIC = int.from_bytes(b"rhymes/1", "little")
 HEADER_BYTES = 256
 HEADER_WORDS = HEADER_BYTES // 8
 _MAGIC, _TOKENS_MAX, _REACH, _COUNT, _LENGTHS = range(5)  # lengths fill up to 16 words
 WRITER_WORD, HEAD_WORD, INSERTED_WORD = HEADER_WORDS - 3, HEADER_WORDS - 2, HEADER_WORDS - 1
-"""Words that change: the writer's process id, the place of the next token, the number of tokens
-inserted.
+"""Indices of the header's words that change: the writer's process id, the place of the next token
+(`HistoryMemory`), the number of tokens inserted.
 """
 HISTORY_TOKENS_MIN, HISTORY_TOKENS_MAX = 16, 1 << 31
 NGRAM_LENGTH_MAX = 64
@@ -50,8 +44,8 @@ NGRAM_LENGTH_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class HistoryLayout:
-    """Determines the sizes of all arrays: the ring holds `tokens_max` tokens, the table n-grams of
-    these `lengths`, and a draft has at most `reach` tokens per matched token.
+    """Determines the sizes of a history's arrays: the ring holds `tokens_max` tokens, the hash table
+    has n-grams of these `lengths`. A draft has at most `reach` tokens per matched token.
     """
 
     tokens_max: int
@@ -60,20 +54,21 @@ class HistoryLayout:
 
     @property
     def slots(self) -> int:
-        """The number of slots in the hash table: a key per token and length and a quarter more, so
-        that probe sequences stay short, rounded up to a power of two; then the `PROBES` slots
-        that probes read beyond the end, so that they need not wrap around.
+        """The number of slots in the hash table. There is one for each token and length, and a
+        quarter more, so that a key is soon found; rounded up to a power of two. `PROBES` slots are
+        added at the end, so that probing need not wrap around.
         """
         entries = len(self.lengths) * self.tokens_max * 5 // 4
         return (1 << max(4, (entries - 1).bit_length())) + PROBES
 
     @property
     def bytes(self) -> int:
+        """The size of the whole memory."""
         return HEADER_BYTES + ENTRY_BYTES * self.slots + 4 * self.tokens_max
 
     def words(self) -> list[int]:
-        """Return the header of an empty history. The place of the next token starts at
-        `tokens_max`, so that every place is above 0 and the lowest valid place is never negative.
+        """Return the header of an empty history. Places are counted from `tokens_max` on, so that
+        the lowest valid place, `tokens_max` before the next one, is never negative.
         """
         words = [0] * HEADER_WORDS
         words[_MAGIC], words[_TOKENS_MAX], words[_REACH] = MAGIC, self.tokens_max, self.reach
@@ -100,8 +95,15 @@ def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
 
 
 class HistoryMemory:
-    """Gives access to the arrays in a buffer of this layout, as memoryviews: reading an item of one
-    is twice as fast as of a numpy array.
+    """Gives access to the arrays in a buffer of this layout, which is private memory or a mapped
+    file: `words` (the header), the hash table's `keys`, `places` and `ranks`, and `tokens`, a ring
+    of the tokens of earlier answers. The header holds all sizes, so that a process that maps the
+    file needs nothing else.
+
+    A place counts all tokens ever stored, so it is never used twice; its token is at index place
+    modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`) to the best place that
+    follows it, and that place's rank. The arrays are memoryviews: reading an item of one is twice
+    as fast as of a numpy array.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:
@@ -129,8 +131,9 @@ HISTORY_FILE, PARTIAL_FILE = "history", "history.partial"
 
 
 def segment_folder(run: str, folder: Path, node: str) -> Path:
-    """Return the folder of a run's history on this node: in `/dev/shm`, or in `folder`, the run's,
-    if the node has no `/dev/shm`.
+    """Return the folder for the segment of a run on this node: in `/dev/shm` (which is in memory),
+    or, if the node has none, in `folder`, the folder of the run. It is named after user, run and
+    node, so no run uses the file of another.
     """
     named = f"{run}\n{folder.absolute()}\n{node}"
     digest = xxhash.xxh3_128_hexdigest(named.encode())[:12]
@@ -140,7 +143,9 @@ def segment_folder(run: str, folder: Path, node: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HistorySegment:
-    """Holds a mapped file. Between `map_segment` with `holds` and `close` no process removes it."""
+    """Holds a mapped file. If it was mapped with `holds`, this process shares the file's lock until
+    `close`, and no process removes the file.
+    """
 
     memory: HistoryMemory
     inode: int
@@ -148,14 +153,16 @@ class HistorySegment:
 
     def close(self) -> None:
         """Release the lock; the mapping stays readable for existing references to it."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor
+        # Closing alone would keep the lock: the mapping has a copy of the descriptor.
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
 
 def map_segment(path: Path, writes: bool = False, holds: bool = True) -> HistorySegment | None:
-    """Map the segment at this path. Returns None if there is none or it is being removed, and,
-    without `writes`, if its writer is dead: the next writer may remove it. Without `holds` another
-    process may remove the segment while it is mapped.
+    """Map the segment at this path, for reading too if `writes`. Returns None if there is no valid
+    segment of this user or it is being removed, and, without `writes`, if its writer is dead: the
+    next writer may remove it. Without `holds` another process may remove the file while it is
+    mapped here.
     """
     try:
         descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_NOFOLLOW)
@@ -171,7 +178,8 @@ def map_segment(path: Path, writes: bool = False, holds: bool = True) -> History
 
 
 def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
-    """Create a segment in place of an existing one. Raises `StoreError` if there is no room. The
+    """Create an empty segment, with a lock on its file, and put it in place of an existing one.
+    Processes that have the old file mapped keep it. Raises `StoreError` if there is no room. The
     caller holds the folder's lock.
     """
     partial, size = folder / PARTIAL_FILE, layout.bytes
@@ -198,7 +206,8 @@ def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
 
 def lock_folder(folder: Path) -> int | None:
     """Create the folder if needed, lock it, and return its descriptor; None while another process
-    has the lock. Raises `StoreError` for a folder that cannot be used.
+    has the lock. The process that has the lock may write. Raises `StoreError` for a folder that
+    cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -222,7 +231,9 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether any process, this one included, holds the file."""
+    """Return whether any process, this one included, shares the lock of the file. If none does,
+    locking it exclusively succeeds; that lock is released at once.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -237,8 +248,8 @@ def is_held(path: Path) -> bool:
 
 
 def remove_segment(folder: Path) -> bool:
-    """Remove the folder and return True; False if a process holds its file. The caller holds the
-    folder's lock.
+    """Remove the folder with its segment and return True; False if a process shares the lock of the
+    file. The caller holds the folder's lock.
     """
     if is_held(folder / HISTORY_FILE):
         return False
@@ -250,8 +261,8 @@ def remove_segment(folder: Path) -> bool:
 
 
 def sweep_dead_segments(folder: Path) -> None:
-    """Remove the segment folders beside this one that no process uses: killed runs of this user
-    left them, and a restarted run would create its folder again.
+    """Remove the segment folders of this user beside `folder` that no process uses. Killed runs
+    left them; a run that restarts creates its folder again.
     """
     for other in folder.parent.glob(f"rollstream-{os.getuid()}-*-drafts"):
         with contextlib.suppress(StoreError):
@@ -262,6 +273,9 @@ def sweep_dead_segments(folder: Path) -> None:
 
 
 def _map_descriptor(descriptor: int, writes: bool, holds: bool) -> HistorySegment | None:
+    """Map an open file; the conditions are those of `map_segment`. Raises `OSError` if the lock is
+    taken.
+    """
     there = os.fstat(descriptor)
     header = array("q", os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"))
     layout = parse_layout(header.tolist())
@@ -277,12 +291,13 @@ def _map_descriptor(descriptor: int, writes: bool, holds: bool) -> HistorySegmen
 
 
 def _is_alive(pid: int) -> bool:
+    """Return whether a process with this id exists on this machine."""
     if not 0 < pid < 1 << 31:
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # it exists, and is another user's
         pass
     return True

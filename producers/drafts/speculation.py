@@ -1,10 +1,10 @@
-"""Speculative decoding changes how fast an engine generates tokens, never their distribution:
-drafts come from the history of earlier answers, and the model verifies each drafted token.
+"""Speculative decoding, the part that all engines share: it finds drafts in the history (earlier
+answers to the same prompt), chooses their lengths, and counts what is accepted.
 
-The engine calls `Speculation` with the rows to draft for and with the result of each pass.
-`Speculation` learns from verified drafts how likely the next drafts are to be accepted, and adds
-running sequences to the history, so that samples of the same group can draft from them.
-`DraftsBuilder` counts the statistics of one sequence, as a `Drafts` record per emission.
+The model verifies all drafts of a batch in one forward pass, so drafts change how fast an engine
+generates tokens, never their distribution. `Speculation` is the state of one engine; it holds the
+gate, which turns drafting off while it costs time. Each row of the batch is a `DraftedSequence`,
+whose `DraftsBuilder` counts the statistics that the engine emits with the tokens (`Drafts`).
 """
 
 import time
@@ -31,8 +31,12 @@ from rollstream.streams.values import Drafts, extend_runs
 
 @dataclass(slots=True)
 class DraftsBuilder:
-    """The fields of a `Drafts` record, counted since the last emission. Tokens must be added in the
-    order of generation.
+    """Counts the fields of a `Drafts` value for the tokens that one sequence gained since the last
+    `take`. Tokens must be added in the order of generation.
+
+    `runs` are lengths of alternating kinds: tokens that the model drew itself, accepted draft
+    tokens, drawn ones, and so on. `steps` counts passes, `guessed` draft tokens, `asked` look-ups;
+    `found` of these gave a draft, and all took `lookup_s` seconds.
     """
 
     runs: list[int] = field(default_factory=lambda: [0])
@@ -43,7 +47,7 @@ class DraftsBuilder:
     lookup_s: float = 0.0
 
     def add_drawn(self, count: int) -> None:
-        """Add `count` tokens that the model drew, one per step."""
+        """Add `count` tokens that the model drew without a draft, one in each step."""
         extend_runs(self.runs, count, guessed=False)
         self.steps += count
 
@@ -57,12 +61,12 @@ class DraftsBuilder:
         self.guessed += drafted
 
     def add_lookup(self, found: bool) -> None:
-        """Add a look-up for a draft."""
+        """Add a look-up, which gave a draft if `found`."""
         self.asked += 1
         self.found += found
 
     def take(self) -> Drafts:
-        """Return the record and reset all counts."""
+        """Return the counts and reset them."""
         record = Drafts(
             tuple(self.runs), self.steps, self.guessed, self.asked, self.found, self.lookup_s
         )
@@ -72,14 +76,18 @@ class DraftsBuilder:
         return record
 
 
-SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to the history again
+SHARE_TOKENS_MIN = 32  # least new tokens of a running sequence that are added to the history
 
 
 @dataclass(slots=True)
 class DraftedSequence:
-    """A sequence of the batch; `prompt` and `group` are its keys in the history. `window` is the
-    longest draft that the sequence gets. The history holds its first `shared` tokens.
-    `has_new_tokens`: at least one later token was not drafted.
+    """Keeps the draft state of one row of the batch; `prompt` and `group` are its keys in the
+    history.
+
+    The row's next draft has at most `window` tokens. The sequence's first `shared` tokens were
+    handled by `share_tokens`; `has_new_tokens` is False if the later ones are known to repeat the
+    history, because every draft since was accepted whole. `agreement` tracks how many of the newest
+    tokens are known to agree with the history.
     """
 
     prompt: int
@@ -93,18 +101,27 @@ class DraftedSequence:
 
 @dataclass
 class Speculation:
-    """Drafts and their statistics of one engine; the model's tokens are below `vocabulary`."""
+    """Drafts for the rows of one engine, and counts the results. `source` looks drafts up, `gate`
+    decides whether to draft; the model's tokens are below `vocabulary`.
+
+    While drafting is on, the engine calls `propose` for each row, `choose_lengths` for the batch,
+    and after the pass `add_verified` for each row: from it the next lengths are learned. While it
+    is off, trial drafts (`look_up_trial`, `add_trial`) show how many tokens would be accepted.
+    `share_tokens` adds running sequences to the history, so that the other samples of the group
+    can draft from them.
+    """
 
     source: DraftSource
     gate: DraftGate
     vocabulary: int
     clock: Callable[[], float] = time.perf_counter
     acceptance: AcceptanceCurve = field(init=False)
+    """Learns the acceptance probability of a drafted token."""
     counts: Counter[str] = field(default_factory=Counter[str], init=False)
     """The integers of `DraftStats` by name."""
     lookup_s: float = field(default=0.0, init=False)
     undecided_steps: int = field(default=0, init=False)
-    """Steps since the last decision of the gate, which was made for `decided_rows`."""
+    """Steps since the last decision of the gate, which was made for `decided_rows` rows."""
     decided_rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -114,8 +131,10 @@ class Speculation:
         return DraftStats(**self.counts, lookup_s=self.lookup_s)
 
     def decide(self, rows: int, drafts: bool, steps: int = 1) -> bool:
-        """Returns whether to draft in the next steps; the gate decides every few steps. `drafts` is
-        whether the engine drafts now; `steps` counts steps since the last call.
+        """Returns whether to draft in the next steps over this number of rows. The gate decides
+        again every few steps and when the number of rows changes; until then the answer is
+        `drafts`, which states whether the engine drafts now. `steps` is the number of steps from
+        one call to the next.
         """
         if rows != self.decided_rows or self.undecided_steps >= self.gate.steps_to_decision:
             self.decided_rows, self.undecided_steps = rows, 0
@@ -125,8 +144,9 @@ class Speculation:
         return drafts
 
     def look_up(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Look up a draft, cut before the first token outside of the model's vocabulary: shared
-        memory may be torn, or hold the history of another model.
+        """Returns a draft of at most `most` tokens that may follow the `newest` ones. It is cut
+        before the first token outside of the model's vocabulary: the history is in shared memory,
+        which another process may be writing, or which may be that of another model.
         """
         draft = self.source.draft(prompt, newest, most)
         if not draft.tokens or max(draft.tokens) < self.vocabulary:
@@ -135,7 +155,9 @@ class Speculation:
         return Draft(kept, draft.matched) if kept else NO_DRAFT
 
     def propose(self, row: DraftedSequence, newest: Sequence[int], most: int) -> list[int]:
-        """Returns the tokens that may be drafted for this row; `choose_lengths` shortens them."""
+        """Returns at most `most` tokens that may be drafted for this row after its `newest` tokens;
+        `choose_lengths` then shortens the draft.
+        """
         draft = self.look_up(row.prompt, newest, most)
         proposed = list(row.agreement.start_draft(draft, self.source.context)[:most])
         row.statistics.add_lookup(bool(draft.tokens))
@@ -147,8 +169,9 @@ class Speculation:
     def choose_lengths(
         self, rows: Sequence[DraftedSequence], longest: list[int], *, is_padded: bool = False
     ) -> list[int]:
-        """Returns the fastest draft length of each row, at most `longest`. With `is_padded` every
-        row of a pass takes as many places as the longest draft.
+        """Returns, for each row, the draft length at which the whole batch is fastest, at most
+        `longest`. With `is_padded` every row of a pass takes as many places as the longest draft,
+        and the padding counts as a cost. A `forced` gate leaves all drafts at `longest`.
         """
         if self.gate.forced or not any(longest):
             return longest
@@ -159,7 +182,7 @@ class Speculation:
         return level_lengths(rated, lengths, cost) if is_padded else lengths
 
     def add_lookup_time(self, rows: Sequence[DraftedSequence], seconds: float) -> None:
-        """Record look-ups that took `seconds` for all of these rows together."""
+        """Count look-ups that took `seconds` for all of these rows together, in equal shares."""
         self.lookup_s += seconds
         for row in rows:
             row.statistics.lookup_s += seconds / len(rows)
@@ -167,13 +190,14 @@ class Speculation:
     def add_verified(
         self, row: DraftedSequence, draft: Sequence[int], gained: Sequence[int]
     ) -> None:
-        """Record that a pass with this draft gave the tokens `gained`: the accepted ones, then one
-        that the model drew, unless an accepted token ended the sequence.
+        """Record that a pass with this draft, perhaps empty, gave the tokens `gained`: the accepted
+        draft tokens, then one that the model drew, unless an accepted token ended the sequence.
         """
         drafted = verified = len(draft)
         accepted = len(gained) - 1
         if accepted < drafted and gained[-1] == draft[accepted]:
-            # The last token was drafted too and ended the sequence; the rest was not verified.
+            # The last token is an accepted one, which ended the sequence: the drafted tokens after
+            # it were not verified.
             accepted += 1
             verified = accepted
         if draft:
@@ -187,13 +211,17 @@ class Speculation:
         self.counts["accepted"] += accepted
 
     def look_up_trial(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Look up a draft that is not verified but passed to `add_trial` later."""
+        """Look up a trial draft: the model does not verify it, and `add_trial` compares it later
+        with the tokens that plain steps generate.
+        """
         draft = self.look_up(prompt, newest, most)
         self.gate.hit_rate.add(1, bool(draft.tokens))
         return draft
 
     def add_trial(self, draft: Draft, came: Sequence[int]) -> None:
-        """Record how many tokens of a draft of `look_up_trial` equal the tokens generated since."""
+        """Record how many tokens at the begin of a trial draft equal the tokens `came`, which were
+        generated since.
+        """
         if draft.tokens:
             pairs = zip(draft.tokens, came, strict=False)
             equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -203,8 +231,9 @@ class Speculation:
     def share_tokens(
         self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN
     ) -> None:
-        """Add the row's new tokens to the history, so that siblings can draft from them. Does
-        nothing while fewer than `least` tokens are new, and nothing if all of them were drafted.
+        """Add the row's new tokens to the history, so that the other samples of its group can draft
+        from them. `tokens` are all tokens of the sequence. Does nothing while fewer than `least`
+        are new, and adds none if they repeat the history (`has_new_tokens` False).
         """
         fresh = len(tokens) - row.shared
         if fresh < least:

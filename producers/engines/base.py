@@ -1,16 +1,5 @@
-"""Defines the engine contract (`Engine`): the calls through which a rollout generates tokens, and
-their arguments and results. Every engine guarantees:
-
-* An engine stamps every generated token with the version that emitted it (invariant 3).
-* Sampling is a function of (seed, trajectory, position) alone (invariant 10), `seed` being the
-  run's.
-* In-process engines step inside `poll`, which returns soon after its deadline.
-* A model, request or sampling parameter that the engine cannot serve raises `EngineRefused`, which
-  names it, before any token is generated.
-* After a failed `update` the engine generates nothing until an update succeeds: `poll` returns []
-  meanwhile.
-* Weights are passed as the tensors of a checkpoint, under its names; how an engine stores them is
-  its own choice.
+"""Defines the engine contract (`Engine`): the calls through which a rollout generates tokens, their
+arguments and results, and the guarantees of every engine.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,14 +19,14 @@ UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Asks an engine to generate one trajectory. `tokens` are the prompt and all tokens generated
-    or appended so far; `sources` marks for each of them which of these it is.
+    or appended so far; `sources` marks each token as prompt, generated or environment.
 
     `logprobs` and `spans` belong to the generated tokens among them (a resumed trajectory); the
-    engine never recomputes or emits these again. `group` lets an engine prefill the prompt of a
-    group once. The randomness of a token depends on its index in `tokens`. With `hold` the slot and
-    the KV cache stay reserved after a `stop`, until `append` adds the environment's tokens or
-    `abort` drops the trajectory. `version`, one of `Engine.versions`, generates all tokens; with
-    None each token comes from the newest version.
+    engine never recomputes or emits these tokens again. `group` lets an engine prefill the prompt
+    of a group once. The randomness of a token depends on its index in `tokens`. With `hold` the
+    slot and the KV cache stay reserved after a `stop`, until `append` adds the environment's tokens
+    or `abort` drops the trajectory. All tokens are generated under `version`, one of
+    `Engine.versions`; with None, each token is generated under the newest version.
     """
 
     trajectory: str
@@ -166,7 +155,19 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """Generates trajectories under served weights; the module docstring has its guarantees."""
+    """Generates trajectories under served weights. Every engine guarantees:
+
+    * An engine stamps every generated token with the version that emitted it (invariant 3).
+    * Sampling is a function of (seed, trajectory, position) alone (invariant 10); `seed` is that of
+      the request, the run's.
+    * In-process engines step inside `poll`, which returns soon after its deadline.
+    * A model, request or sampling parameter that the engine cannot serve raises `EngineRefused`,
+      which names it, before any token is generated.
+    * After a failed `update` the engine generates nothing until an update succeeds: `poll` returns
+      [] meanwhile.
+    * Weights are passed as the tensors of a checkpoint, under its names; how an engine stores them
+      is its own choice.
+    """
 
     version: Version
     """The newest version that is served."""
@@ -207,8 +208,9 @@ class Engine(Protocol):
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Return the update with all work done for which decoding need not stop: checks, index
-        arithmetic, casts. The served weights do not change. May run in another thread, beside
-        `poll`, but beside no other update. Raises `EngineRefused`, which names the wrong tensor.
+        arithmetic, casts. The served weights do not change. This call may run in another thread,
+        beside `poll`, but beside no other update. Raises `EngineRefused`, which names the wrong
+        tensor.
         """
         ...
 
@@ -226,7 +228,8 @@ class Engine(Protocol):
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
         """Compare the served bits of the tensors `names` with the bits that loading `tensors` (a
-        whole version) would give. May run in another thread, beside `poll`, not beside `update`.
+        whole version) would give. This call may run in another thread, beside `poll`, but not
+        beside `update`.
         """
         ...
 

@@ -1,5 +1,6 @@
-"""Opens an engine by its name: `torch` comes with Rollstream, `vllm` is an extra dependency, and
-`paced` computes no model.
+"""Opens engines. `open_engine` opens one that computes a model, by its name: `torch` comes with
+Rollstream, `vllm` is an extra dependency. `open_paced` opens the engine `paced`, which computes no
+model: it takes the time and draws the answer lengths that its settings describe.
 """
 
 from collections.abc import Mapping
@@ -37,9 +38,11 @@ def open_engine(
     *,
     vllm: VllmSettings | None = None,
 ) -> Engine:
-    """Open the engine `name`, which serves `tensors` as `version`.
+    """Open the engine `name`, `torch` or `vllm`, which serves `tensors` as `version`. `vllm` holds
+    the settings of the engine `vllm` and is ignored by others.
 
-    Raises `ConfigurationError` for an unknown name and for an engine that is not installed.
+    Raises `ConfigurationError` for another name and for an engine that is not installed, and
+    `EngineRefused` for a model that the engine cannot serve.
     """
     if name == "torch":
         kind: torch.dtype = getattr(torch, options.dtype)
@@ -63,8 +66,9 @@ def open_paced(
     slots: int,
     context_max: int,
 ) -> PacedEngine:
-    """Open the engine `paced`, which computes no model and takes the time that a model would take
-    (`time_scale` times faster); its tokens are below `vocabulary`.
+    """Open the engine `paced`. Its steps take the time that a model on the described accelerator
+    would take, divided by `settings.time_scale`; its tokens are below `vocabulary`. `tensors` are
+    served as `version` and updated like a model's, but compute nothing.
     """
     kv_tokens = settings.kv_tokens
     shape = PacedShape(
@@ -80,8 +84,9 @@ def open_paced(
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """Return the roofline (step time by batch and KV) of the named profile, or of the accelerator
-    that the settings describe.
+    """Return the roofline, which gives the time of a step by its batch and KV cache: that of the
+    profile file if the settings name one (`rollstream profile` measures it), else that of the
+    accelerator and model that they describe.
     """
     if settings.profile is not None:
         return read_profile(settings.profile).roofline
@@ -96,8 +101,8 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> LengthSampler:
-    """Return a sampler of answer lengths from a trace, a mixture, or one log-normal distribution,
-    as the settings choose.
+    """Return a sampler of answer lengths: from the recorded lengths of a trace if the settings name
+    one, else from their mixture of log-normal parts, else from one log-normal distribution.
     """
     if settings.trace is not None:
         return LengthSampler(read_trace(settings.trace), settings.correlation)

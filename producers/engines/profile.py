@@ -1,13 +1,7 @@
-"""Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them: a
-formula of step time by rows and cached tokens (`roofline.py`).
+"""Measures an engine's step times over batch sizes and KV lengths (`measure_points`), and fits a
+roofline to them (`fit_profile`): a formula of step time by rows and cached tokens (`roofline.py`).
 
-The roofline is fitted in two forms, memory reads overlapped with arithmetic and reads followed by
-arithmetic, by least squares of relative errors; the better fit is returned. In the overlapped form
-a point is bound either by reads or by arithmetic. The fit alternates: assign each point to one of
-the two, fit the constants, assign again, until the assignment no longer changes.
-
-The result is a small file, an `EngineProfile`: the constants of the roofline, the errors of the
-fit, and B_max, the largest batch at which one more row is nearly free in a decode step.
+`rollstream profile CONFIG` runs both and writes the result, an `EngineProfile`, to a small file.
 """
 
 import json
@@ -39,7 +33,8 @@ SHAPE_FIELDS = (
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
     """Holds the fitted roofline of an engine. `error` is the median relative error of the fit,
-    `error_max` the largest, over `points` step times; `batch_max` is B_max for `slots`.
+    `error_max` the largest, over `points` step times. `batch_max` is B_max for `slots`: the largest
+    batch at which one more row is nearly free in a decode step.
     """
 
     engine: str
@@ -137,7 +132,9 @@ def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
 def fit_profile(
     engine: str, model: str, slots: int, context_max: int, points: Sequence[StepTiming]
 ) -> EngineProfile:
-    """Return the profile of an engine: the better of the two fits to the points."""
+    """Return the profile of an engine, with the better of two fits to the points: memory reads
+    overlapped with arithmetic, and reads followed by arithmetic.
+    """
     fits = [fit_roofline(points, overlapping) for overlapping in (True, False)]
     roofline = min(fits, key=lambda fit: float(np.median(relative_errors(fit, points))))
     errors = relative_errors(roofline, points)
@@ -156,7 +153,10 @@ def fit_profile(
 
 
 def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
-    """Return the roofline of this form with the least squared relative errors at the points."""
+    """Return the roofline of this form with the least squared relative errors at the points. With
+    `overlapping` each point is bound either by memory reads or by arithmetic; otherwise reads and
+    arithmetic add up.
+    """
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
     seconds = np.array([p.seconds for p in points])
@@ -184,7 +184,10 @@ def _fit_alternating(
     reading: NDArray[np.bool_],
     prefill: float,
 ) -> Roofline:
-    """Fit the overlapped form, starting from `reading`: the points that are bound by reads."""
+    """Fit the overlapped form, starting from `reading`: the points that are bound by reads. The fit
+    alternates: fit the constants, assign each point to reads or arithmetic, fit again, until the
+    assignment no longer changes or `ALTERNATIONS_MAX` is reached.
+    """
     weights = token = row = overhead = 0.0
     for _ in range(ALTERNATIONS_MAX):
         by_reads = reading.astype(np.float64)
@@ -243,8 +246,8 @@ def _step(timing: TimedEngine) -> float:
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:
-    """Return a request. Those of one point share their group and prompt, which is then prefilled
-    once; points do not share them.
+    """Return a request. The requests of one point share their group and prompt, which is then
+    prefilled once; requests of different points share neither.
     """
     tokens = (np.arange(length) * 7 + seed) % vocabulary
     nothing = np.zeros(0, np.float32)

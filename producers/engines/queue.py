@@ -1,14 +1,8 @@
-"""Keeps the state of each trajectory in an engine, its emissions and counts; all engines of this
-project derive from `QueuedEngine`.
-
-A sequence is waiting, running in a row, held after a stop, or ready to continue after the
-environment appended tokens. Held and ready sequences keep a slot and their KV cache. `QueuedEngine`
-implements the calls of `Engine` by moving sequences between these states; an engine adds how
-sequences are decoded (`_open`, `_enter`, `_step`, `_collect`, `_park`, `_release`) and its weights.
+"""Implements the part that all engines of this project share (`QueuedEngine`): the state of each
+trajectory, the emissions (new tokens that `poll` returns), and the counts.
 
 All tokens are emitted before the version changes, so an emission names the version that generated
-its tokens (invariant 3). Requests and appended tokens are checked before anything changes; errors
-name the trajectory or the parameter.
+its tokens (invariant 3).
 """
 
 import time
@@ -36,8 +30,9 @@ NO_TOKENS: tuple[Tokens, Floats] = np.zeros(0, np.uint32), np.zeros(0, np.float3
 
 
 class EngineWeights(Protocol):
-    """Holds the served weights of an engine, which forwards its calls `prepare`, `update` and
-    `read_back`. After a failed `load` the weights are a mixture of two versions.
+    """Holds the weights that an engine serves. The engine forwards its calls `prepare`, `update`
+    and `read_back` to `prepare`, `load` and `compare` here. After a failed `load` the weights are a
+    mixture of two versions.
     """
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
@@ -51,7 +46,8 @@ class EngineWeights(Protocol):
 
 class QueuedSequence:
     """Holds the state of one trajectory in an engine. `length` counts all of its tokens,
-    `generated` those that an engine generated; `finish` is set when a turn is over.
+    `generated` those that an engine generated. `finish` is set when a turn is over: at a stop
+    token or where no more tokens are allowed.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -81,7 +77,15 @@ SequenceType = TypeVar("SequenceType", bound=QueuedSequence)
 
 
 class QueuedEngine(ABC, Generic[SequenceType]):
-    """Implements `Engine` for at most `slots` running or held sequences."""
+    """Implements `Engine` for at most `slots` running or held sequences.
+
+    A sequence is waiting, running (in a row of the batch), held after a stop, or ready to continue
+    after the environment appended tokens. Held and ready sequences keep a slot and their KV cache.
+    The calls of `Engine` move sequences between these states; an engine adds how sequences are
+    decoded (`_open`, `_enter`, `_step`, `_collect`, `_park`, `_release`, `_kv`) and its weights.
+    Requests and appended tokens are checked before anything changes; errors name the trajectory or
+    the parameter.
+    """
 
     _weights: EngineWeights
 
@@ -98,7 +102,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         self._steps, self._tokens = 0, 0
         self._busy_s: float = 0.0
 
-    # ---- what an engine adds -------------------------------------------------------------------
+    # ---- methods that an engine adds -----------------------------------------------------------
 
     @property
     @abstractmethod
@@ -117,7 +121,9 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _step(self, end_s: float) -> bool:
-        """Decode once for all rows. Returns False when `end_s` of the engine's clock is over."""
+        """Decode once for all rows. Returns whether `poll` may continue: False once `end_s`, a time
+        of the engine's clock, has passed.
+        """
 
     @abstractmethod
     def _collect(self, sequence: SequenceType) -> tuple[Tokens, Floats, Drafts | None]:

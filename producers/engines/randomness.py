@@ -1,11 +1,8 @@
 """Draws the random numbers of sampling: one uniform number per token, a function of (seed,
 trajectory, position) alone (invariant 10).
 
-The generator is counter-based: the 64-bit key of a trajectory is xxh3-64 of its name seeded by the
-run's seed, and position p takes element p of the SplitMix64 sequence that starts at the key
-(Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014). There is no state, so
-any machine can draw any position of any trajectory in any order. The simulator imports this module
-without torch.
+The generator is counter-based: there is no state, so any machine can draw any position of any
+trajectory in any order. The simulator imports this module without torch.
 """
 
 import numpy as np
@@ -18,13 +15,16 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def trajectory_key(seed: int, trajectory: str) -> int:
-    """Return the start of the random sequence of this trajectory; any integer is a valid seed."""
+    """Return the 64-bit key of a trajectory, with which its random sequence starts: xxh3-64 of its
+    name seeded by the run's seed. Any integer is a valid seed.
+    """
     return xxhash.xxh3_64_intdigest(trajectory.encode(), seed=seed % 2**64)
 
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return uniform numbers in [0, 1) with 53 random bits; `keys` and `positions` (token indices)
-    broadcast.
+    broadcast. Position p takes element p of the SplitMix64 sequence that starts at the key (Steele,
+    Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     bits = np.atleast_1d(keys) + (positions.astype(np.uint64) + np.uint64(1)) * _STRIDE
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1  # arrays wrap modulo 2^64, as intended

@@ -1,15 +1,9 @@
-"""Computes rewards in separate processes. Every question (an answer to judge, or a turn to reply
-to) gets an outcome, also if the task's code raises, hangs or ends its process, and no rollout stops
-for it.
+"""Computes rewards in separate processes. Every question (an answer to judge, a turn to reply to,
+or a trajectory to score) gets an outcome, also if the task's code raises, hangs or ends its
+process, and no rollout stops for it.
 
-No call blocks: `submit` queues a question; `poll` exchanges lines with the processes over pipes and
-returns outcomes. A process writes a greeting when its task is built, then answers its questions in
-order, so one that hangs or ends does so at its oldest unanswered question. That question gets a
-dead verdict (no reward, and the reason); the others wait for another process.
-
-A process runs the task's code and any part of a model's answer that this code executes. It gets
-only the environment variables that `allowed_variables` names, so an answer that prints its
-environment finds neither the broker's password nor the store's keys.
+No call blocks: `RewardPool.submit` queues a question; `poll` exchanges lines with the processes
+over pipes and returns outcomes.
 """
 
 import os
@@ -47,6 +41,9 @@ _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "
 def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
     """Return the variables that a task's code gets: paths of programs, libraries and caches,
     language, threads, and those that `task.environment` names.
+
+    A process runs the task's code and any part of a model's answer that this code executes, so an
+    answer that prints its environment finds neither the broker's password nor the store's keys.
     """
     wanted = {*_NAMES.split(), *named}
     return {
@@ -65,7 +62,9 @@ class _PendingQuestion:
 
 class RewardWorker:
     """Runs one reward process and exchanges lines with it. `held` are its unanswered questions,
-    oldest first. `greeting` is its first line, b"" until the process is ready for questions.
+    oldest first. The process writes a greeting when its task is built, then answers its questions
+    in order, so a process that hangs or ends does so at its oldest unanswered question. `greeting`
+    is that first line, b"" until the process is ready for questions.
     """
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
@@ -168,7 +167,9 @@ _STARTS_MAX = 3  # processes in a row that end before their greeting
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
-    """Holds a reward with its named scores, or the `reason` why there will be none."""
+    """Holds a reward with its named scores, or (a dead verdict) the `reason` why there will be
+    none.
+    """
 
     reward: float = 0.0
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -265,7 +266,7 @@ class RewardPool:
             if not self._waiting:
                 return
             worker = self._workers[index] = RewardWorker(self._task, now, self._function)
-        # Checked before reading, so that no answer of a dying process is lost.
+        # Checked before reading, so that no answer of a process that ends is lost.
         ended = worker.has_ended()
         for question, line in worker.read(now):
             decided.append((question.key, self._outcome(line)))
@@ -305,8 +306,10 @@ class RewardPool:
         reason: str,
         decided: list[tuple[str, RewardOutcome]],
     ) -> None:
-        """Give the oldest question a dead verdict if the process had started it; the others return
-        to the front of the queue.
+        """End the process. Its oldest question gets a dead verdict if the process was ready,
+        because it ended or hung at this question. The other questions return to the front of the
+        queue. Raises `ConfigurationError` after `_STARTS_MAX` processes in a row that were never
+        ready.
         """
         worker.kill()
         self._workers[index] = None

@@ -1,13 +1,10 @@
-"""Runs a task's own code in a process of its own, and answers each question in order.
+"""Runs the code of a task (or a scorer's function) in a process of its own, a reward process.
+`pool.py` starts it: `python -m rollstream.producers.rewards.process SETTINGS [FUNCTION]`, where
+SETTINGS are the task's settings as JSON and FUNCTION is the import path of a scorer's function.
 
-Questions arrive as JSON lines on stdin, and answers leave as JSON lines on stdout. Every exception
-and every result of the code becomes a `RewardAnswer` of valid types. No result of a task, an
-environment or a scorer's function can therefore end the role that asked.
-
-The process ends when its parent ends, for any reason: a thread sees the pipe close even while a
-judgement hangs, and a CPU-time alarm ends code that also holds the interpreter's lock.
-`rollstream.producers.rewards.pool` starts it as `python -m rollstream.producers.rewards.process
-SETTINGS [FUNCTION]`, with the task's settings as JSON.
+Questions arrive as JSON lines on stdin and are answered in order as JSON lines on stdout. Every
+exception and every result of the code becomes a `RewardAnswer` of valid types, so no result can end
+the role that asked. The pool ends and replaces a process that hangs.
 """
 
 import math
@@ -34,15 +31,17 @@ from rollstream.producers.scoring.functions import (
 from rollstream.producers.tasks.base import Environment, PlainTask, Reply, Score, Task
 from rollstream.producers.tasks.registry import load_task
 
-_REASON_MAX = 300  # characters of an exception's message that a record gets
-_STATE_MAX = 1 << 16  # characters of an environment's state, which every partial carries
-_REPLY_MAX = 1 << 16  # tokens of one reply; the engine's context is the real limit
-_TOKENS = 1 << 32  # tokens are uint32 in records; the engine knows its vocabulary
+_REASON_MAX = 300  # most characters of the reason for a failure; the rest is cut off
+_STATE_MAX = 1 << 16  # most characters of an environment's state, which every partial carries
+_REPLY_MAX = 1 << 16  # most tokens of one reply; the engine's context is the real limit
+_TOKENS = 1 << 32  # tokens are uint32 in records; the engine checks its own vocabulary
 
 
 class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Asks the task to judge the turns (`judge`), to reply to them as the environment (`reply`), or
-    to call the scorer's function (`score`), which also gets `facts`.
+    """Asks for one call, by `kind`: `judge`, the task's reward of a complete answer; `reply`, the
+    next turn of the task's environment, whose previous `state` is given; `score`, the scorer's
+    function, which also gets `facts`. `turns` are all tokens after the prompt, cut where the source
+    changes; `reference` is the task's own JSON about the prompt.
     """
 
     kind: Literal["judge", "reply", "score"]
@@ -53,8 +52,8 @@ class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Holds `reward` with `scores` (kind `score`), the environment's `tokens` and `state` (kind
-    `reply`), or the `reason` why there is neither (kind `failed`).
+    """Holds the result of one call, by `kind`: `score`, a `reward` with named `scores`; `reply`, the
+    environment's `tokens` and new `state`; `failed`, the `reason` why there is no result.
     """
 
     kind: Literal["score", "reply", "failed"]
@@ -66,14 +65,18 @@ class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def failed_answer(reason: str) -> RewardAnswer:
-    """Return an answer with the reason of a failure; invalid UTF-8 in it is replaced."""
+    """Return an answer of kind `failed` with this reason, cut off at `_REASON_MAX` characters and
+    with characters that UTF-8 cannot encode replaced.
+    """
     return RewardAnswer("failed", reason=reason[:_REASON_MAX].encode(errors="replace").decode())
 
 
 def answer_question(
     task: Task, function: ScoringFunction | None, question: RewardQuestion
 ) -> RewardAnswer:
-    """Run the task's code on a question. Any exception or result of the code becomes an answer."""
+    """Make the call that the question asks for; `function` is the scorer's. Any exception of the code
+    and any result of a wrong type or value become an answer of kind `failed`.
+    """
     try:
         if question.kind == "judge":
             return _judge_answer(task.judge(question.reference, question.turns))
@@ -95,7 +98,7 @@ def answer_question(
 
 
 class _UnusableResult(ValueError):
-    """The task's code returned a wrong type or value; the message names it."""
+    """Raised for a wrong type or value that the task's code returned; the message names it."""
 
 
 # The task's code may break its declared types, so the results below are typed as `object`.
@@ -108,7 +111,9 @@ def _judge_answer(score: object) -> RewardAnswer:
 
 
 def _function_answer(result: object) -> RewardAnswer:
-    """Accept a mapping of names to numbers, or a lone number, which gets the name ""."""
+    """Return the answer for a scorer's result: numbers by name, or one number, which gets the name
+    "".
+    """
     if isinstance(result, Mapping):
         return RewardAnswer("score", scores=_numbers(cast("Mapping[object, object]", result)))
     return RewardAnswer("score", scores={"": _number(result, "the result")})
@@ -132,7 +137,7 @@ def _state(state: object) -> str:
 
 
 def _tokens(tokens: object) -> tuple[int, ...]:
-    """Return the tokens if they are whole numbers that fit a record's token type."""
+    """Return a reply's tokens if they are at most `_REPLY_MAX` whole numbers in [0, 2**32)."""
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise _UnusableResult(
             f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence"
@@ -166,7 +171,10 @@ def _number(value: object, name: str) -> float:
 
 
 def _read_questions(source: int) -> Iterator[RewardQuestion]:
-    """Yield the questions that arrive on the pipe; the process exits at the pipe's end."""
+    """Yield the questions that arrive on the pipe. When the parent ends for any reason, the pipe ends
+    and this process exits. A thread of its own reads the pipe, so this works even while a call
+    hangs.
+    """
     arrived: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
@@ -182,8 +190,8 @@ def _read_questions(source: int) -> Iterator[RewardQuestion]:
 
 
 def _claim_pipes() -> tuple[int, int]:
-    """Move both pipes to new descriptors and return these. Afterwards the task's prints go to
-    stderr, and its stdin is empty.
+    """Return new descriptors of the pipes for questions and answers, and replace the standard ones:
+    what the task's code prints goes to stderr, and its stdin is empty.
     """
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -193,8 +201,8 @@ def _claim_pipes() -> tuple[int, int]:
 
 
 def main(settings: str, function_path: str = "") -> None:
-    """Build the task and write one first answer: `score` if it was built, or `failed` with the
-    reason. Then answer questions until the pipe closes.
+    """Build the task and write a first answer, the greeting: `score` if the task was built, or
+    `failed` with the reason. Then answer questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
     source, sink = _claim_pipes()
@@ -208,7 +216,9 @@ def main(settings: str, function_path: str = "") -> None:
             return
         out.write(encode(RewardAnswer("score")) + b"\n")
         for question in _read_questions(source):
-            # CPU seconds, twice the parent's limit: it takes effect only after the parent's death.
+            # The alarm ends this process after so many CPU seconds in one call. A living parent
+            # ends it earlier, at half of that. It is needed after the parent's death, if the code
+            # holds the interpreter's lock, so that the thread that reads the pipe cannot run.
             signal.setitimer(signal.ITIMER_VIRTUAL, 2 * description.reward_timeout_s + 1)
             out.write(encode(answer_question(task, function, question)) + b"\n")
 

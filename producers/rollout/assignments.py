@@ -1,15 +1,8 @@
-"""A rollout follows only assignments of its own name and term. `AssignmentQueue` reads and queues
-them; pure functions decide when the rollout takes new weights and starts new trajectories.
+"""Reads and queues the assignments of a rollout (`AssignmentQueue`), and decides by pure functions
+when the rollout takes new weights and starts new trajectories (invariant 9).
 
-After a restart a rollout resumes nothing without a new attempt from dispatch, because no old
-assignment carries its new term. If a rollout was replaced while its process was suspended, reading
-its successor's assignments raises `Fenced`, and the process exits.
-
-The rules have no other inputs than `UpdateInputs` (invariant 9). `in_flight` policies (PipelineRL,
-AReaL) take the newest version as soon as it is fetched. `keep_version` (Laminar, arXiv 2510.12633)
-finishes running trajectories under their version: once a newer version exists, the rollout starts
-new trajectories only until it has started its quota under the held version, finishes all of them,
-and then takes the newest version.
+A rollout follows only assignments of its own name and term. After a restart it therefore resumes
+nothing without a new attempt from dispatch, because no old assignment carries its new term.
 """
 
 import logging
@@ -27,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class AssignmentQueue:
-    """The rollout's assignments: `waiting` holds starts and resumes, the most urgent first."""
+    """Holds the rollout's assignments: `waiting` has starts and resumes, the most urgent first."""
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
         """Read the partition from its oldest record, although the old records hold no assignment of
-        this term: only a reader that has read the `Opened` records can void assignments of a fenced
-        dispatcher (invariant 7).
+        this term: only a reader that has read the `Opened` records can void assignments of an
+        earlier, fenced holder of dispatch (invariant 7).
         """
         self._rollout, self._term = rollout, term
         partition = partition_of(rollout.encode(), bus.partitions("assignments"))
@@ -45,7 +38,8 @@ class AssignmentQueue:
 
     def read(self) -> list[Assignment]:
         """Queue new assignments and return the releases. Raises `Fenced` if a higher term of this
-        rollout's name has assignments.
+        rollout's name has assignments: the rollout was replaced, for instance while its process was
+        suspended, and the process must exit.
         """
         released: list[Assignment] = []
         for received in self._poll():
@@ -96,9 +90,10 @@ class AssignmentQueue:
 
 
 def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
-    """The sort key: resumes first, because under `keep_version` the rollout takes new weights only
-    after they end. Then the oldest wave. Within a wave first one probe of each group of unknown
-    length (Seer), then the longest expected answers. An unknown length counts as the largest.
+    """Return the sort key: resumes first, because under `keep_version` the rollout takes new
+    weights only after they end. Then the oldest wave. Within a wave first one probe of each group
+    of unknown length (Seer), then the longest expected answers. An unknown length counts as the
+    largest.
     """
     is_probe = not assignment.predicted and assignment.index == 0
     length = assignment.predicted or assignment.sampling.tokens_max
@@ -107,7 +102,13 @@ def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateInputs:
-    """Inputs of the rules; versions are given by their numbers."""
+    """Holds the only inputs of the rules (invariant 9); versions are given by their numbers.
+
+    `in_flight` policies (PipelineRL, AReaL) take the newest version as soon as it is fetched.
+    `keep_version` (Laminar, arXiv 2510.12633) finishes running trajectories under their version:
+    once a newer version exists, the rollout starts new trajectories only until it has started its
+    quota under the held version, finishes all of them, and then takes the newest version.
+    """
 
     held: int
     """The version that the engine serves."""
@@ -124,25 +125,29 @@ class UpdateInputs:
 
 
 def may_draw(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Whether the next waiting assignment may start under the held version."""
+    """Return whether the next waiting assignment may start under the held version."""
     if inputs.needed > inputs.held:
         return False
     return mode != "keep_version" or inputs.newest <= inputs.held or inputs.drawn < inputs.quota
 
 
 def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Whether to take the newest version now; under `keep_version` only an empty engine does."""
+    """Return whether to take the newest version now; under `keep_version` only an empty engine
+    does.
+    """
     if inputs.newest <= inputs.held:
         return False
     return mode != "keep_version" or inputs.busy == 0
 
 
 def quota_left(mode: UpdateMode, inputs: UpdateInputs) -> int:
-    """New trajectories that the rollout may start before it drains."""
+    """Return how many new trajectories the rollout may start before it drains."""
     return inputs.quota if mode != "keep_version" else max(0, inputs.quota - inputs.drawn)
 
 
 def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Whether the rollout starts nothing new until it is empty and has pulled."""
+    """Return whether the rollout starts no new trajectory until it is empty and has taken the
+    newest version.
+    """
     stale = mode == "keep_version" and inputs.newest > inputs.held
     return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)

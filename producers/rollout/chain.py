@@ -2,12 +2,8 @@
 
 A partial is a record of the tokens since the previous partial, and it holds that partial's address.
 A chain is therefore the newest partial of an attempt and all partials that its links reach;
-partials of other writers between them are never mixed in.
-
-Any process can append to `partials`, so a record is not trusted (invariant 12). Only records
-between the two addresses that dispatch itself has read are considered, each once and in partition
-order. A link that leads outside this range, forwards, to a missing record or to a record that does
-not fit makes the chain unusable (`DecodeError`).
+partials of other writers between them are never mixed in. Any process can append to `partials`, so
+a record is not trusted (invariant 12): a wrong link makes the chain unusable (`DecodeError`).
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +24,7 @@ LINKS_BYTES_MAX = 64 << 20  # encoded partials of one trajectory; a million toke
 
 @dataclass(frozen=True, slots=True)
 class ChainContent:
-    """The joined content of a chain: everything after the prompt."""
+    """Holds the joined content of a chain: everything after the prompt."""
 
     tokens: Tokens
     sources: Sources
@@ -96,9 +92,9 @@ def read_chains(
 def _read_links(
     bus: Bus, partition: int, wanted: Collection[ChainRequest]
 ) -> Mapping[str, PartialLinks]:
-    """Collect the partials of each wanted trajectory between the addresses of its request. Memory
-    holds at most `LINKS_BYTES_MAX` of encoded partials per trajectory, and one read of other
-    records.
+    """Collect the partials of each wanted trajectory between the two addresses of its request,
+    which dispatch itself has read; each record is considered once, in partition order. Memory holds
+    at most `LINKS_BYTES_MAX` of encoded partials per trajectory, and one read of other records.
     """
     links = {request.trajectory: PartialLinks(request.newest.offset) for request in wanted}
     if not 0 <= partition < bus.partitions(TOPIC):
@@ -143,8 +139,9 @@ def _first_offset(one: ChainRequest) -> int:
 
 
 def _chain(one: ChainRequest, links: PartialLinks) -> list[Partial]:
-    """Return the chain's partials from oldest to newest. Raises `DecodeError` where the chain
-    breaks. Offsets must fall with each step backwards, so a cycle is an error too.
+    """Return the chain's partials from oldest to newest. Raises `DecodeError` for a link that leads
+    outside the requested range, forwards, to a missing record or to a record that does not fit.
+    Offsets must fall with each step backwards, so a cycle is an error too.
     """
     chain: list[Partial] = []
     at, above = one.newest, one.newest.offset + 1

@@ -1,15 +1,8 @@
 """Publishes a rollout's heartbeats, the `status` records, also while the rollout's loop is busy.
 
-`StatusSchedule` decides when the loop owes a status, and computes its speed, idle time and previous
-KV use. `Heartbeat` has a thread that is the only sender of `status` in the process, so records stay
-in order. It publishes the records that the loop hands over. While the loop hands over none (it
-swaps weights, recomputes a cache, waits for the log), the thread repeats the last record with
-`stalled_s`, so a rollout with a busy loop does not look dead. `end` publishes the last record and
-joins the thread, so no repeat can follow a `leaving` status.
-
-A stopped process (SIGSTOP), or native code that never releases the interpreter lock, stops this
-thread too, and the rollout looks dead. A deadlocked loop does not stop it: `stalled_s` grows, and
-dispatch decides.
+`StatusSchedule` decides when the loop must publish a status. `Heartbeat` publishes it in a thread,
+and repeats the last one (`StatusRepeats`) while the loop sends none, so a rollout with a busy loop
+does not look dead.
 """
 
 import logging
@@ -32,8 +25,8 @@ WAITING_MAX = 64  # records queued while the log does not answer; the oldest are
 
 @dataclass(slots=True)
 class StatusSchedule:
-    """Decides when a status is due: every `every_s` seconds and at every change of health. Times
-    are the caller's clock.
+    """Decides when a status is due (every `every_s` seconds and at every change of health), and
+    computes the rollout's speed, idle time and previous KV use. Times are the caller's clock.
     """
 
     every_s: float
@@ -46,7 +39,7 @@ class StatusSchedule:
     """(time, KV used) of the newest reports, oldest first."""
 
     def is_due(self, health: Health, busy: bool, now_s: float) -> bool:
-        """Whether a status is due. The time between two calls counts as idle if nothing ran."""
+        """Return whether a status is due. Time between two calls counts as idle if nothing ran."""
         if self.checked_s and not busy:
             self.idle_s += now_s - self.checked_s
         self.checked_s = now_s
@@ -101,8 +94,14 @@ class StatusRepeats:
 
 
 class Heartbeat:
-    """Sends and repeats the status records of one rollout in its own thread. Threads may share it.
-    The next `send` or `end` raises a failure of its thread.
+    """Sends and repeats the status records of one rollout in its own thread. The thread is the only
+    sender of `status` in the process, so records stay in order. Threads may share it. The next
+    `send` or `end` raises a failure of its thread.
+
+    While the loop sends no record (it swaps weights, recomputes a cache, waits for the log), the
+    thread repeats the last one with `stalled_s`. A deadlocked loop does not stop the thread:
+    `stalled_s` grows, and dispatch decides. A stopped process (SIGSTOP), or native code that never
+    releases the interpreter lock, stops the thread too, and the rollout looks dead.
     """
 
     def __init__(
@@ -134,7 +133,9 @@ class Heartbeat:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Return when every queued record is durable and no further one can follow."""
+        """Return when every queued record is durable and the thread has ended, so no repeat can
+        follow a `leaving` status.
+        """
         self.close()
         self._thread.join()
         self._check()

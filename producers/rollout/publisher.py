@@ -4,11 +4,6 @@ collects its metrics.
 Delivery is at least once. Readers count only the first completion of a trajectory and follow only
 the chain of partials that an assignment names (invariant 2), so it does no harm if a dead
 predecessor of this rollout has published the same records.
-
-`BackgroundSender` appends in a thread while the engine decodes, because over a network an
-acknowledgement takes longer than one poll of the engine. Records of one topic stay in order. Queued
-records die with the process, as tokens that the engine has not emitted yet do; a caller may rely on
-a record only after `on_published` has received its address.
 """
 
 import logging
@@ -61,7 +56,13 @@ class _QueuedRecords:
 
 
 class BackgroundSender:
-    """Sends records in its own thread. The next call raises a failure of the thread."""
+    """Sends records in its own thread while the engine decodes, because over a network an
+    acknowledgement takes longer than one poll of the engine. Records of one topic stay in order.
+    The next call raises a failure of the thread.
+
+    Queued records are lost if the process dies, as are tokens that the engine has not emitted yet;
+    a caller may rely on a record only after `on_published` has received its address.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -129,7 +130,7 @@ class BackgroundSender:
 
 @dataclass(frozen=True, slots=True)
 class RolloutCondition:
-    """The fields of a status record that do not come from the engine."""
+    """Holds the fields of a status record that do not come from the engine."""
 
     version: Version
     health: Health

@@ -75,12 +75,7 @@ def compare_tensors(
     """Compare the tensors `names` (None: all) with those that the engine serves, and log an error
     if any differ. A tensor whose copy in a file was damaged differs too. The update took `seconds`.
     """
-    tensors = fetched.update.tensors
-    asked = tuple(tensors) if names is None else names
-    compared = read_back(asked, tensors)
-    if isinstance(tensors, MappedTensors):
-        damaged = dict.fromkeys((*compared.differing, *tensors.damaged(asked)))
-        compared = WeightComparison(compared.count, tuple(damaged))
+    compared = _compared(fetched, read_back, names)
     if compared.differing:
         log.error(
             "version %s: the engine does not serve what it was given (%d of %d tensors: %s); "
@@ -91,6 +86,21 @@ def compare_tensors(
             ", ".join(compared.differing[:3]),
         )
     return ReadBackResult(fetched, compared, seconds)
+
+
+def _compared(
+    fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None
+) -> WeightComparison:
+    """Compares the tensors with those that the engine serves, and their copies in files with their
+    hashes.
+    """
+    tensors = fetched.update.tensors
+    asked = tuple(tensors) if names is None else names
+    compared = read_back(asked, tensors)
+    if not isinstance(tensors, MappedTensors):
+        return compared
+    damaged = dict.fromkeys((*compared.differing, *tensors.damaged(asked)))
+    return WeightComparison(compared.count, tuple(damaged))
 
 
 def tensor_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -109,7 +119,7 @@ def compare_all_tensors(
     """Compare all tensors of the first version before the engine serves it. Raises `EngineRefused`
     if a tensor differs from the given one. `started_s` is the update's start by `timer`.
     """
-    compared = read_back(fetched.update.tensors, fetched.update.tensors)
+    compared = _compared(fetched, read_back, None)
     if compared.differing:
         raise EngineRefused(
             f"weights: the engine does not serve {', '.join(compared.differing[:3])} of version "

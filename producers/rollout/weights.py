@@ -2,19 +2,7 @@
 stops decoding.
 
 Only announced versions are fetched, and a version is announced after `latest.json` was moved to it
-(invariant 6). A small version is kept in this process: its tensors are moved from version to
-version in place, compared with their hashes, and prepared for the engine. A large version is
-streamed into the engine, whose own tensors are the base of its deltas
-(`storage/weights/streamed.py`); for an engine that maps files it is kept in a file
-(`storage/weights/mapped.py`).
-
-The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`, which
-reads a bounded sample of the tensors back from the engine; the samples rotate through all tensors.
-One background thread fetches or compares, never both, so the tensors do not change between `take`
-and the result of the comparison (`verdict`).
-
-If a fetched version is replaced by a newer one before the engine took it, the two updates are
-merged into one patch of the served version, so the engine does no work for the version between.
+(invariant 6). docs/explanation/weights.md (Applied) describes the copies and their comparison.
 """
 
 import logging
@@ -48,15 +36,24 @@ from rollstream.streams.release import check_readable_by
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
-STREAMED_BYTES = 96 << 20  # larger versions are streamed; a copy of a smaller one saves time
+STREAMED_BYTES = 96 << 20  # smaller versions are kept in this process, which saves time
 FETCH_TRIES = 5
 REPAIRS_MAX = 3  # in a row
 
 
 class WeightsFollower:
-    """Holds the newest announced version, and its tensors once they are fetched. The size of the
-    first version decides for all: above `streamed_above` bytes they are streamed into the engine,
-    above `mapped_above` bytes they are kept in a file; None: never.
+    """Holds the newest announced version, and its tensors once they are fetched.
+
+    The rollout calls `prefetch`, then `take`, swaps the engine's weights, and calls `compare`. One
+    background thread fetches or compares, never both, so the tensors do not change between `take`
+    and the result of the comparison (`verdict`).
+
+    A small version is kept in this process: its tensors are moved from version to version in place,
+    compared with their hashes, and prepared for the engine. A version above `streamed_above` bytes
+    is streamed into the engine, whose own tensors are the base of its deltas
+    (`storage/weights/streamed.py`). For an engine that maps files, a version above `mapped_above`
+    bytes is kept in a file (`storage/weights/mapped.py`). A limit of None is never reached. The
+    size of the first version decides for all.
     """
 
     def __init__(
@@ -70,9 +67,9 @@ class WeightsFollower:
     ) -> None:
         self._store, self._timer, self._sleep = store, timer, sleep
         self._streamed_above, self._mapped_above = streamed_above, mapped_above
-        self._is_streaming: bool | None = None  # decided by the first version
-        self._served: Manifest | None = None  # by the engine, if versions are streamed into it
-        self._given: Manifest | None = None  # the version that was taken last
+        self._is_streaming: bool | None = None  # the first version decides
+        self._served: Manifest | None = None  # the engine's version, if versions are streamed
+        self._given: Manifest | None = None  # the version that was taken last, if it is streamed
         self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
         self._held: ResidentWeights | MappedWeights = ResidentWeights()
         self._rotation = TensorRotation()
@@ -87,7 +84,9 @@ class WeightsFollower:
         self.prepare: Callable[[WeightUpdate], WeightUpdate] = lambda update: update
         """The engine's own preparation of an update, set once there is an engine."""
         self.hold_name: Callable[[], None] = lambda: None
-        """Called after each fetch, in its thread (`storage/terms.py`)."""
+        """Called after each fetch, in the background thread: creates the object of this rollout's
+        name in the store again if dispatch deleted it (`storage/terms.py`).
+        """
         self.unavailable: Version | None = None
         """The last version that `fetch_version` could not fetch."""
         self.fetched_bytes = 0
@@ -126,8 +125,10 @@ class WeightsFollower:
             self._begin(lambda: self._fetch(newest))
 
     def fetch_ahead(self, held: Version | None) -> None:
-        """Like `prefetch`, for a rollout that cannot take a version yet: a fetched version that
-        waits is updated to the newest one, still as a patch of the served version.
+        """Does what `prefetch` does, for a rollout that cannot take a version yet. A newer version
+        replaces a fetched one that was not taken. The update to the newer one then starts at the
+        served version (the two updates are merged, or the newer version is streamed), so the engine
+        does no work for the version between.
         """
         fetched, newest = self._fetched, self._newest
         self._note_served(held)
@@ -161,8 +162,8 @@ class WeightsFollower:
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
-        """Start to compare some tensors (all of them after a repair) with those that the engine
-        serves. The update took `seconds`.
+        """Start to compare a bounded sample of tensors (all of them after a repair) with those that
+        the engine serves; the samples rotate through all tensors. The update took `seconds`.
         """
         self._note_served(fetched.update.version)
         names = (
@@ -297,8 +298,8 @@ class WeightsFollower:
     def _streamed(
         self, version: Version, manifest_hash: str | None
     ) -> tuple[Manifest, WeightUpdate]:
-        """As `_updated`, with the engine's own tensors as the base. Tensors that the engine does
-        not return bit for bit are fetched without a base.
+        """Do what `_updated` does, with the engine's own tensors as the base. Tensors that the
+        engine does not return bit for bit are fetched without a base.
         """
         wrong: frozenset[str] = frozenset()
         while True:
@@ -332,5 +333,5 @@ class WeightsFollower:
 
 
 def _is_larger(manifest: Manifest, above: int | None) -> bool:
-    """Whether the version is no adapter and has more than `above` bytes; False for None."""
+    """Return whether the version is no adapter and has more than `above` bytes; False for None."""
     return above is not None and manifest.full_bytes > above and not manifest.adapter

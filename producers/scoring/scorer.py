@@ -1,12 +1,10 @@
-"""Writes annotations, such as late rewards, about every finished trajectory.
+"""Writes annotations, such as late rewards, about every finished trajectory (`rollstream score`).
 
-Scorers share the partitions of `trajectories` as a consumer group. A scorer reads a batch, lets the
-reward pool score it, publishes the annotations, and commits the batch once all of them are in the
-log. After a kill the successor scores the batch again, and the first annotation of a (trajectory,
-name) counts, so no annotation is lost or counted twice. Only the first completion of a trajectory
-counts for readers (invariant 2). Within a batch the scorer leaves later ones out; in a later batch
-their annotations are not the first. An annotation that counts therefore describes the tokens that
-are trained.
+A `Scorer` reads a batch of trajectories, has them scored in reward processes by the task's judge or
+by a function of the user, publishes the annotations, and commits the batch after them. Scorers
+share the partitions of `trajectories` as a consumer group. After a kill the successor scores the
+batch again, and of several annotations of a (trajectory, name) the first counts, so none is lost or
+counted twice. An annotation that counts describes the tokens that are trained.
 """
 
 import logging
@@ -29,19 +27,19 @@ from rollstream.streams.codec import decode
 from rollstream.streams.records import PROMPT, Annotation, Trajectory
 from rollstream.streams.writer import KeyedRecord, publish_all
 
-UNNAMED_SCORE = ""  # name of the score if a function returns a lone number
+UNNAMED_SCORE = ""  # name of the score in a verdict if a function returns one number
 log = logging.getLogger(__name__)
 GROUP, TOPIC = "scoring", "trajectories"
 WAIT_S = 0.2  # for the first record of a batch
-PAUSE_S = 0.002  # between two polls of the pool
+PAUSE_S = 0.002  # between two polls of the pool of reward processes
 KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
-BATCH_PER_PROCESS = 16  # bounds the work that a successor repeats after a kill
+BATCH_PER_PROCESS = 16  # records per reward process; bounds the work repeated after a kill
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotationPlan:
-    """Names the annotations that the scorer `scorer` writes about each trajectory. `by_judge`: the
-    values come from the task's judge, otherwise from a function.
+    """States the `names` of the annotations that the scorer named `scorer` writes about each
+    trajectory, and whether their values come from the task's judge or from a function.
     """
 
     names: tuple[str, ...]
@@ -50,15 +48,19 @@ class AnnotationPlan:
 
 
 def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
-    """Return the first completion of each trajectory, in the order of its partition. If that is a
-    failure, which is a completion too (invariant 2), the trajectory is left out: it is dead and
-    gets no annotation.
+    """Return the trajectories to score, by name: of each trajectory its first completion in these
+    messages. If that one is a failure, which is a completion too (invariant 2), the trajectory is
+    dead, gets no annotation, and is left out.
+
+    Only the first completion of a trajectory is trained. A later one in the same batch is left out
+    here. One in a later batch is scored again, but its annotations are not the first of their
+    names, so they do not count.
     """
     first: dict[str, Trajectory] = {}
     for message in messages:
         try:
             record = decode(message.value).record if message.value is not None else None
-        except DecodeError:  # readers with decisions to make dead-letter it (reader.py)
+        except DecodeError:  # the trainer dead-letters it
             continue
         if isinstance(record, Trajectory):
             first.setdefault(record.trajectory, record)
@@ -66,7 +68,7 @@ def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
 
 
 def facts_of(record: Trajectory) -> TrajectoryFacts:
-    """Return the facts that a function gets about a trajectory, which must not be dead."""
+    """Return the facts that a user's function gets about a trajectory, which must not be dead."""
     assert record.finish != "dead", f"{record.trajectory} is dead"
     prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
     return TrajectoryFacts(
@@ -84,8 +86,9 @@ def facts_of(record: Trajectory) -> TrajectoryFacts:
 def annotations(
     record: Trajectory, verdict: RewardVerdict, writes: AnnotationPlan
 ) -> list[Annotation]:
-    """Return one annotation for each name that the scorer writes. It has a value, or the reason why
-    there will be none.
+    """Return one annotation for each name that the scorer writes, made from the `verdict` of a
+    reward process. It has a value, or the reason why there will be none, so no reader waits for it
+    in vain.
     """
     values = dict(verdict.scores)
     if writes.by_judge:
@@ -113,7 +116,10 @@ def _annotation(
 
 @dataclass(slots=True)
 class Scorer:
-    """One member of the group, under its own name (`writes.scorer`)."""
+    """Scores as one member of the consumer group, under its own name (`writes.scorer`): reads a
+    batch of at most `batch` records, lets the reward processes of `pool` score it, publishes the
+    annotations, and commits the batch once all of them are in the log.
+    """
 
     bus: Bus
     pool: RewardPool
@@ -121,10 +127,14 @@ class Scorer:
     batch: int
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Counts the annotations that this process published, and trajectories `scored` or `dead`."""
+    """Counts the `annotations` that this process published, and trajectories: those `scored`, and
+    `dead` ones, which got a reason instead of a score.
+    """
 
     def run(self, stop: threading.Event) -> None:
-        """Score until `stop` is set. A batch that is incomplete then is left to the successor."""
+        """Score until `stop` is set, then close the pool. A batch that is incomplete by then is not
+        committed, so the successor scores it.
+        """
         try:
             self._follow(stop)
         finally:
@@ -141,10 +151,10 @@ class Scorer:
             reader.close()
 
     def _poll(self, reader: GroupReader) -> list[Message]:
-        """Read the next batch. Truncated records belong to groups that have ended, so nothing waits
-        for their annotations. They are skipped as a member of the group: while another scorer
-        lives, Kafka refuses commits from outside the group, and a scorer that failed for this
-        reason would end the run.
+        """Read the next batch. Records that were truncated unread are skipped: they belong to
+        groups that have ended, so no reader waits for their annotations. The commit after a skip
+        goes through this member's `reader`, because Kafka refuses commits from outside the group
+        while another scorer lives, and the error would end the run.
         """
         try:
             return reader.poll(WAIT_S, self.batch)
@@ -156,7 +166,9 @@ class Scorer:
     def _score(
         self, records: Mapping[str, Trajectory], reader: GroupReader, stop: threading.Event
     ) -> bool:
-        """Publish annotations of all records. Returns False if `stop` was set before the end."""
+        """Score the records and publish the annotations of each as soon as its verdict is there.
+        Returns False if `stop` was set before all were published.
+        """
         for record in records.values():
             self._submit(record)
         outstanding, alive_s = set(records), self.clock()
@@ -192,7 +204,9 @@ class Scorer:
             self.counts["annotations"] += len(entries)
 
     def metric_values(self) -> MetricValues:
-        """Return the counts of this process, and how many records the whole group is behind."""
+        """Return the counts of this process, and how many records the whole consumer group has not
+        committed yet.
+        """
         ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)
         begin = self.bus.begin(TOPIC)
         at = {p: committed[p].offset if p in committed else begin[p] for p in ends}

@@ -3,9 +3,7 @@
 A task is stateless: all its results are pure functions of its options and the arguments. The prompt
 source therefore only keeps a position, and any process can build the same task from the same
 options (`load_task`). Import and judging stay light (no torch, no transformers), because reward
-processes must start in a fraction of a second. They start by the dozen, so they decode the task's
-settings (`PlainTask`) from JSON without pydantic, whose import takes as long as all their other
-imports.
+processes must start in a fraction of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +31,7 @@ Option = int | float | bool | str | list[int | float | bool | str]
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One prompt. `reference` is the task's own JSON, which `judge` gets back unchanged.
+    """Holds one prompt. `reference` is the task's own JSON, which `judge` gets back unchanged.
 
     `epoch` counts the complete passes over the data set before it. `task` is the label of its part
     in a mixture, "" with a single task. `stop` are the tokens that end a turn of its answer; None:
@@ -49,7 +47,7 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The judgement of one answer: the reward, and named scores that are recorded beside it."""
+    """Holds the judgement of one answer: the reward, and named scores recorded beside it."""
 
     reward: float
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -57,7 +55,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The environment's next turn and its new state. Without tokens the dialogue is over."""
+    """Holds the environment's next turn and its new state. Without tokens the dialogue is over."""
 
     tokens: tuple[int, ...]
     state: str = ""
@@ -65,7 +63,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One warm-up example; the loss covers `response` only. `style` names what it demonstrates."""
+    """Holds one warm-up example; the loss covers `response` only. `style` names what it
+    demonstrates.
+    """
 
     prompt: tuple[int, ...]
     response: tuple[int, ...]
@@ -160,7 +160,7 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class PlainPart(msgspec.Struct, frozen=True):
-    """`PartSettings` without validation."""
+    """Holds `PartSettings` without validation."""
 
     name: str
     label: str
@@ -169,7 +169,10 @@ class PlainPart(msgspec.Struct, frozen=True):
 
 
 class PlainTask(msgspec.Struct, frozen=True):
-    """`TaskSettings` without validation; other fields of the JSON are ignored."""
+    """Holds `TaskSettings` without validation; other fields of the JSON are ignored. Reward
+    processes decode the task's settings by this class, without pydantic: they start by the dozen,
+    and importing pydantic takes as long as all their other imports.
+    """
 
     name: str
     options: dict[str, Option]

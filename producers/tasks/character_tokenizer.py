@@ -1,19 +1,22 @@
-"""Converts each character to one token, in pure Python and as Hugging Face tokenizer files.
+"""Tokenizes text character by character, for tasks with a small alphabet: in pure Python
+(`CharacterTokenizer`), and by Hugging Face tokenizer files that the class writes (`save`).
 
-Both give the same numbers. The run's own loops use the Python code, which needs neither
-`tokenizers` nor `transformers`; other tools load the files from the model folder.
+Both give the characters of a text the same token ids. A run itself uses the Python code,
+which needs neither `tokenizers` nor `transformers`; other tools load the files from the model
+folder.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PAD, BOS, EOS, UNKNOWN = 0, 1, 2, 3
+"""Ids of the special tokens; the characters have the ids after them."""
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
 class CharacterTokenizer:
-    """One token per character of `characters`, after the four special ones; other characters become
-    `<unk>`.
+    """Gives each character of `characters` a token id, in this order after the ids of the special
+    tokens; any other character becomes `<unk>`.
     """
 
     def __init__(self, characters: str) -> None:
@@ -23,24 +26,28 @@ class CharacterTokenizer:
 
     @property
     def size(self) -> int:
+        """The number of tokens, special ones included."""
         return len(self._pieces)
 
     @property
     def special(self) -> Mapping[str, int]:
+        """Ids of the special tokens, by their names in a model's configuration."""
         return {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
     def encode(self, text: str) -> list[int]:
-        """Return the numbers of the characters alone; the caller adds the `BOS` of a prompt."""
+        """Return one id per character and no special token; the caller adds the `BOS` with which a
+        prompt begins.
+        """
         return [self._numbers.get(character, UNKNOWN) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text without special tokens and without numbers outside the vocabulary."""
+        """Return the text; special tokens and ids outside of the vocabulary are left out."""
         pieces = self._pieces
         return "".join([pieces[token] for token in tokens if UNKNOWN < token < len(pieces)])
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`; transformers adds `<bos>` when it
-        encodes.
+        """Write `tokenizer.json` and `tokenizer_config.json` to the folder. Unlike `encode`, a
+        tokenizer loaded from them puts `<bos>` before a text by default.
         """
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast

@@ -1,14 +1,9 @@
-"""The task `dataset`: prompts from a file; a function of the user, `verifier(answer, reference)`,
-returns the reward of an answer.
+"""Implements the task `dataset`: prompts come from a file (JSON Lines or Parquet), and a function
+of the user, `verifier(answer, reference)`, returns the reward of an answer
+(docs/reference/tasks.md).
 
-The order is a new permutation of the training rows in each epoch. Held-out prompts come from a
-second file, or are a fixed share of the first file, by a hash of each prompt: equal prompts are on
-the same side, and a row keeps its side when rows are added. Prompt source, evaluation and warm-up
-read the file; rewards get the row's reference and never read it. The file must not change during a
-run, because positions count its rows.
-
-Rows are read from JSON Lines or Parquet. Nothing is repaired or skipped: a row without a usable
-prompt raises `ConfigurationError` with its line or row number.
+Prompt source, evaluation and warm-up read the file; rewards get the row's reference and never read
+it. The file must not change during a run, because positions count its rows.
 """
 
 import json
@@ -30,7 +25,7 @@ from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class DatasetColumns:
-    """Names of the columns; "" for a column that is not used."""
+    """Names the columns; "" for a column that is not used."""
 
     prompt: str
     reference: str
@@ -39,7 +34,7 @@ class DatasetColumns:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """One row of the file. `place` is its line or row number in words; `reference` is JSON."""
+    """Holds one row of the file; `place` is its line or row in words, `reference` is JSON."""
 
     place: str
     prompt: PromptContent
@@ -53,8 +48,9 @@ class DatasetRow:
 
 
 def read_rows(path: Path, columns: DatasetColumns) -> list[DatasetRow]:
-    """All rows of the file, at least one. Raises `ConfigurationError` for a file or row that cannot
-    be used.
+    """Returns all rows of the file, at least one. Nothing is repaired, and only blank lines are
+    skipped: a file or row that cannot be used raises `ConfigurationError`, with the line or row
+    number.
     """
     readers: Mapping[str, Callable[[Path], Iterator[tuple[str, Mapping[str, Any]]]]] = {
         ".jsonl": _json_lines,
@@ -183,7 +179,9 @@ class DatasetOptions:
 
 
 class Dataset:
-    """Implements `Task` over the rows of one or two files, which are read at the first prompt."""
+    """Implements `Task` over the rows of one or two files, which are read at the first prompt. The
+    order is a new permutation of the training rows in each epoch.
+    """
 
     name = "dataset"
     Options = DatasetOptions
@@ -223,7 +221,7 @@ class Dataset:
         return [self._make_prompt(row, 0) for row in rows[:count]]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Prompts and answers (column `answer`) of training rows, drawn with repetition."""
+        """Returns prompts and answers (column `answer`) of training rows, drawn with repetition."""
         if not self._columns.answer:
             raise ConfigurationError(
                 f"{_WHERE}: a warm-up needs answers to learn: name their column as "
@@ -249,7 +247,9 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> tuple[list[DatasetRow], list[DatasetRow]]:
-        """Training rows, then held-out rows; no prompt is in both, and all fit the context."""
+        """Training rows, then held-out rows; no prompt is in both, and all fit the context.
+        Held-out rows are those of the second file, or a fixed share of the first one.
+        """
         rows = read_rows(self._path, self._columns)
         self._refuse_longer(self._path, rows)
         if self._held_out_path is not None:
@@ -266,6 +266,9 @@ class Dataset:
         return training, [row for row in rows if self._is_held_out(row)]
 
     def _is_held_out(self, row: DatasetRow) -> bool:
+        """Returns whether a hash of the prompt holds the row out: equal prompts are on the same
+        side, and a row keeps its side when rows are added.
+        """
         return xxhash.xxh3_64_intdigest(row.question_key.encode()) < self._share * 2**64
 
     def _refuse_shared(self, rows: list[DatasetRow], held_out: list[DatasetRow]) -> None:

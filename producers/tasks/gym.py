@@ -1,15 +1,10 @@
-"""Makes a task of any data set of reasoning_gym (106 procedural ones) and its own `score_answer`.
+"""Makes a task of a data set of the library reasoning_gym, which has 105 that generate questions
+from a seed. The library's `score_answer` for that data set judges the answers.
 
-The number of questions is unlimited: each stream (training of one seed, warm-up, held out) consists
-of chunks. A chunk is a data set whose seed is a hash of the stream's name and the chunk's number,
-so positions can be read in any order. A checksum of the question's text decides in every stream
-whether it is held out; a quarter of all questions is. Training and warm-up therefore contain no
-held-out question, even where a data set has few.
-
-Some scoring functions compare tuples, and some data sets differ between two processes with the same
-seed (they iterate over sets of strings, whose order depends on PYTHONHASHSEED). `judge` must
-therefore get the entry from which the prompt was made, and not generate it again: `pack` and
-`unpack` convert entries to JSON and back without loss; tuples and key types are kept.
+The number of prompts is unlimited, and positions can be read in any order. A checksum of a
+question's text decides whether it is held out, so training and warm-up contain no held-out
+question, even where a data set has few. A prompt's `reference` carries the whole generated entry
+(question, answer, metadata) as JSON to the process that judges; `pack` and `unpack` convert it.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -31,16 +26,20 @@ from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 _TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
-CHUNK = 500  # the library's own default size of a data set
-# Questions tried per position. By chance all are held out once in 4^64 positions, so if they are,
-# the data set has no other question.
+CHUNK = 500  # entries per seed: the library's own default size of a data set
+# Questions tried per position. A quarter of all questions is held out, so 64 in a row are held out
+# by chance once in 4^64 positions: where it happens, the data set has no other question.
 ATTEMPTS = 64
 _RESERVED = {"seed": "it follows from the run's seed", "size": "the order has no end"}
 _WHERE = "task.options of reasoning_gym"
 
 
 def pack(value: Any) -> Any:
-    """Convert an entry to JSON values. Raises `ConfigurationError` for an unsupported type."""
+    """Convert an entry of a data set to JSON values, from which `unpack` restores it. Tuples,
+    fractions and keys that are no strings are restored as such, because some scoring functions
+    compare tuples; numpy values become plain ones. Raises `ConfigurationError` for an unsupported
+    type.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -79,10 +78,11 @@ def unpack(value: Any) -> Any:
 
 
 class Gym:
-    """The task on one data set; `parameters` are those of the data set's own configuration.
+    """Implements `Task` (and `Teacher`, for the warm-up) over one data set; `parameters` are those
+    of the data set's own configuration.
 
-    `judge` reads the whole answer, or with `answer_tag` only the text in the last pair of such tags
-    (with `"answer"`: `<answer>…</answer>`).
+    `judge` reads the whole answer. With `answer_tag` it reads only the text in the last pair of
+    these tags (for `"answer"`: `<answer>…</answer>`).
     """
 
     name = "reasoning_gym"
@@ -102,15 +102,22 @@ class Gym:
         return self._text.tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Return the first of `ATTEMPTS` questions that is neither held out nor too long."""
+        """Return the first of the position's `ATTEMPTS` questions that is neither held out nor too
+        long. Raises `ConfigurationError` if there is none.
+        """
         entry, tokens = self._training(f"train/{seed}", position)
         return TaskPrompt(tokens, json.dumps(pack(entry)))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
+        """Return `count` different held-out questions. Raises `ConfigurationError` if fewer were
+        found.
+        """
         return list(self._held_out(count))
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Return examples with the data set's own answers, to questions that are not held out."""
+        """Return warm-up examples with the data set's own answers, to questions that are not held
+        out. Raises `ConfigurationError` for a data set whose entries have no answer.
+        """
         made: list[Document] = []
         for place in range(count):
             entry, tokens = self._training(f"warm-up/{seed}", place)
@@ -125,6 +132,11 @@ class Gym:
         return made
 
     def judge(self, reference: str, turns: Turns) -> Score:
+        """Score the answer by the entry from which the prompt was made. `reference` holds that
+        entry, because it cannot be generated again: with the same seed some data sets differ
+        between two processes (they iterate over sets of strings, whose order depends on
+        PYTHONHASHSEED).
+        """
         answer = self._text.answer(turns)
         if self._tag:
             inside = answer.rpartition(f"<{self._tag}>")[2]
@@ -149,6 +161,9 @@ class Gym:
         )
 
     def _training(self, stream: str, position: int) -> tuple[Mapping[str, Any], tuple[int, ...]]:
+        """Return the entry for a position of training or warm-up, and its prompt's tokens. Each
+        attempt reads the same position of another stream.
+        """
         for attempt in range(ATTEMPTS):
             entry = self._entry(f"{stream}/{attempt}", position)
             if _is_held_out(entry):
@@ -162,6 +177,11 @@ class Gym:
         )
 
     def _entry(self, stream: str, place: int) -> Mapping[str, Any]:
+        """Return the entry at a position of a stream. A stream is an endless sequence of entries
+        with a name (one per attempt of training or warm-up with a seed, and one for held-out
+        questions). It consists of chunks: data sets of `CHUNK` entries, each with a hash of the
+        stream's name and the chunk's number as its seed, so positions can be read in any order.
+        """
         chunk, index = divmod(place, CHUNK)
         seed = xxhash.xxh3_64_intdigest(f"{stream}/{chunk}".encode()) % 2**31
         return self._open(seed)[index]
@@ -173,12 +193,16 @@ class Gym:
 
 
 def _is_held_out(entry: Mapping[str, Any]) -> bool:
+    """Return whether the question is held out: by a checksum of its text, so equally in every
+    stream. A quarter of all questions is held out.
+    """
     return crc32(entry["question"].encode()) % 4 == 0
 
 
 def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Return a function that opens the data set with a seed. Raises `ConfigurationError` at once
-    for a wrong name or wrong parameters.
+    """Return a function that takes a seed and makes a chunk of the data set. Raises
+    `ConfigurationError` at once if the library is not installed, or for a wrong name or wrong
+    parameters. `composite`, the library's mixture of data sets, is refused.
     """
     try:
         from reasoning_gym.factory import DATASETS
@@ -209,6 +233,9 @@ def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _checked(name: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+    """Return the parameter's value, as a tuple where its default is one. Raises
+    `ConfigurationError` for an unknown parameter, and for `seed` and `size`.
+    """
     if key in _RESERVED:
         raise ConfigurationError(f"{_WHERE}: {key} is not given, {_RESERVED[key]}")
     if key not in defaults:

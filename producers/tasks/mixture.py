@@ -1,13 +1,7 @@
 """Makes one task of several, whose prompts are mixed by exact weights.
 
 A mixture is stateless like every task. `MixtureCycle` maps a position to a part (one of the tasks)
-and to that part's own position in its shuffled epochs. A prompt's reference contains the part's
-label, so judgements and replies find the part in any process. All parts share one tokenizer.
-
-The cycle is a smooth weighted round robin (nginx's load balancing): at each place every part gains
-its weight, and the part with the most weight gives the prompt and pays the total. Over one cycle
-each part gives exactly its weight's share of prompts; any section of the order deviates by about
-one prompt.
+and to that part's own position in its shuffled epochs. All parts share one tokenizer.
 """
 
 import json
@@ -36,7 +30,7 @@ _PROBE = "".join(map(chr, range(32, 127)))  # equal tokenizers encode it equally
 
 @dataclass(frozen=True, slots=True)
 class PartPosition:
-    """The prompt comes from part number `part`, at position `place` of that part's own order."""
+    """States that a prompt comes from part number `part`, at position `place` of its own order."""
 
     part: int
     place: int
@@ -80,7 +74,13 @@ def _whole_weights(weights: Sequence[float]) -> list[int]:
 
 
 def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """Return one cycle: for each place the part, and how many prompts that part gave before."""
+    """Return one cycle: for each place the part, and how many prompts that part gave before.
+
+    The cycle is a smooth weighted round robin (nginx's load balancing): at each place every part
+    gains its weight, and the part with the most weight gives the prompt and pays the total. Over
+    one cycle each part gives exactly its weight's share of prompts; any section of the order
+    deviates by about one prompt.
+    """
     total = sum(shares)
     credit, given = [0] * len(shares), [0] * len(shares)
     order: list[tuple[int, int]] = []
@@ -95,7 +95,7 @@ def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class MixturePart:
-    """One task of a mixture and its weight."""
+    """Holds one task of a mixture and its weight."""
 
     label: str
     weight: float
@@ -126,7 +126,7 @@ def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
 
 
 class TaskMixture:
-    """A task that takes each prompt from one of its parts, and lets that part judge the answer."""
+    """Takes each prompt from one of its parts, and lets that part judge the answer."""
 
     name = "mixture"
 
@@ -175,7 +175,9 @@ class TaskMixture:
         return part.judge(own, turns)
 
     def _part_of(self, reference: str) -> tuple[Task, str]:
-        """Return the part's task and that task's own reference from a mixture's reference."""
+        """Return the part's task and that task's own reference from a mixture's reference. The
+        reference contains the part's label, so judgements and replies find the part in any process.
+        """
         packed = json.loads(reference)
         return self._tasks[packed["part"]], packed["of"]
 
@@ -187,8 +189,8 @@ class TaskMixture:
 
 
 class EnvironmentMixture(TaskMixture):
-    """A mixture with multi-turn parts. Its reply to an answer of a single-turn part is empty, which
-    ends the dialogue.
+    """Mixes tasks of which some have several turns. The reply to an answer of a single-turn part is
+    empty, which ends the dialogue.
     """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:

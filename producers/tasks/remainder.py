@@ -1,11 +1,10 @@
-"""Asks for x mod y, after a warm-up on a mixture of answer styles: the Echo Chamber setting
-(arXiv 2504.07912) in miniature.
+"""Implements the quickstart's task: a prompt asks for x mod y, and an answer may show its
+calculation, a repeated subtraction (docs/explanation/quickstart-task.md).
 
-Numbers have a fixed width and start with the least significant digit: `336%68` asks for 633 mod 86.
-Every warm-up document is right; they differ in how much of the calculation they show (`=130`,
-`>745>164=130`, or the whole repeated subtraction). The reward depends on the final number only, so
-reinforcement learning finds the style with the highest reward. The splits (held out, warm-up,
-training) share no prompt.
+It is the Echo Chamber setting (arXiv 2504.07912) in miniature. The warm-up teaches several styles
+of answers: with the whole calculation, a part of it, or none. The reward depends on the final
+number only, so reinforcement learning amplifies the style that is right most often. The splits
+(held out, warm-up, training) share no prompt.
 """
 
 import json
@@ -31,16 +30,18 @@ Style = Literal["direct", "jump", "full", "other"]
 Question = tuple[int, int]
 
 CHARACTERS = "0123456789%=>;"
-"""18 tokens with the four special ones. `;` ends a turn of the scripted task, which shares this
-vocabulary.
+"""The characters of prompts and answers, one token each. With the four special tokens these are 18
+tokens. `;` is used only by the scripted task, which shares the vocabulary: it ends a turn there.
 """
 
-_FIXED_SEED = 0  # for lists that must not depend on the run's seed
+_FIXED_SEED = 0  # orders the lists that must be the same for every seed of a run
 _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
 
 
 def question_text(x: int, y: int) -> str:
-    """Return the question as text: `336%68` for 633 mod 86."""
+    """Return the question as text: `336%68` for 633 mod 86. Numbers have a fixed width and are
+    written with the least significant digit first, which the model learns far better.
+    """
     return f"{x:03d}"[::-1] + "%" + f"{y:02d}"[::-1]
 
 
@@ -50,21 +51,25 @@ def number_text(value: int) -> str:
 
 
 def working(x: int, y: int) -> list[int]:
-    """Return all differences of the repeated subtraction, the remainder last. The list is never
-    empty, because x ≥ 100 > y.
+    """Return the numbers of the calculation: x - y, x - 2y and so on, the remainder last. The list
+    is never empty, because x ≥ 100 > y.
     """
     return list(range(x - y, -1, -y))
 
 
 def response_text(x: int, y: int, lines: int) -> str:
-    """Return a right response: the first `lines` lines of the calculation, then the answer."""
+    """Return a correct response: the first `lines` lines (numbers) of the calculation, each after a
+    `>`, then `=` and the answer. For 633 mod 86 it is `=130` with no line and `>745>164=130` with
+    two.
+    """
     shown = "".join(">" + number_text(value) for value in working(x, y)[:lines])
     return f"{shown}={number_text(x % y)}"
 
 
 def style(response: str) -> Style:
-    """Classify a response. `full` repeats its last line of the calculation as the answer, `jump`
-    does not, and `direct` shows no line; responses of any other form are `other`.
+    """Classify a response by its form alone, right or wrong: `direct` shows no line of the
+    calculation. In a `full` response the answer equals the last line, as after a whole
+    calculation; in a `jump` it does not. Any other form is `other`.
     """
     match = _RESPONSE.fullmatch(response)
     if match is None:
@@ -76,9 +81,9 @@ def style(response: str) -> Style:
 
 
 class Remainder:
-    """The task of x mod y. `direct` and `jump` are the shares of those styles among the warm-up
-    documents; the rest is `full`. Training repeats the first `prompts` prompts of a fixed order; 0:
-    all training prompts.
+    """Implements `Task` and `Teacher` (warm-up documents) for x mod y. All warm-up documents are
+    correct; `direct` and `jump` are the shares of these styles among them, and the others are
+    `full`. Training repeats the first `prompts` prompts of a fixed order; 0: all training prompts.
     """
 
     name = "remainder"
@@ -101,11 +106,17 @@ class Remainder:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
+        """Return the prompt at this position: each epoch asks all training questions once, in a new
+        order by the seed.
+        """
         questions = self._training_questions
         epoch, index = shuffled(len(questions), seed, position)
         return self._make_prompt(questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
+        """Return the first `count` held-out prompts of a fixed order. Raises `ConfigurationError`
+        if there are fewer.
+        """
         questions = self._splits["held_out"]
         if count > len(questions):
             raise ConfigurationError(
@@ -116,15 +127,18 @@ class Remainder:
         return [self._make_prompt(questions[index], 0) for index in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Return right answers to warm-up prompts drawn with repetition, in the styles' shares."""
+        """Return `count` correct answers in the styles' shares. Their prompts are drawn from the
+        warm-up split with repetition.
+        """
         questions = self._splits["warm_up"]
         random = np.random.default_rng(seed)
         chosen: list[int] = random.integers(len(questions), size=count).tolist()
         return [self._document(questions[index], random) for index in chosen]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Reward `…=ddd<eos>` with the right number by 1, any other answer by 0. The calculation
-        before the number is not checked.
+        """Return reward 1 if the answer ends with `=`, the right three digits and the end token,
+        else 0; the calculation before is not checked. The score `style/<name>` is 1 for the style
+        of the answer; an answer without its end token has the style `other`.
         """
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
@@ -133,7 +147,9 @@ class Remainder:
 
     @cached_property
     def _training_questions(self) -> list[Question]:
-        """Return the questions of the training order; with `prompts`, the same for every seed."""
+        """Return the questions that training repeats. With `prompts` they are the same for every
+        seed of the run.
+        """
         questions = self._splits["train"]
         if self._prompts > len(questions):
             raise ConfigurationError(
@@ -147,8 +163,8 @@ class Remainder:
 
     @cached_property
     def _splits(self) -> dict[str, list[Question]]:
-        """Return all questions by split: `crc32(prompt) % 8` is 0 for held out, 1–3 for warm-up,
-        4–7 for training.
+        """Return all questions by split. The checksum `crc32` of the question's text, modulo 8,
+        decides: 0 is held out, 1 to 3 are warm-up, 4 to 7 training.
         """
         names = ("held_out", *["warm_up"] * 3, *["train"] * 4)
         splits: dict[str, list[Question]] = {name: [] for name in names}
@@ -168,7 +184,7 @@ class Remainder:
         lines, draw = x // y, random.random()
         if draw < direct:
             shown, shape = 0, "direct"
-        elif draw < direct + jump and lines > 1:  # a single line cannot be cut: it counts as full
+        elif draw < direct + jump and lines > 1:  # a single line cannot be cut: full
             shown, shape = int(random.integers(1, lines)), "jump"
         else:
             shown, shape = lines, "full"

@@ -1,15 +1,5 @@
-"""Two small tasks without data: `scripted`, whose environment replies from a script, and
+"""Defines two small tasks without data: `scripted`, whose environment replies from a script, and
 `numbered`, whose prompts differ by a number only.
-
-Scripted: the environment names a digit (`4=`), the model answers with the running total modulo 10
-and `;`, and so on to the end of the script. The reward is the share of right totals. The reference
-is the script and the state is the number of digits named so far, so a trajectory can resume in
-another process.
-
-Numbered: a task for the engine `paced`, where only the lengths of the answers matter. The task has
-`prompts` prompts, repeated in every pass in a new order. The reward is drawn from a hash of the
-answer, with a different probability for each prompt, so that rewards differ within a group; a model
-can learn nothing from it.
 """
 
 import json
@@ -33,7 +23,13 @@ _NUMBERS_MAX = 10**9
 
 
 class Scripted:
-    """The task `scripted`: the environment names `turns` digits, the first one in the prompt."""
+    """Implements the task `scripted`. The environment names `turns` digits, the first one in the
+    prompt (`4=`); after each the model answers with the running total modulo 10 and `;`. The reward
+    is the share of right totals.
+
+    The reference is the script, and the state is the number of digits named so far, so a trajectory
+    can resume in another process.
+    """
 
     name = "scripted"
 
@@ -64,7 +60,7 @@ class Scripted:
         return [self._make_prompt(script, 0) for script in scripts[:count]]
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """The next digit, until the script ends or the model ends the answer with `<eos>`."""
+        """Return the next digit, until the script ends or the model ends with `<eos>`."""
         script = json.loads(reference)["script"]
         named = int(state or 1)
         if named == len(script) or turns[-1][-1] == EOS:
@@ -72,7 +68,7 @@ class Scripted:
         return Reply(tuple(self._tokenizer.encode(f"{script[named]}=")), str(named + 1))
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Share of the script's running totals that are right, each in its own turn."""
+        """Return the share of the script's running totals that are right, each in its own turn."""
         script = json.loads(reference)["script"]
         wanted = [f"{total % 10};" for total in accumulate(script)]
         given = [self._tokenizer.decode(turn) for turn in turns[::2]]
@@ -93,7 +89,10 @@ class Scripted:
 
 
 class Numbered:
-    """The task `numbered`. A prompt is its number, `?`, and blanks up to `prompt_tokens`."""
+    """Implements the task `numbered`, for the engine `paced`, where only the lengths of the answers
+    matter. It has `prompts` prompts, repeated in every pass in a new order. A prompt is its number,
+    `?`, and blanks up to `prompt_tokens`.
+    """
 
     name = "numbered"
     stop = (EOS,)
@@ -121,7 +120,10 @@ class Numbered:
         return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """1 or 0, a function of the prompt's number and the answer."""
+        """Return 1 or 0, a function of the prompt's number and the answer. It is drawn from a hash
+        of the answer, with a different probability for each prompt, so that rewards differ within a
+        group; a model can learn nothing from it.
+        """
         number = json.loads(reference)["number"]
         answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()
         drawn = xxhash.xxh3_64_intdigest(answer, seed=number) / 2**64

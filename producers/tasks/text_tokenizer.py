@@ -1,13 +1,7 @@
 """Converts the texts of tasks to tokens and back, by a model's tokenizer or the built-in one.
 
-It has two halves over the same files: `light` (the `tokenizers` library, fast to start) decodes in
-reward processes; `whole` (transformers without torch, loaded on first use) applies chat templates
-and writes the files.
-
 The built-in tokenizer has one token per byte, for models that start from scratch. Nothing is
-downloaded and every text can be encoded: 0 to 255 are the bytes themselves, six special tokens
-follow. Its chat template is ChatML with one token per role, because a byte-level model spends a
-token on every letter of a template.
+downloaded.
 """
 
 import json
@@ -37,12 +31,16 @@ CHAT_TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""ChatML with one token per role, because a byte-level model spends a token on every letter of a
+template.
+"""
 _FILE = "tokenizer.json"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the built-in tokenizer of 262 tokens. It puts `<|begin|>` before an encoded text
-    unless special tokens are disabled.
+    """Return the built-in tokenizer of 262 tokens, which can encode every text: 0 to 255 are the
+    bytes themselves, six special tokens follow. It puts `<|begin|>` before an encoded text unless
+    special tokens are disabled.
     """
     letters = _letters()
     made = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
@@ -70,7 +68,13 @@ def _letters() -> dict[int, str]:
 
 
 class TextTokenizer:
-    """The tokenizer in `folder`, or the built-in one for None. Files are read on first use only."""
+    """Tokenizes with the files in `folder`, or with the built-in tokenizer for None. Files are read
+    on first use only.
+
+    Two tokenizers use the same files: `light` (the `tokenizers` library, fast to start) decodes in
+    reward processes; `whole` (transformers without torch, loaded on first use) applies chat
+    templates and writes the files.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder

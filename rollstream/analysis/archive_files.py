@@ -1,6 +1,6 @@
 """Finds the archived files of one run for DuckDB, and the offsets that must come from the log.
 
-`ArchivedFiles` lists a run's files and checks them; `ArchiveCache` makes local paths of them. Files
+`ArchivedFiles` lists and checks a run's files; `ArchiveCache` gives each file a local path. Files
 of a `file:` store are read in place; files of other stores are fetched into a bounded cache. First
 and last offsets come from file names and footers, without reading data, and `offset_gaps` computes
 the offsets that no file holds. A damaged file raises `CorruptObject`, or is left out if
@@ -90,8 +90,8 @@ CACHE_BYTES = 16 << 30
 
 
 class ArchiveCache:
-    """Makes local paths of archived files: in place for `file:` stores, else in a bounded LRU
-    cache.
+    """Gives each archived file a local path: in the store itself if it is a `file:` store, else in
+    a bounded LRU cache.
 
     Archived objects never change, so cached files stay valid. A topic larger than the cache raises
     `ConfigurationError`. `warn` receives a message before a download.

@@ -1,11 +1,9 @@
-"""Answers read-only SQL queries about one run, by an in-memory DuckDB.
+"""Answers read-only SQL queries about one run, by an in-memory DuckDB. Statements that write are
+refused.
 
-The views of `views.py` are defined when a query first names them. Archived files are read in place.
-Rows that only the log holds are copied once, when a query first uses their topic, so a session sees
-one state of each topic. An unreadable file raises an error that names it, or is left out with a
-warning if `skip_corrupt` is set. Statements that write are refused.
-Tokens are decoded with the run's `tokenizer.json`, without transformers or torch; without that file
-their numbers are shown instead.
+Archived files are read in place. Rows that only the log holds are copied once, when a query first
+uses their topic, so a session sees one state of each topic. An unreadable file raises an error that
+names it, or is left out with a warning if `skip_corrupt` is set.
 """
 
 import os
@@ -95,8 +93,8 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """A query's result: column names, their DuckDB types (`kinds`), and the rows in batches, which
-    can be read once. Times are UTC.
+    """Holds a query's result: column names, their DuckDB types (`kinds`), and the rows in batches,
+    which can be read once. Times are UTC.
     """
 
     names: tuple[str, ...]
@@ -105,8 +103,8 @@ class QueryResult:
 
 
 class QuerySession:
-    """A session of queries on one run, to be used from one thread. `warn` receives messages for the
-    user, e.g. about missing rows.
+    """Answers queries about one run; to be used from one thread. It defines the views of `views.py`
+    when a query first names them. `warn` receives messages for the user, e.g. about missing rows.
     """
 
     def __init__(
@@ -297,8 +295,8 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 
 class TokenText:
-    """Converts tokens to text by the first of `paths` that exists. Without one `is_known` is False,
-    and the text consists of token numbers.
+    """Converts tokens to text by the first of `paths` (`tokenizer.json` files) that exists, without
+    transformers or torch. Without one `is_known` is False, and the text consists of token numbers.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:

@@ -1,8 +1,9 @@
-"""Gathers all records about one trajectory from archive and log, and reads rows back as records.
+"""Reads trajectories of a run from archive and log, through the SQL views of `rollstream query`.
 
-A trajectory's first completion is the valid one (invariant 2). Assignments and partials are
-included as long as the log keeps them. `rollstream.open_run(url)` returns a `Run`, the public form
-of both.
+`trajectory_records` converts rows of a view back to records. `trajectory_details` gathers all that
+is known about one trajectory, for `rollstream inspect`: its first completion, which is the valid
+one (invariant 2), its group, and its assignments and partials as long as the log keeps them. `Run`
+is the public interface, which `rollstream.open_run(url)` returns.
 """
 
 import logging
@@ -31,7 +32,9 @@ BATCH_ROWS = 256  # per batch in memory
 def trajectory_records(
     session: QuerySession, where: str | None = None, view: str = "completions"
 ) -> Iterator[Trajectory]:
-    """Yields the records of a view's rows that meet an SQL condition, archived rows first."""
+    """Yields the rows of a view that meet the SQL condition `where` (None: all), as records,
+    archived rows first. Void records (invariant 7) and rows that are not a record are left out.
+    """
     wanted = "true" if where is None else where
     sql = f"SELECT * FROM {view} WHERE ({wanted}) AND reason IS NULL AND NOT void"
     for table in archive_tables(session, sql):
@@ -41,8 +44,8 @@ def trajectory_records(
 
 
 def archive_tables(session: QuerySession, sql: str) -> Iterator[pa.Table]:
-    """Yields a query's rows in batches, with the archive's columns of `trajectories`. Columns
-    younger than the archive's files are missing.
+    """Yields a query's rows in batches, with the columns that the archive has for `trajectories`.
+    Columns that the query does not return, because the files are older than these, are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
@@ -61,8 +64,10 @@ ViewRow = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryDetails:
-    """The records and view rows about one trajectory. `record` is None until it finishes;
-    `completions` counts its completions, late ones included.
+    """Holds the records about one trajectory, and view rows as column → value. `record` is its
+    first completion, None until it finishes; `completions` counts all of them, late ones included.
+    `reward`, `annotations`, `spans`, `trained` and `group` are rows of the views `rewards`,
+    `scores`, `spans`, `trained` (with `done`, the time of the step) and `groups`.
     """
 
     trajectory: str
@@ -80,8 +85,9 @@ class TrajectoryDetails:
 def trajectory_names(
     session: QuerySession, name: str | None, group: int | None, last: bool
 ) -> list[str]:
-    """Returns the selected trajectories: one by its name or a prefix of it, a whole group, or the
-    one that finished last.
+    """Returns the names of the selected trajectories: all of `group` if it is given; else, with
+    `last`, the one that finished last; else the one whose name is `name` or begins with it. Raises
+    `ConfigurationError` if there is none, or if several names begin with `name`.
     """
     if group is not None:
         rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
@@ -103,7 +109,7 @@ def trajectory_names(
 
 
 def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDetails:
-    """Returns all records and view rows about a trajectory."""
+    """Returns all records and view rows about the trajectory of this complete name."""
     name = sql_literal(trajectory)
     completions = list(trajectory_records(session, f"trajectory = {name}", "trajectories"))
 
@@ -127,8 +133,8 @@ def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDeta
 
 
 def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
-    """Finds a finished or unfinished trajectory by its name, or by a unique prefix of it. Raises
-    `ConfigurationError` for a prefix of several names.
+    """Finds an admitted trajectory, finished or not, by its name or by a prefix that only its name
+    has. Raises `ConfigurationError` if several names have the prefix; returns [] if none has.
     """
     known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
     found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {sql_literal(name)}")
@@ -150,7 +156,9 @@ def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
 
 
 def _keyed(session: QuerySession, topic: str, key: str) -> Iterator[Record]:
-    """Yields the records of a key that the log still holds; other records are not decoded."""
+    """Yields the records of `topic` with this key that the log still holds, none without a log.
+    Records of other keys are not decoded.
+    """
     view, wanted = session.view(), key.encode()
     if view is None or not view.has(topic):
         return
@@ -167,7 +175,9 @@ def _rows(session: QuerySession, sql: str) -> list[ViewRow]:
 
 
 def details_json(details: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
-    """Returns the details as a JSON object: record, tokens with their text, and view rows."""
+    """Returns the details as a JSON object with the names of the fields, but `orders` for the
+    assignments. `record` also has `pieces`, the text of each token, null without a tokenizer.
+    """
     found = {part.name: getattr(details, part.name) for part in fields(details)}
     if details.record is not None:
         pieces = text.pieces(details.record.tokens.tolist()) if text.is_known else None
@@ -185,7 +195,8 @@ class Run:
     its first use; open another one to see newer records.
 
     `url` is a run's folder, its config.json, or an archive (a folder or a store's URL). `name`
-    selects the run if an archive holds several.
+    selects the run if an archive holds several. A damaged file of the archive raises an error, or
+    is left out with a warning if `skip_corrupt` is set.
     """
 
     def __init__(
@@ -206,11 +217,11 @@ class Run:
         return tuple(VIEWS)
 
     def sql(self, query: str) -> pa.Table:
-        """Returns the result of one query over the views of `rollstream query`."""
+        """Returns the result of one SQL query over the `views`."""
         return self._session.arrow(query, lambda relation: relation.to_arrow_table())
 
     def table(self, view: str) -> pa.Table:
-        """Returns a whole view."""
+        """Returns all rows of a view; raises `ConfigurationError` if there is no such view."""
         if view not in VIEWS:
             raise ConfigurationError(f"no view {view!r}; views: {', '.join(VIEWS)}")
         return self.sql(f"SELECT * FROM {view}")
@@ -222,24 +233,28 @@ class Run:
         return trajectory_records(self._session, where)
 
     def trajectory(self, name: str) -> Trajectory:
-        """Returns the record of one trajectory; raises `ConfigurationError` if it is unknown."""
+        """Returns the first completion of the trajectory of this name; raises `ConfigurationError`
+        if no such trajectory finished.
+        """
         found = next(self.trajectories(f"trajectory = {sql_literal(name)}"), None)
         if found is None:
             raise ConfigurationError(f"no trajectory {name!r} finished in {self._place.name}")
         return found
 
     def tokens_text(self, trajectory: Trajectory | str) -> str:
-        """Returns the whole text of a trajectory, special tokens included. Without a tokenizer it
-        returns token numbers.
+        """Returns the whole text of a trajectory, given as record or by name, special tokens
+        included. Without a tokenizer the text consists of token numbers.
         """
         return self._text.text(self._record(trajectory).tokens.tolist())
 
     def prompt_text(self, trajectory: Trajectory | str) -> str:
-        """Returns the text of a trajectory's prompt."""
+        """Returns the text of a trajectory's prompt, as `tokens_text` does."""
         return self._text_of(self._record(trajectory), PROMPT)
 
     def answer_text(self, trajectory: Trajectory | str) -> str:
-        """Returns the text of a trajectory's generated tokens."""
+        """Returns the text of a trajectory's generated tokens, as `tokens_text` does; replies of an
+        environment are left out.
+        """
         return self._text_of(self._record(trajectory), GENERATED)
 
     def close(self) -> None:

@@ -1,7 +1,10 @@
-"""`rollstream run CONFIG`: runs all roles of a run on this machine.
+"""`rollstream run CONFIG`: runs all roles of a run on this machine until the run is complete,
+stopped or failed. A run's folder has one supervisor at a time; the same command resumes the run.
 
-1. Settle the configuration in the run's folder. 2. Take the run's lock. 3. Create the topics.
-4. Warm up, if there is no model. 5. Supervise the roles under a live view. 6. Report.
+1. Write the configuration into the run's folder. 2. Take the folder's lock. 3. Create the topics.
+4. Warm up: make the first model in the run's folder, unless one is configured or present.
+5. Supervise the roles (start them, restart those that die) and show the live view. 6. Print the
+summary and write the report.
 """
 
 import argparse
@@ -61,7 +64,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Supervise the run until it is complete, stopped or failed; returns the exit code."""
+    """Run until the run is complete (returns 0), stopped (130) or failed (1)."""
     configuration, folder = load_and_settle(arguments)  # 1
     check_reachable(configuration.bus)
     signals = listen_for_signals()
@@ -84,8 +87,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> None:
-    """Check that the store belongs to this run and that its configuration may be used. An accepted
-    configuration change is recorded before any role compares its own configuration with the run's.
+    """Check that the store belongs to this run, and that the configuration may be used with it.
+    With `accepted` (`--accept-config`) a change of the configuration is recorded, before any role
+    compares its own configuration with the recorded one.
     """
     store = store_for_writing(configuration, folder.path)
     read_or_create_identity(store, configuration.run)
@@ -95,8 +99,9 @@ def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -
 
 
 def _assign_cards(c: Configuration, folder: RunFolder) -> Mapping[str, Sequence[GpuCard]]:
-    """The GPUs of each process (`[devices]`). Raises `ConfigurationError` if this machine's GPUs do
-    not allow the assignment, or if their memory is known to be too small for the run's model.
+    """Returns the GPUs of each process by the settings of `[devices]`; {} for a run that uses none.
+    Raises `ConfigurationError` if this machine's GPUs do not allow the assignment, or if their
+    memory is known to be too small for the run's model.
     """
     if not uses_gpus(c):
         return {}
@@ -115,6 +120,9 @@ def _supervise(
     lock: RunLock,
     arguments: argparse.Namespace,
 ) -> RunOutcome:
+    """Run the roles in processes of their own until the run ends. Meanwhile show the live view and
+    serve the supervisor's metrics.
+    """
     now = time.time
     store = open_store(store_url(configuration, folder.path), configuration.sync)
     log = LogView(bus, store, configuration.run)

@@ -1,15 +1,10 @@
 """Loads and checks the configuration of a run, one frozen value with every role's settings, and
 decides whether a trainer may continue the run under a changed configuration.
 
-Layers, later ones win: TOML (or a run's `config.json`) → environment
-(`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set trainer.lr=1e-4`. The text `null` means None in each of
-them. Unknown keys, wrong types and combinations that cannot work raise `ConfigurationError`, one
-line per error. A `config.json` is resolved already: the environment is not applied to it again, so
-a role that the supervisor starts has exactly the supervisor's configuration.
-
-The run's object store holds its configurations by hash, so a change is shown field by field on any
-machine. The ledger states the configuration of each term (`Configured`), and whether a change was
-accepted.
+A change of an `INCIDENTAL` setting is always allowed, of an `ESSENTIAL` one with `--accept-config`,
+of a `FIXED` one never (`setting_scope`). The run's object store holds its configurations by hash,
+so a change is shown field by field on any machine. The ledger states the configuration of each term
+(`Configured`), and whether a change was accepted.
 """
 
 import json
@@ -51,7 +46,7 @@ data (`url_identity`).
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """One setting with a dotted `key`, its value `before` in the run and its value `now`."""
+    """Holds one setting with a dotted `key`, its value `before` in the run and its value `now`."""
 
     key: str
     before: Any
@@ -66,7 +61,12 @@ def load(
     path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Configuration:
     """Returns the checked configuration of this file and of the layers above it; each of
-    `overrides` is a text `key=value`. Raises `ConfigurationError` with all errors.
+    `overrides` is a text `key=value`. Unknown keys, wrong types and combinations that cannot work
+    raise `ConfigurationError` with all errors, one line each.
+
+    Layers, later ones win: TOML → environment (`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set
+    trainer.lr=1e-4`. For a run's `config.json` the environment is left out (`load_layers`). The
+    text `null` means None in each layer.
     """
     return validate_layers(load_layers(Path(path), overrides, environment))
 
@@ -74,7 +74,10 @@ def load(
 def load_layers(
     path: Path | None, overrides: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> SettingLayers:
-    """Merge the file, if one is given, with the layers above it; values are not checked yet."""
+    """Merge the file, if one is given, with the layers above it; values are not checked yet. A
+    `config.json` is resolved already: the environment is not applied to it again, so a role that
+    the supervisor starts has exactly the supervisor's configuration.
+    """
     layers = SettingLayers() if path is None else _load_file(path)
     if path is not None and path.suffix == ".json":
         _refuse_removed(layers, path)
@@ -225,8 +228,8 @@ def setting_scope(key: str) -> Scope:
 
 
 def essential_settings(configuration: Configuration) -> dict[str, Any]:
-    """Returns the settings that must not change during a run unless the change is accepted, by
-    dotted key.
+    """Returns all settings that are not `INCIDENTAL`, by dotted key: those that a run records and
+    compares. Of URLs only the part that names the data is returned (`url_identity`).
     """
     kept = {
         key: value
@@ -312,7 +315,8 @@ def accept_change(
     store: ObjectStore, configuration: Configuration, accepted: bool, before: str
 ) -> bool:
     """Returns whether the essential settings changed since the configuration of hash `before`.
-    Raises `ConfigurationError` with the differences if they were not `accepted`.
+    Raises `ConfigurationError` with the differences if they were not `accepted`, or if a `FIXED`
+    setting is among them. If that configuration is not stored, its hash alone counts as a change.
     """
     try:
         found = changes_since_hash(store, before, configuration)

@@ -1,7 +1,9 @@
-"""Reads settings from files, the environment and `--set`, each into one layer of values.
+"""Reads the settings of a file, of environment variables and of `--set` options, each source into
+one layer: nested values, with the origin of each for error messages.
 
-A layer keeps the origin of every dotted key, which an error message names. It does not validate its
-values: `config.validate_layers` validates the merged layers once.
+`config.load_layers` merges the layers: the environment replaces values of the file, `--set` those
+of both. A layer refuses only values that `config.json` cannot hold. Unknown keys and wrong types
+are refused by `config.validate_layers`, after merging.
 """
 
 import json
@@ -19,26 +21,33 @@ from rollstream.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "ROLLSTREAM_"
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
+"""Variable by which the supervisor gives each process the port of its metrics."""
 RESERVED_VARIABLES = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
-"""Variables with `ENVIRONMENT_PREFIX` that are no settings: they concern one process, not the
-run.
+"""Variables, named without `ENVIRONMENT_PREFIX`, that have the prefix but are not settings: they
+concern one process, not the run.
 """
 
 REMOVED_SETTINGS: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
-"""Settings that earlier releases had and this one refuses, each with its default. A recorded
-configuration may still hold them at their default (`config.load`).
+"""Settings that earlier releases had and this one refuses, each with its default. The `config.json`
+of an old run may still hold them at their default (`config.load_layers`).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SettingLayers:
-    """Holds nested `values`, and in `origins` the source of each leaf by dotted key."""
+    """Holds the settings of one source, or of several merged ones. `values` are nested by table;
+    `origins` maps each setting's dotted key (`trainer.lr`) to a text such as `--set` or the name of
+    a file.
+    """
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        """Set one leaf and create the tables above it; the text `null` becomes None."""
+        """Set the setting with this dotted key and create the tables above it; the text `null`
+        becomes None. Raises `ConfigurationError` if a table of the key is already a plain value, or
+        if `config.json` cannot hold `value`.
+        """
         _refuse_unwritable(key.rpartition(".")[2], value, f"{key} in {origin}")
         *tables, leaf = key.split(".")
         at = self.values
@@ -53,8 +62,8 @@ class SettingLayers:
 
 
 def file_layer(path: Path) -> SettingLayers:
-    """Returns the settings of a `.toml` or `.json` file. Raises `ConfigurationError` if the file is
-    missing or not readable.
+    """Returns the settings of a file, which is JSON if its name ends in `.json`, else TOML. Raises
+    `ConfigurationError` if the file is missing, cannot be read, or is not valid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -76,7 +85,9 @@ def file_layer(path: Path) -> SettingLayers:
 
 def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> SettingLayers:
     """Returns the settings in environment variables: `ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`.
-    Every variable with the prefix must be a setting or in `RESERVED_VARIABLES`.
+    Every variable with the prefix counts as a setting, except `RESERVED_VARIABLES`, so validation
+    refuses a misspelled one. `model` is the configuration's class: it states which settings are
+    text (`takes_text`).
     """
     layers = SettingLayers()
     for name, text in sorted(environment.items()):
@@ -88,7 +99,9 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
 
 
 def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> SettingLayers:
-    """Returns the settings of texts such as `trainer.lr=1e-4`; the last text of a key wins."""
+    """Returns the settings of `--set` options, texts such as `trainer.lr=1e-4`. The last text of a
+    key wins. Raises `ConfigurationError` for a text without `=` or with an empty part of its key.
+    """
     layers = SettingLayers()
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -111,7 +124,9 @@ def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
 
 
 def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Returns the type annotation of every setting by dotted key, including those in tables."""
+    """Returns the type annotation of every setting of `model` by dotted key. The fields of a nested
+    model (a TOML table) count as settings, the nested model itself does not.
+    """
     found: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation
@@ -140,7 +155,7 @@ def _put_table(layers: SettingLayers, prefix: str, table: Mapping[str, Any], ori
 
 def _refuse_unwritable(key: str, value: Any, where: str) -> None:
     """Raise `ConfigurationError` for a value that `config.json` cannot hold (a date, infinity,
-    NaN), also inside lists and their tables.
+    NaN), also for one inside a list or inside a table of a list.
     """
     if isinstance(value, list | dict):
         inside = cast(list[Any] | dict[str, Any], value)
@@ -154,8 +169,8 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
 
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
-    """Parse the text as a TOML value; returns the text itself if the setting holds text, or if the
-    text is no TOML value that `config.json` can hold.
+    """Parse the text as a TOML value: a finite number, a boolean, a string or a list. Returns the
+    text itself if the setting holds text, or if the text is none of these.
     """
     if takes_text(setting_types(model).get(key)):
         return text

@@ -2,16 +2,8 @@
 and records the endpoint's address in a file of the run's folder. Roles register metrics sources and
 topic readers with the process's `ProcessMetrics`.
 
-A role polls its stop event once per iteration of its loop. The event records the time of each poll,
-so roles need no code for liveness and pay only for reading a clock.
-
-A failing source loses only its own metrics: the error is logged once per source and kind, and
-counted in `scrape_errors_total`. A metric without an entry in the catalogue is such an error. An
-error of a page is logged and answered with 500.
-
-Each start under a name replaces `RUN/metrics/endpoints/<name>.json`, and a clean end removes it;
-after `kill -9` it stays until the next start. No error here ends a role: if the address is
-unavailable, the role logs a warning and works without metrics.
+No error here ends a role: if the address is unavailable, the role logs a warning and works without
+metrics.
 """
 
 import json
@@ -45,8 +37,9 @@ ReadersSource = Callable[[], Sequence[TopicReader]]
 
 
 class TimedStopEvent(threading.Event):
-    """Is the stop event of a role and records in `turned_s` when the role last polled it, on
-    `clock`.
+    """Wraps the stop event of a role, and records in `turned_s` when the role last polled it, on
+    `clock`. A role polls its stop event once per iteration of its loop, so roles need no code for
+    liveness and pay only for reading a clock.
     """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float]) -> None:
@@ -130,7 +123,11 @@ T = TypeVar("T")
 
 
 class MetricsCollector(Collector):
-    """Reads all sources at each scrape and adds `labels` (run, role, name) to every series."""
+    """Reads all sources at each scrape and adds `labels` (run, role, name) to every series.
+
+    A failing source loses only its own metrics: the error is logged once per source and kind, and
+    counted in `scrape_errors_total`. A metric without an entry in the catalogue is such an error.
+    """
 
     def __init__(self, watch: ProcessMetrics, labels: Mapping[str, str]) -> None:
         self._watch, self._labels = watch, dict(labels)
@@ -251,6 +248,7 @@ def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> Bound
 
 
 def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageResponse:
+    """Returns the page's response. An error of the page is logged and answered with 500."""
     page = pages.get(path)
     if page is None:
         known = ", ".join(sorted(pages))
@@ -263,7 +261,10 @@ def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageRes
 
 
 def endpoint_file(folder: Path, name: str) -> Path:
-    """Returns the path of the file with the endpoint's address."""
+    """Returns the path of the file with the endpoint's address,
+    `RUN/metrics/endpoints/<name>.json`. Each start under a name replaces the file, and a clean end
+    removes it; after `kill -9` it stays until the next start.
+    """
     return RunFolder(folder).metrics / "endpoints" / f"{quote(name, safe='')}.json"
 
 

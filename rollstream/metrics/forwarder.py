@@ -1,11 +1,7 @@
 """Forwards a run's metrics files to TensorBoard or Weights & Biases, from a process of its own.
 
-Each target's library is imported only here, and only if the target is used. Points of
-`trainer.jsonl` and `eval.jsonl` carry the training step; lines of the supervisor and of processes
-have no step, so their points carry the line number.
-
-Delivery is at least once: (1) lines are logged, (2) the sink flushes, (3) the file positions are
-stored. A crash before (3) logs the same lines again, at the same steps.
+Delivery is at least once: a crash can log lines again, at the same steps (`Forwarder.once`). Each
+target's library is imported only here, and only if the target is used.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
@@ -41,7 +37,8 @@ class MetricPoint:
 
 def metric_point(stem: str, number: int, line: Mapping[str, Any]) -> MetricPoint | None:
     """Returns the point of line `number` (from 1) of `<stem>.jsonl`; None if the line holds no
-    metric.
+    metric. Points of `trainer.jsonl` and `eval.jsonl` carry the training step. Lines of the
+    supervisor and of processes have no step, so their points carry the line number.
     """
     time_s = line.get("time_s")
     at = float(time_s) if _is_number(time_s) else None
@@ -263,7 +260,11 @@ class Forwarder:
             raise
 
     def once(self) -> int:
-        """Forward all new lines; returns their number."""
+        """Forward all new lines of each file; returns their number.
+
+        1. Log the lines.  2. Flush the sink.  3. Store the file's position.
+        A crash before 3 logs the same lines again, at the same steps.
+        """
         count = 0
         for path in sorted(self._metrics.glob("*.jsonl")):
             while lines := self._next(path):

@@ -1,11 +1,8 @@
 """Brings a `RunState` up to date from a run's log and metrics files, without writing.
 
-`RunFeed` fetches completions (trajectories and annotations) before the admissions and the ledger,
-and applies them afterwards. So it never applies a completion to a state that is older than the
-completion, and the counts are correct. For a live view of an old run it reads only a tail: the last
-ledger records, the admissions since then, and the trajectories since the admission of the oldest
-open group. A report reads everything, archive included. Undecodable bytes are counted, never
-dead-lettered again.
+A live view of an old run reads only a tail: the last ledger records, the admissions since then, and
+the trajectories since the admission of the oldest open group. A report reads everything, archive
+included. Undecodable bytes are counted, never dead-lettered again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -178,6 +175,10 @@ class RunFeed:
     def follow(self, state: RunState, now_s: float) -> bool:
         """Read new records and lines once and apply them to `state`. Returns True while records
         remain that were in the log at the start; the caller should then call again at once.
+
+        Completions (trajectories and annotations) are fetched before the admissions and the ledger,
+        and applied afterwards. So no completion is applied to a state that is older than the
+        completion, and the counts are correct.
         """
         if not self._topics:
             self._open_context(state)

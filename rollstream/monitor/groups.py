@@ -1,7 +1,9 @@
-"""Tracks which groups are open and how the others ended (invariants 1 and 2).
+"""Tracks, for the views of a run, which groups are open and how the others ended (invariants 1 and
+2). `GroupTracker` has a `WatchedGroup` for each open group, and the numbers of the ended ones.
 
-Topics may be read in any order: an ended group is never open and counts once. Memory is bounded by
-the open groups, plus `ENDED_KEPT` end times by which late records are recognised.
+Topics may be read in any order: a group that has ended is counted once and is not opened again.
+Memory is bounded by the open groups, the gaps between the numbers of ended groups (`NumberSet`, on
+`Intervals`), and the `ENDED_KEPT` newest end times, which show whether a record was appended late.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,8 +16,8 @@ from rollstream.streams.records import Admitted, Annotation, Trajectory
 
 @dataclass(slots=True)
 class Intervals:
-    """Holds disjoint intervals in ascending order and closes gaps of up to `joined` between
-    them.
+    """Holds disjoint intervals in ascending order. Intervals with a gap of at most `joined` between
+    them become one.
     """
 
     joined: float = 0
@@ -23,7 +25,7 @@ class Intervals:
     ends: list[float] = field(default_factory=list[float])
 
     def add(self, start: float, end: float) -> None:
-        """Add `[start, end]`; memory grows with the gaps, not with the added intervals."""
+        """Add `[start, end]`. Memory grows with the gaps, not with the number of calls."""
         first = bisect_left(self.ends, start - self.joined)
         last = bisect_right(self.starts, end + self.joined)
         if first < last:
@@ -42,8 +44,8 @@ class Intervals:
 
 @dataclass(slots=True)
 class NumberSet:
-    """Is a set of whole numbers whose memory grows with the gaps between them. Groups end nearly in
-    order, so the gaps are few.
+    """Holds a set of whole numbers; its memory grows with the gaps between them. Groups end nearly
+    in order, so the gaps are few.
     """
 
     held: Intervals = field(default_factory=Intervals)
@@ -70,8 +72,9 @@ OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample
 
 @dataclass(slots=True)
 class WatchedGroup:
-    """Holds the progress of an admitted group. `finished_s` is the time at which all its
-    trajectories had finished, `ready_s` the time at which it was ready for training; None before.
+    """Holds the progress of an open group. `finished_s` is the time at which all its trajectories
+    had finished, `ready_s` the time at which the annotations that they need had arrived too and
+    the group was ready for training; None before.
     """
 
     trajectories: frozenset[str]
@@ -95,8 +98,9 @@ class WatchedGroup:
 
 @dataclass(slots=True)
 class GroupTracker:
-    """Folds records into the states of all groups; `names` are the annotations without which
-    training cannot use a sample.
+    """Keeps the states of all groups up to date, record by record. `names` are the annotations
+    without which training cannot use a sample. A completion is a `Trajectory` record, of a finished
+    or dead trajectory. Times (`time_s`) are those at which records were appended.
     """
 
     names: frozenset[str] = frozenset({OWN_REWARD})
@@ -109,15 +113,15 @@ class GroupTracker:
     late: int = 0
     """Completions appended after their group had ended."""
     duplicate: int = 0
-    """Repeated completions of a trajectory while its group was open."""
+    """Repeated completions of a trajectory, appended before their group had ended."""
     annotations: int = 0
-    """Annotations applied."""
+    """Annotations read, late ones included."""
     late_annotations: int = 0
     """Annotations appended after their group had ended."""
     _ended: NumberSet = field(default_factory=NumberSet)
     _poisoned: NumberSet = field(default_factory=NumberSet)
     _reopened: set[int] = field(default_factory=set[int])
-    """Poisoned groups (the learner could not compute their take), until a record closes them."""
+    """Poisoned groups, until a record closes them: the learner could not compute their take."""
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
 
     def admit(self, record: Admitted, time_s: float) -> None:
@@ -127,7 +131,9 @@ class GroupTracker:
             self.open[record.group] = WatchedGroup(frozenset(record.trajectories), time_s)
 
     def finish(self, record: Trajectory, time_s: float, is_repeat: bool) -> None:
-        """Apply a completion; only a trajectory's first one changes an open group."""
+        """Apply a completion; only a trajectory's first one changes an open group. `is_repeat`
+        states that the caller has seen another completion of this trajectory.
+        """
         group = self.open.get(record.group)
         if group is None and self._is_late(record.group, time_s):
             self.late += 1
@@ -141,7 +147,7 @@ class GroupTracker:
             group.update(time_s)
 
     def annotate(self, record: Annotation, time_s: float) -> None:
-        """Apply an annotation."""
+        """Apply an annotation, which may arrive before the completion that it belongs to."""
         self.annotations += 1
         group = self.open.get(record.group)
         if group is None:
@@ -151,7 +157,9 @@ class GroupTracker:
             group.update(time_s)
 
     def end(self, group: int, how: str, time_s: float) -> None:
-        """Apply the end of a group: the trainer took it or closed it. Idempotent."""
+        """Apply the end of a group, which the trainer took or closed; `how` is one of
+        `GROUP_ENDINGS`. Idempotent.
+        """
         self.open.pop(group, None)
         if group in self._reopened:
             self._reopened.remove(group)
@@ -163,16 +171,16 @@ class GroupTracker:
                 self._ended_s.popitem(last=False)
 
     def supersede(self, group: int) -> None:
-        """Undo the training of a poisoned group, whose take the learner could not compute; its
-        `GroupClosed` record follows. Idempotent.
+        """Undo the ending `trained` of a poisoned group. The group counts as open until its
+        `GroupClosed` record, which follows, is applied. Idempotent.
         """
         if group in self._ended and self._poisoned.add(group):
             self.endings["trained"] -= 1
             self._reopened.add(group)
 
     def outcomes(self) -> dict[str, int]:
-        """Returns the number of admitted groups, and how many of them had each ending or are open;
-        the counts add up (invariant 1).
+        """Returns the numbers of admitted groups, of groups by ending, and of open groups. Once all
+        records are read, endings and open groups add up to the admitted ones (invariant 1).
         """
         ended = {ending: self.endings[ending] for ending in GROUP_ENDINGS}
         is_open = len(self.open) + len(self._reopened)

@@ -1,6 +1,8 @@
-"""Writes a `RunSnapshot` as named rows of short texts, which `table.py` wraps to a width.
+"""Writes a `RunSnapshot`, the metrics of one moment, as the metric rows of the live view
+(`rollstream run` and `top`). A row has a name and parts, which are short texts; `table.py` wraps
+them to a width, and `view.py` draws them.
 
-If there is little room, the view drops rows of the highest `rank` first; rank 0 always stays.
+If there is little room, the view leaves out rows of the highest `rank` first; rank 0 always stays.
 """
 
 from collections.abc import Iterator
@@ -21,13 +23,15 @@ from rollstream.monitor.snapshot import RunSnapshot
 from rollstream.supervisor.process import describe_exit
 
 UNKNOWN = "–"  # stands for an unknown value
-TASKS_MAX = 8
-DRAFTS_MAX = 4  # (pass, task) pairs
+TASKS_MAX = 8  # most tasks shown in a row
+DRAFTS_MAX = 4  # most (pass over the prompts, task) pairs shown
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """Holds a row's name, its parts, and a sparkline that follows the first line of parts."""
+    """Holds a row: its name, its parts, its `rank`, and `line`, a sparkline (a curve drawn in
+    characters) that follows the first line of parts; "" for none.
+    """
 
     name: str
     parts: tuple[str, ...]
@@ -36,7 +40,9 @@ class MetricRow:
 
 
 def metric_rows(at: RunSnapshot, detailed: bool) -> Iterator[MetricRow]:
-    """Yields the rows in display order; `detailed` adds the less important ones."""
+    """Yields the rows in display order. `detailed` adds the less important ones and leaves out the
+    row `lag`, because the detailed view draws lag as histograms (`table.lag_lines`).
+    """
     yield MetricRow("reward", (_metric(at, "reward_mean", ".3f"),), 0, sparkline(at.rewards))
     if len(at.task_rewards) > 1:
         yield MetricRow("by task", tuple(_tasks(at)), 1)
@@ -66,10 +72,15 @@ def metric_rows(at: RunSnapshot, detailed: bool) -> Iterator[MetricRow]:
 
 
 LAGS = (("finish", "at finish"), ("consumed", "trained"))
+"""The two moments at which lag is measured (a trajectory finishes, a token is trained): in the name
+of the metric, and as it is displayed.
+"""
 
 
 def evaluation_text(at: RunSnapshot) -> str:
-    """Returns the held-out accuracy of the newest evaluated version; "" before the first."""
+    """Returns the accuracy on held-out prompts of the newest evaluated version; "" before the first
+    evaluation.
+    """
     line = at.evaluation
     if not line:
         return ""
@@ -83,8 +94,8 @@ def evaluation_text(at: RunSnapshot) -> str:
 
 
 def lag_text(at: RunSnapshot, when: str) -> str:
-    """Returns mean and maximum of the last step's lag; `when` is `finish` or `consumed`
-    (trained).
+    """Returns mean and maximum of the lag in the last step; `when` is a moment of `LAGS`: `finish`
+    or `consumed` (trained).
     """
     mean = _metric(at, f"lag_{when}_mean", ".1f")
     return f"{mean} (max {_metric(at, f'lag_{when}_max', '.0f')})"
@@ -96,7 +107,7 @@ def _metric(at: RunSnapshot, name: str, form: str) -> str:
 
 
 def _tasks(at: RunSnapshot) -> Iterator[str]:
-    """Yields the mean reward of each task, the lowest first."""
+    """Yields the mean reward of each of the `TASKS_MAX` tasks with the lowest, lowest first."""
     rewards = sorted(at.task_rewards.items(), key=lambda item: item[1])
     for task, reward in rewards[:TASKS_MAX]:
         yield f"{plain_text(task, 24)} {reward:.3f}"
@@ -140,8 +151,8 @@ def _lengths(at: RunSnapshot) -> tuple[str, ...]:
 
 
 def _drafts(at: RunSnapshot) -> Iterator[str]:
-    """Yields draft metrics by pass and task: all metrics of the newest pass, and the acceptance of
-    the others.
+    """Yields draft metrics by pass over the prompts and by task: all metrics of the newest pass,
+    and the acceptance of the others.
     """
     newest = at.drafts[0].number
     mixed = len({one.task for one in at.drafts}) > 1
@@ -159,14 +170,17 @@ def _acceptance(found: DraftTotals) -> str:
 
 
 def _lookups(found: DraftTotals) -> Iterator[str]:
+    """Yields the share of look-ups that found a draft with their mean time, then the rejected draft
+    tokens per generated token.
+    """
     if found.hit_rate is not None and found.lookup_us is not None:
         yield f"{share(found.hit_rate)} found in {found.lookup_us:.0f}{GAP}µs each"
     yield f"{found.wrong_per_token:.2f} rejected per token"
 
 
 def _moves(at: RunSnapshot) -> Iterator[str]:
-    """Yields the number of moves in the last minute, then the newest moves with source and
-    destination.
+    """Yields the number of moved requests and of moves in the last minute, then the newest moves
+    with source and destination.
     """
     found = at.scheduling
     if not found.newest:
@@ -209,7 +223,9 @@ def _samples(at: RunSnapshot) -> tuple[str, ...]:
 
 
 def _mismatch(at: RunSnapshot) -> Iterator[str]:
-    """Yields the mismatch of engine and trainer by task, the largest first."""
+    """Yields each task's mismatch (mean |Δ log p| between engine and trainer, in nats), the largest
+    first: that of tokens of lag 0, and, if the newest step had none, that at the smallest lag.
+    """
     tasks = sorted(at.mismatch.items(), key=lambda one: -max(one[1].mean, one[1].near_mean))
     for task, found in tasks[:TASKS_MAX]:
         name = plain_text(task, 24)

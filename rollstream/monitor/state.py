@@ -1,8 +1,9 @@
-"""Folds a run's records and metrics lines into one `RunState`, without I/O.
+"""Holds the state of a run as observers show it, in one value (`RunState`), without I/O.
 
-`rollstream top`, the report, the warnings and `rollstream ls` all read this state, so they print
-the same counts. Its size is bounded however old and large the run is: it holds the last steps,
-heartbeats and trajectories, the open groups, the restarted roles, and counts.
+`feed.py` reads the run's log and the JSON lines in its folder `metrics/`, and passes each record
+and line to an `apply` method of the state. `rollstream top`, `rollstream ls`, the report and the
+monitor's warnings all read this state, so they print the same counts. Its size is bounded however
+old and large the run is: the last steps, heartbeats and trajectories, the open groups, and counts.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -38,12 +39,15 @@ if TYPE_CHECKING:
     from rollstream.storage.archive.segments import Hole
 
 MOVES_FILE = "moves.jsonl"
+"""The file in which dispatch records what its observers show: repack moves and foreign records."""
 FOREIGN_TOPICS = ("partials", "status", "applied")
+"""Topics of which dispatch counts foreign records (`foreign_line`); the state ignores others."""
 
 
 class RequestMove(msgspec.Struct, frozen=True):
-    """States that dispatch moved `requests` requests from rollout `source` to `destination` at
-    `time_s` (seconds since the epoch); planning took `plan_s` seconds.
+    """Describes a repack move: at `time_s` (seconds since the epoch) dispatch asked the rollout
+    `source` to give up `requests` running trajectories, which continue on the rollout
+    `destination`. Planning took `plan_s` seconds.
     """
 
     time_s: float
@@ -60,27 +64,30 @@ def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, An
 
 
 def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
-    """Returns a line of `moves.jsonl` that counts by topic the foreign records which dispatch
-    refused since its previous such line. A record is foreign if no role of this run writes it.
+    """Returns a line of `moves.jsonl` with the number of foreign records by topic that dispatch
+    refused since the previous line of this kind. A record is foreign if no process of this run
+    writes such a record: its values are out of bounds, or its rollout or relay never took its term.
     """
     return {"time_s": time_s, "foreign": dict(counts)}
 
 
 def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
-    """Returns the moves among the lines; other lines are skipped."""
+    """Returns the moves in lines of `moves.jsonl`; other lines are skipped."""
     return [move for line in lines if (move := parse_move(line)) is not None]
 
 
 def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
-    """Returns the line's move; None for any other line, because a monitor must not fail on it."""
+    """Returns the move that the line describes; None if it describes none, because a monitor must
+    not fail on a foreign line.
+    """
     try:
         return msgspec.convert({k: v for k, v in line.items() if v is not None}, RequestMove)
     except msgspec.ValidationError:
         return None
 
 
-HEARTBEATS_KEPT = 20  # ten seconds of heartbeats, behind the mean speed and idle share
-STEPS_KEPT = 240  # length of the sparklines
+HEARTBEATS_KEPT = 20  # of each rollout: ten seconds, over which speed and idle share are means
+STEPS_KEPT = 240  # enough for the small charts of `rollstream top`
 ROLLOUTS_KEPT = 1024
 VERSIONS_KEPT = 64
 LINES_KEPT = 240  # evaluations, and supervisor events
@@ -88,8 +95,12 @@ PROMPTS_KEPT = 4096
 MOVES_KEPT = 1024
 TERMS_KEPT = 8192
 HOLES_KEPT = 64
-FORKED_ROLES = ("trainer", "prompts")  # `rollstream fork` itself holds their first term
-TERMLESS = ("eval", "scorer-")  # begins of the names of processes without terms
+FORKED_ROLES = ("trainer", "prompts")
+"""In a fork `rollstream fork` itself held the first term of these roles, so their second term is no
+restart.
+"""
+TERMLESS = ("eval", "scorer-")
+"""The names of processes that have no term begin with one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +113,8 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveBacklog:
-    """Counts the records of one topic that the archive has not committed; `oldest_s` is the append
-    time of the oldest, in seconds since the epoch.
+    """Counts the records of one topic that are not archived yet; `oldest_s` is the append time of
+    the oldest of them, in seconds since the epoch.
     """
 
     records: int
@@ -112,18 +123,23 @@ class ArchiveBacklog:
 
 @dataclass(slots=True)
 class RunState:
-    """Holds the state of a run and applies records of any topic to it. Applying a record twice
-    changes at most a count of repeats.
+    """Holds the state of a run and applies records and metrics lines to it. A completion must be
+    applied after the admission of its group (`feed.py` does so). Applying a record twice changes
+    only counts and histograms.
     """
 
     groups: GroupTracker = field(default_factory=GroupTracker)
+    """Open groups, and the number of groups by ending."""
     samples: RecentSamples = field(default_factory=RecentSamples)
+    """The last finished trajectories and takes, for histograms and rates."""
     steps: deque[StepDone] = field(default_factory=lambda: deque[StepDone](maxlen=STEPS_KEPT))
+    """The last trained steps, ascending."""
     rollouts: dict[str, deque[RolloutStatus]] = field(
         default_factory=dict[str, deque[RolloutStatus]]
     )
     """The last heartbeats of each rollout in its newest term."""
     weights: WeightsAnnounced | None = None
+    """The announcement of the newest version."""
     announced: OrderedDict[Version, str] = field(default_factory=OrderedDict[Version, str])
     """The hash of the manifest of each announced version."""
     applied: dict[str, Applied] = field(default_factory=dict[str, Applied])
@@ -131,41 +147,48 @@ class RunState:
     prompts: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
     """The publication time of each group that is published and not admitted yet."""
     epochs: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
-    """The pass over the prompts, from 0, of each of the newest published groups."""
+    """For each of the newest published groups its pass over the prompts, from 0."""
     evaluations: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
+    """Lines of `eval.jsonl`, one per evaluated step, ascending."""
     events: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
-    """Starts, deaths and endings that the supervisor recorded."""
+    """Lines of `supervisor.jsonl`: starts, deaths and endings of processes."""
     moves: deque[RequestMove] = field(default_factory=lambda: deque[RequestMove](maxlen=MOVES_KEPT))
     """Repack moves, the newest last."""
     foreign: Counter[str] = field(default_factory=Counter[str])
     """Readable records that dispatch refused as foreign, by topic."""
     terms: dict[str, int] = field(default_factory=dict[str, int])
-    """The newest term of each role and rollout, from the second term on."""
+    """The newest term of each single-holder role and each rollout whose term is above 1."""
     relays: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """The newest term of each relay and how often it restarted. The relays of a run share one
-    sequence of terms, so a term alone does not tell the restarts.
+    """The newest term of each relay and its number of restarts. The relays of a run share one
+    sequence of terms, so the restarts of a relay cannot be computed from its term.
     """
     deaths: Counter[str] = field(default_factory=Counter[str])
     """The number of deaths by role, as far as a supervisor recorded them."""
     is_fork: bool = False
+    """Whether the run was made by `rollstream fork`."""
     began_s: float | None = None
     """The append time of the first kept record."""
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
     """The append time of each topic's newest record."""
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
+    """By topic, its messages that were moved to `dead`."""
     unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
+    """The backlog of the archive by topic."""
     unreadable: int = 0
+    """Number of messages read that are not a record."""
     holes: list[str] = field(default_factory=list[str])
-    """The first parts of the log that cannot be read although they were not truncated."""
+    """The first `HOLES_KEPT` parts of the log that cannot be read although nothing truncated them,
+    as text.
+    """
     is_tail: bool = False
     """True if the counts do not cover the start of the run."""
 
     def apply(self, record: Record, time_s: float = 0.0) -> None:
-        """Apply one record that was appended at `time_s`."""
+        """Apply one record that was appended at `time_s`; records of other kinds are ignored."""
         match record:
             case Admitted():
                 self.groups.admit(record, time_s)
@@ -209,8 +232,8 @@ class RunState:
                 pass
 
     def apply_evaluation(self, line: dict[str, Any]) -> None:
-        """Apply a line of `eval.jsonl`, which replaces an earlier line of its step; a line without
-        a step is ignored.
+        """Apply a line of `eval.jsonl`. It replaces an earlier line of its step; a line without a
+        step is ignored.
         """
         if isinstance(line.get("step"), int):
             lines = [*(one for one in self.evaluations if one["step"] != line["step"]), line]
@@ -218,13 +241,13 @@ class RunState:
             self.evaluations.extend(sorted(lines, key=lambda one: one["step"]))
 
     def apply_event(self, line: dict[str, Any]) -> None:
-        """Apply a line of `supervisor.jsonl`."""
+        """Apply a line of `supervisor.jsonl`; a line without a time is ignored."""
         if isinstance(line.get("time_s"), int | float):
             self.events.append(line)
             self.deaths[str(line.get("role"))] += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
-        """Apply a line of `moves.jsonl`: a move, or counts of foreign records; others are
+        """Apply a line of `moves.jsonl`: a move or counts of foreign records. Other lines are
         ignored.
         """
         counts = line.get("foreign")
@@ -237,8 +260,9 @@ class RunState:
             self.moves.append(move)
 
     def apply_hole(self, hole: "Hole") -> None:
-        """Apply a part of the log that cannot be read. A part that was truncated without an archive
-        is no fault: the counts then do not cover the start of the run.
+        """Apply a hole, a part of the log that cannot be read. A part that was truncated without an
+        archive is no fault, but the counts then do not cover the start of the run (`is_tail`).
+        Records that were archived twice are no fault either, because each is read once.
         """
         if hole.reason == "truncated":
             self.is_tail = True
@@ -253,9 +277,9 @@ class RunState:
                 del self.terms[next(iter(self.terms))]
 
     def restarts(self) -> dict[str, int]:
-        """Returns the number of restarts of each role that restarted: its terms after the first,
-        under any supervisor or orchestrator. For roles without terms it is the number of their
-        recorded deaths.
+        """Returns the number of restarts of each role, rollout and relay that restarted. It is the
+        number of terms after the first, so it counts restarts by any supervisor or orchestrator.
+        Processes without terms count their deaths, which only `rollstream run` records.
         """
         forked = FORKED_ROLES if self.is_fork else ()
         found = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}
@@ -269,6 +293,7 @@ class RunState:
         self.steps.append(done)
 
     def _beat(self, status: RolloutStatus) -> None:
+        """Apply a heartbeat; one of an older term or time is ignored."""
         beats = self.rollouts.setdefault(status.rollout, deque(maxlen=HEARTBEATS_KEPT))
         if beats and status.term > beats[-1].term:
             beats.clear()
@@ -300,7 +325,9 @@ class RunState:
             self.announced.popitem(last=False)
 
     def _drop_prompts(self) -> None:
-        """Drop admitted prompts, and the oldest above the bound; prompts arrive in order."""
+        """Drop the prompts of admitted groups, and the oldest above `PROMPTS_KEPT`. Prompts arrive
+        in the order of their groups, so the first one that stays ends the search.
+        """
         while self.prompts:
             first = next(iter(self.prompts))
             if first > self.groups.newest and len(self.prompts) <= PROMPTS_KEPT:

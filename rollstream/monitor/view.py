@@ -1,9 +1,10 @@
-"""Draws a `RunSnapshot` as one frame that fits a terminal of a given size: one column of blocks, or
-two on wide terminals.
+"""Draws a `RunSnapshot` (a run's metrics and warnings at one moment) as one frame for a terminal of
+a given size: one column of blocks, or two on wide terminals (`render_frame`).
 
-If the frame does not fit the height, it shows less detail in the order of `DETAIL_LEVELS`, and
-only the worst rollouts. `rollstream run` shows its run by a `LiveView`, which redraws the frame on
-a terminal and prints lines elsewhere. `rollstream top` reads its quit keys by `TerminalKeys`.
+A frame that is too high is drawn with less detail, level by level of `DETAIL_LEVELS`, and with as
+many rollouts as fit, the worst ones. `rollstream run` shows its run in a `LiveView`, which redraws
+the frame on a terminal and prints lines elsewhere. `rollstream top` redraws the frame itself until
+`TerminalKeys` reads a quit key.
 """
 
 import os
@@ -38,17 +39,17 @@ from rollstream.monitor.table import (
 )
 from rollstream.supervisor.supervisor import RoleState
 
-WIDE_COLUMNS = 140  # columns from which metrics and rollouts stand side by side
+WIDE_COLUMNS = 140  # from this width on, metrics and rollouts are side by side
 BORDER = 4  # columns of frame and padding
 GAP = 3  # columns between metrics and rollouts
-ROWS_MIN = 4  # rollouts that are shown before metrics are dropped
+ROWS_MIN = 4  # a level of detail is used only if it leaves room for this many rollouts
 ROWS_MAX = 16  # rollouts if the height is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class DetailLevel:
-    """Sets the amount of detail: rows of metrics up to `rank`, at most `warnings` warnings, with or
-    without their advice.
+    """Sets the amount of detail: the rows of metrics of rank 0 (the most important ones) to `rank`,
+    and at most `warnings` warnings, with or without their advice.
     """
 
     rank: int
@@ -77,8 +78,9 @@ class TerminalSize:
 
 @dataclass(frozen=True, slots=True)
 class FrameBody:
-    """Holds the blocks between the progress bar and the frame's lower edge: metrics and rollouts,
-    side by side if `is_wide`, and notes and warnings `below` them. `is_airy` adds blank lines.
+    """Holds the blocks between the progress bar and the frame's lower edge as lines of text:
+    `figures` (the metrics) and `rollouts`, side by side if `is_wide`, and notes and warnings
+    `below` them. `is_airy` adds blank lines between the blocks.
     """
 
     figures: list[Text]
@@ -98,7 +100,7 @@ class FrameBody:
 
 
 def render_frame(at: RunSnapshot, size: TerminalSize, detailed: bool = True) -> RenderableType:
-    """Returns the frame; `detailed` adds lag histograms, ages and versions."""
+    """Returns the frame of the snapshot `at`; `detailed` adds lag histograms, ages and versions."""
     body = _fitting_body(at, size, detailed)
     parts: list[RenderableType] = [_progress(at, size.columns)]
     gap = [Text()] if body.is_airy else []
@@ -123,8 +125,8 @@ def render_frame(at: RunSnapshot, size: TerminalSize, detailed: bool = True) -> 
 
 
 def _fitting_body(at: RunSnapshot, size: TerminalSize, detailed: bool) -> FrameBody:
-    """Returns the most detailed body that fits the height with at least `ROWS_MIN` rollouts,
-    then adds as many rollouts as fit.
+    """Returns the body with as many rollouts as fit, at the most detailed level that leaves room
+    for `ROWS_MIN` of them. A terminal too low for the last level cuts the frame off.
     """
     fewest = min(len(at.rollouts), ROWS_MIN)
     high = size.lines
@@ -192,8 +194,9 @@ LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka cost
 
 
 class LiveView:
-    """Shows a run on a console until its block ends. Call `show` often, from one thread; it
-    refreshes at most once per interval. With `as_json` it prints one JSON line per step.
+    """Shows a run on a console: a frame that is redrawn on a terminal, otherwise lines of text, or
+    with `as_json` one JSON line per step. Use it in a `with` block, and call `show` there often,
+    from one thread: it refreshes at most once per interval.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
@@ -213,7 +216,7 @@ class LiveView:
             self._live.stop()
 
     def show(self, roles: Sequence[RoleState]) -> None:
-        """Refresh and draw, if the refresh interval has passed."""
+        """Observe the run and draw or print, if the refresh interval has passed."""
         now = time.monotonic()
         if now - self._refreshed_s < (REFRESH_S if self._live or self._as_json else LINE_S):
             return

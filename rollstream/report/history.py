@@ -4,12 +4,6 @@ charts are made.
 `RunHistory` adds the facts of every step and rollout that charts need to the `RunState` of
 `rollstream top`. So it grows with the run: a name and two numbers per trajectory, and more with
 drafts.
-
-Dropping samples by lag or at a deadline is a bias, mostly against long answers
-(docs/explanation/scheduling.md), so `DroppedSamples` compares length and reward of dropped samples
-with those of trained ones. A sample counts as dropped if the rule of a trained group left it out,
-or if it finished in an expired group. Dead trajectories are neither dropped nor trained; late
-rewards (annotations) are ignored.
 """
 
 from array import array
@@ -25,18 +19,8 @@ from rollstream.monitor.groups import Intervals
 from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.monitor.state import RequestMove, RunState
+from rollstream.streams import records
 from rollstream.streams.codec import record_hash
-from rollstream.streams.records import (
-    PROMPT,
-    Applied,
-    GroupClosed,
-    Record,
-    RolloutStatus,
-    StepDone,
-    Take,
-    Trajectory,
-    WeightsAnnounced,
-)
 
 JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
 
@@ -81,7 +65,7 @@ class SampleStats:
     lengths: "array[float]" = field(default_factory=lambda: array("f"))
     rewards: "array[float]" = field(default_factory=lambda: array("f"))
 
-    def add(self, record: Trajectory) -> None:
+    def add(self, record: records.Trajectory) -> None:
         self.lengths.append(len(record.logprobs))
         if record.reward is not None:
             self.rewards.append(record.reward)
@@ -105,6 +89,12 @@ class DropComparison:
 class DroppedSamples:
     """Sorts samples into dropped and trained ones. Apply the whole ledger first, then the first
     completion of each trajectory.
+
+    Dropping samples by lag or at a deadline is a bias, mostly against long answers
+    (docs/explanation/scheduling.md), so length and reward of dropped samples are compared with
+    those of trained ones. A sample counts as dropped if the trainer left it out of a trained group
+    in a step that counts dropped samples, or if it finished in an expired group. Dead trajectories
+    are neither dropped nor trained; late rewards (annotations) are ignored.
     """
 
     dropped: SampleStats = field(default_factory=SampleStats)
@@ -114,19 +104,19 @@ class DroppedSamples:
     _members: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     _expired: set[int] = field(default_factory=set[int])
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: records.Record) -> None:
         match record:
-            case Take():
+            case records.Take():
                 self._used.update(member.trajectory for member in record.members)
                 taken = self._members.setdefault(record.step, set())
                 taken.update(m.trajectory for group in record.groups for m in group.members)
-            case StepDone():
+            case records.StepDone():
                 taken = self._members.pop(record.step, set())
                 if record.counts.get("dropped"):  # otherwise they died or have no reward
                     self._left_out |= taken - self._used
-            case GroupClosed(reason="expired"):
+            case records.GroupClosed(reason="expired"):
                 self._expired.add(record.group)
-            case Trajectory() if record.finish != "dead":
+            case records.Trajectory() if record.finish != "dead":
                 self._finished(record)
             case _:
                 pass
@@ -141,7 +131,7 @@ class DroppedSamples:
             _median(self.trained.rewards),
         )
 
-    def _finished(self, record: Trajectory) -> None:
+    def _finished(self, record: records.Trajectory) -> None:
         if record.trajectory in self._used:
             self.trained.add(record)
         elif record.trajectory in self._left_out or record.group in self._expired:
@@ -189,7 +179,7 @@ class DraftHistory:
     )
     """The prompt's hash, the task and the totals of each group."""
 
-    def apply(self, record: Trajectory) -> None:
+    def apply(self, record: records.Trajectory) -> None:
         guesses = draft_totals_of(record)
         if guesses is None:
             return
@@ -209,9 +199,9 @@ class DraftHistory:
         return [PassDrafts(number, task, found[number, task]) for number, task in sorted(found)]
 
 
-def _prompt_hash(record: Trajectory) -> str:
+def _prompt_hash(record: records.Trajectory) -> str:
     """Returns the hash of the prompt's tokens, which precede the first token of another source."""
-    others = np.flatnonzero(record.sources != PROMPT)
+    others = np.flatnonzero(record.sources != records.PROMPT)
     end = int(others[0]) if len(others) else len(record.tokens)
     return record_hash(record.tokens[:end].tobytes())
 
@@ -232,39 +222,41 @@ class RunHistory:
     moves: Sequence[RequestMove] = ()
     """Repack moves between rollouts."""
     concerns: Sequence[RunWarning] = ()
-    steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
-    announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
+    steps: dict[int, records.StepDone] = field(default_factory=dict[int, records.StepDone])
+    announced: dict[int, records.WeightsAnnounced] = field(
+        default_factory=dict[int, records.WeightsAnnounced]
+    )
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
     reasons: Counter[str] = field(default_factory=Counter[str])
     dropped: DroppedSamples = field(default_factory=DroppedSamples)
     drafted: DraftHistory = field(default_factory=DraftHistory)
     _completed: set[str] = field(default_factory=set[str])
 
-    def apply(self, record: Record, time_s: float = 0.0) -> None:
+    def apply(self, record: records.Record, time_s: float = 0.0) -> None:
         """Apply one record, also to `state`. A step repeated after a crash replaces its earlier
         record.
         """
         self.state.apply(record, time_s)
         self.extend(record)
 
-    def extend(self, record: Record) -> None:
+    def extend(self, record: records.Record) -> None:
         """Apply one record that `state` has applied already."""
-        if not isinstance(record, Trajectory):
+        if not isinstance(record, records.Trajectory):
             self.dropped.apply(record)
         match record:
-            case StepDone():
+            case records.StepDone():
                 self.steps[record.step] = record
-            case GroupClosed():
+            case records.GroupClosed():
                 self.reasons[f"{record.reason}: {record.detail or 'no detail'}"] += 1
-            case Applied():
+            case records.Applied():
                 serving = ServedVersion(record.time_s, record.version.number, record.rollout_term)
                 self._rollout(record.rollout).serving.append(serving)
-            case Trajectory():
+            case records.Trajectory():
                 self._trajectory(record)
-            case RolloutStatus():
+            case records.RolloutStatus():
                 idle = self._rollout(record.rollout).idle_by_term
                 idle[record.term] = max(record.idle_s, idle.get(record.term, 0.0))
-            case WeightsAnnounced():
+            case records.WeightsAnnounced():
                 self.announced[record.version.number] = record
             case _:
                 pass
@@ -301,7 +293,7 @@ class RunHistory:
     def _rollout(self, name: str) -> RolloutHistory:
         return self.rollouts.setdefault(name, RolloutHistory())
 
-    def _trajectory(self, record: Trajectory) -> None:
+    def _trajectory(self, record: records.Trajectory) -> None:
         rollout = self._rollout(record.rollout)
         rollout.busy.add(record.started_s, record.finished_s)
         rollout.finishes[record.finish] += 1

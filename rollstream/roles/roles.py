@@ -1,12 +1,8 @@
 """Builds each role from the configuration and runs it until it is done or stopped.
 
-A single-holder role runs inside its lease: a thread renews the lease, and a higher term (`Fenced`)
-or a failed renewal ends the process with an error, so two holders never act for long (invariant 7
-voids the records that the earlier holder still appends).
-
-Rollouts read through their node's relay; the trainer pushes new versions to the chain of relays.
-Without `[relay] enabled` both use the store itself. A scorer runs the task's reward or the
-configured function in a pool of processes.
+A single-holder role runs inside its lease (`hold_role_lease`). Rollouts read through their node's
+relay; the trainer pushes new versions to the chain of relays. Without `[relay] enabled` both use
+the store itself.
 """
 
 import os
@@ -108,6 +104,10 @@ def _record_usage(folder: Path, name: str) -> None:
 def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
     """Wait for the role's lease and hold it while the block runs. The end of the block releases it,
     so the next holder need not wait, or raises `Fenced` if the lease was lost.
+
+    A thread renews the lease. A higher term (`Fenced`) or a failed renewal ends the process with an
+    error, so two holders never act for long (invariant 7 voids the records that the earlier holder
+    still appends).
     """
     candidate = LeaseCandidate(role, context.name, context.nonce, duration_s, context.handed_nonce)
     lease = _acquire(context, candidate)
@@ -246,7 +246,9 @@ def _relay_folder(context: RoleContext) -> Path:
 
 
 def build_scorer(context: RoleContext) -> Scorer:
-    """Build the scorer; it resumes at the committed positions of its consumer group."""
+    """Build the scorer, which runs the task's reward or the configured function in a pool of
+    processes; it resumes at the committed positions of its consumer group.
+    """
     c = context.configuration
     load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
     if c.scoring.function:

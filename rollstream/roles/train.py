@@ -3,9 +3,6 @@ role's context. With several processes rank 0 holds the role and the other ranks
 
 Environment variables, which `rollstream train` or `torchrun` sets, state that there are several
 processes. Without them there is one, and nothing of the sharded trainer is imported.
-
-The starting model is the model in the run's folder or, under `trainer.learner = "paced"`, drawn
-weights of the configured size, which are changed but not trained.
 """
 
 import json
@@ -62,7 +59,10 @@ def run_train(context: RoleContext) -> bool:
 
 
 def starting_model(configuration: Configuration, folder: Path) -> PreTrainedModel | PacedModel:
-    """Returns the weights of version 0, with the adapters to train if the run trains adapters."""
+    """Returns the weights of version 0, with the adapters to train if the run trains adapters: the
+    model in the run's folder or, under `trainer.learner = "paced"`, drawn weights of the configured
+    size, which are changed but not trained.
+    """
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
         return _with_adapters(load_model(str(model_folder(c, folder))), c)

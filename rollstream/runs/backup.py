@@ -1,14 +1,10 @@
-"""Backs up a run, living or not: copies a consistent cut of log and store, and the files of its
-folder that a resumed run reads (docs/how-to/backup-and-recover.md). It only reads the run.
+"""Backs up a run, living or not, into an object store, and only reads the run (`back_up` has the
+steps; docs/how-to/backup-and-recover.md).
 
-1. Fix a cut (`cut.py`). 2. Copy the log up to the cut, with offsets and timestamps. 3. Copy the
-   objects that the cut names: checkpoints, archive, versions, and the large records that the log
-   names; then the terms of roles. A term that was read before the cut may be below an `Opened` of
-   the log, and a role would draw that term a second time. 4. Write `backup.json`. A backup without
-   it is incomplete, and is refused.
-
-The run truncates and deletes meanwhile. If it removes a part before the copy reaches it, 1 to 3 are
-repeated, and only missing parts are copied. A backup that was interrupted continues the same way.
+A backup holds a consistent cut (`cut.py`): a state of log and store that a crash of all processes
+at one moment could have left. It also holds the files that a resumed run reads from its folder.
+`backup.json` lists every object with its hash and is written last: `restore.py` refuses a backup
+without it, and the same command completes such a backup.
 """
 
 import re
@@ -48,9 +44,9 @@ BACKUP_KEY, BEGUN_KEY = "backup.json", "begun.json"
 LOG, STORE, FOLDER = "log/", "store/", "folder/"
 """Prefixes of the objects: segments of the log, objects of the store, files of the folder."""
 SEGMENT_BYTES = 32 << 20
-CUTS_MAX = 200  # each copies less than the one before, also of a run that truncates at each step
+CUTS_MAX = 200  # attempts; each copies less than the one before, even if every step truncates
 TRUNCATED_FIRST = ("partials", "assignments", "prompts")
-"""Topics that are copied first, because dispatch truncates them every few seconds."""
+"""Topics to copy before the others, because dispatch truncates them every few seconds."""
 _SEGMENT = re.compile(r"log/([A-Za-z0-9._-]+)/(\d{5})-(\d{20})-(\d{20})\.msgpack")
 _ROWS = msgspec.msgpack.Decoder(list[tuple[int, int, bytes, bytes | None]])
 
@@ -66,7 +62,9 @@ class BackupObject:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The content of `backup.json`, which completes a backup and describes its run and objects."""
+    """The content of `backup.json`, which completes a backup. `id` and `needs` are the run's
+    (`config/identity.py`), `release` is the program's, `time_s` the end of the copy.
+    """
 
     run: str
     id: str
@@ -84,7 +82,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """Names an object with consecutive records of one partition: offsets `[first, end)`."""
+    """Names an object that holds the records of one partition at offsets `[first, end)`."""
 
     topic: str
     partition: int
@@ -137,11 +135,9 @@ def missing_ranges(begin: int, end: int, present: Iterable[LogSegment]) -> list[
 
 @dataclass(slots=True)
 class BackupCopy:
-    """Copies a run into one destination; it reads parts that are present already, for their hashes,
-    instead of copying them again.
-
-    `present` maps the destination's objects to their bytes. `progress` is called with the name of
-    each part that is copied.
+    """Copies a run into one destination, `target`. Segments and objects that never change and that
+    `target` has already are not copied again but read there, for their hashes. `present` maps the
+    keys in `target` to sizes in bytes. `progress` gets the name of each part before its copy.
     """
 
     bus: Bus
@@ -155,8 +151,8 @@ class BackupCopy:
     )
 
     def copy(self, cut: Cut) -> dict[str, BackupObject]:
-        """Copy log and store (steps 2 and 3); returns the copied objects by key. Raises
-        `PositionLost` or `ObjectMissing` if the run removed a part before it was copied.
+        """Copy log and store (steps 2 and 3 of `back_up`); returns the copied objects by key.
+        Raises `PositionLost` or `ObjectMissing` if the run removed a part before it was copied.
         """
         found: dict[str, BackupObject] = {}
         for topic in sorted(cut.topics, key=lambda part: part.topic.name not in TRUNCATED_FIRST):
@@ -173,6 +169,8 @@ class BackupCopy:
                     continue  # retention deletes the oldest; the run resumes without it
                 raise
             found |= {part.key: part for part in copied}
+        # Terms last: a term that was read before the cut may be below an `Opened` of the log, and a
+        # role would draw that term a second time.
         for role in sorted(self.store.list("roles/"), key=lambda entry: is_generation(entry.key)):
             with suppress(ObjectMissing):  # a name that was retired meanwhile
                 found[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
@@ -189,8 +187,8 @@ class BackupCopy:
         return found
 
     def check_history(self, cut: Cut) -> None:
-        """Raise `ConfigurationError` if the destination holds records of another history: a run
-        that was restored from an older backup writes other records at the same offsets.
+        """Raise `ConfigurationError` if the last record held of a partition is not the run's. Then
+        the run was restored after this backup had begun, and wrote other records at its offsets.
         """
         for topic in cut.topics:
             for partition, begin in enumerate(topic.begins):
@@ -210,8 +208,8 @@ class BackupCopy:
                     )
 
     def _segments(self, cut: TopicCut, partition: int) -> list[LogSegment]:
-        """Returns the partition's segments in the destination that can be used again: none of a
-        compacted topic, because compaction removes records below an end.
+        """Returns the partition's segments in the destination that can be used again. A compacted
+        topic has none, because compaction also removes records that a segment holds.
         """
         if cut.topic.cleanup == "compact":
             return []
@@ -271,8 +269,8 @@ class BackupCopy:
             found[copied.key] = copied
 
     def _object(self, entry: ListedObject) -> BackupObject:
-        """Copy an object that never changes, unless the destination has it; a size of -1 is
-        unknown.
+        """Copy an object that never changes, unless the destination has it with the same size.
+        `entry.bytes` is -1 if the size is unknown.
         """
         key = STORE + entry.key
         if key not in self._made:
@@ -325,11 +323,18 @@ def back_up(
     progress: Callable[[str], None] = lambda part: None,
     clock: Callable[[], float] = time.time,
 ) -> Backup:
-    """Make the backup of the run that `folder` configures in `target`, or complete one that was
-    interrupted.
+    """Back up the run whose `config.json` is in `folder` into `target`, or complete a backup of it
+    that was interrupted there.
 
-    Raises `ConfigurationError` if `target` holds anything else than an interrupted backup of this
-    run, `StoreError` if the run removed a part before it was copied at each attempt.
+    1. Fix a cut (`cut.py`).
+    2. Copy the log up to the cut, with offsets and timestamps, and the large records that it names.
+    3. Copy the objects that the cut names (checkpoints, archive, versions), then the terms of
+       roles.
+    4. Write `backup.json`.
+
+    If the run truncates or deletes a part before the copy reaches it, 1 to 3 are repeated, and only
+    missing parts are copied. Raises `ConfigurationError` if `target` holds anything else than an
+    interrupted backup of this run, `StoreError` if `CUTS_MAX` attempts were too slow for the run.
     """
     run = load_for_viewing(folder / "config.json").run
     identity = read_identity(store) or RunIdentity("", run)
@@ -368,8 +373,8 @@ def back_up(
 
 
 def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) -> None:
-    """Mark the target as this run's. Idempotent until the backup is complete; raises
-    `ConfigurationError` for any other target.
+    """Mark an empty target as this run's. Does nothing if it holds this run's interrupted backup;
+    raises `ConfigurationError` if it holds anything else.
     """
     wanted = encode_json({"run": identity.run, "id": identity.id})
     if BACKUP_KEY in present:
@@ -384,7 +389,7 @@ def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) 
 
 
 def open_backup(named: str, must_exist: bool = False) -> ObjectStore:
-    """Open the store of a backup, which the URL of an object store or a folder names. Raises
+    """Open the store of a backup; `named` is the URL of an object store, or a folder. Raises
     `ConfigurationError` if it is a missing folder that `must_exist`.
     """
     is_url = ":" in named and not Path(named).exists()

@@ -1,21 +1,8 @@
 """Fixes a consistent cut of a living run: a state that a crash of all its processes at one moment
-could have left, so a run restored from it resumes as a crashed run does. No process stops
-meanwhile; the order of reading makes the cut consistent.
+could have left, so a run restored from it resumes as a crashed run does.
 
-1. Read the begins of topics, then the positions of consumer groups. In the other order the trainer
-   could commit a position and truncate to it, and the copy would begin at a record whose fence is
-   unknown: a zombie's record behind it would count (invariant 7).
-2. Read the objects that name positions in the log: checkpoints, files of the archive, dispatch's
-   state. After 3, the archive could create a file with records behind the cut. The restored run
-   writes other records at those offsets, and would never archive them.
-3. Read the ends of the topics of single holders, then of the others, then the first again, until
-   they are equal and the pointer has not moved. Otherwise the trainer may have published a version
-   in between, and the cut has a trajectory of a version that its pointer and ledger do not know.
-   Annotations come before trajectories: an annotation of a trajectory behind the cut would count
-   for the trajectory that the restored run generates under that name.
-4. List the versions up to the pointer, after reading it: an earlier listing may lack the newest.
-
-`backup.py` copies the objects that the log names (large records, terms of roles) after the cut.
+No process stops meanwhile; the order of reading makes the cut consistent (`fix_cut`). `backup.py`
+copies the objects that the log names (large records, terms of roles) after the cut.
 """
 
 import dataclasses
@@ -95,6 +82,16 @@ def present_topics(bus: Bus) -> list[Topic]:
 def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     """Fix a consistent cut of log and store. Raises `ObjectMissing` if the run deleted an object
     before it was read, `BusError` if the topics of single holders never stood still.
+
+    1. Read the begins of topics, then the positions of consumer groups. In the other order the
+       trainer could commit a position and truncate to it, and the copy would begin at a record
+       whose fence is unknown: a zombie's record behind it would count (invariant 7).
+    2. Read the objects that name positions in the log: checkpoints, files of the archive,
+       dispatch's state. After 3, the archive could create a file with records behind the cut. The
+       restored run writes other records at those offsets, and would never archive them.
+    3. Read the ends of the topics and the pointer (`_fix_ends`).
+    4. List the versions up to the pointer, after reading it: an earlier listing may lack the
+       newest.
     """
     topics = present_topics(bus)
     begins = {topic.name: bus.begin(topic.name) for topic in topics}  # 1
@@ -111,7 +108,7 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
         read[POINTER_KEY] = pointer
     version = decode_json(pointer, Pointer, POINTER_KEY).version if pointer else None
     number = version.number if version else 0
-    versions = [one for one in store.list("weights/v") if _is_version(one.key, number)]
+    versions = [one for one in store.list("weights/v") if _is_version(one.key, number)]  # 4
     kept = [*(one for one in listed if _is_kept(one.key, whole)), *versions]
     required = (*(f"{newest.folder}/" for newest in whole[-1:]), *version_folders(store, version))
     _check_complete(required, kept)
@@ -139,6 +136,12 @@ def _fix_ends(
     """Returns the ends of all topics and the pointer's content (b"" if there is none), both of one
     moment. The pointer, which moves once a step, is compared separately: a request to a bucket
     takes longer than the pauses between dispatch's records.
+
+    The ends of the topics of single holders are read, then those of the others, then the first
+    again, until they are equal and the pointer has not moved. Otherwise the trainer may have
+    published a version in between, and the cut has a trajectory of a version that its pointer and
+    ledger do not know. Annotations come before trajectories: an annotation of a trajectory behind
+    the cut would count for the trajectory that the restored run generates under that name.
     """
     single = [topic.name for topic in topics if topic.writer]
     shared = [topic.name for topic in topics if not topic.writer]

@@ -1,13 +1,9 @@
-"""Plans and makes a fork: a run whose trainer, dispatch and prompt source find the state that they
-would have left if the parent had stopped after the checkpoint's step. Planning writes nothing; the
-parent is never written.
+"""Plans and makes a fork: a new run that begins at a checkpoint of another run, its parent. The
+fork's trainer, dispatch and prompt source find the state in log and store that the parent would
+have left if it had stopped after the checkpoint's step (docs/reference/fork.md).
 
-1. Make the fork's folder and copy the starting model's files. 2. Write the state of the trainer's
-   first term: the version of that step as an anchor, the checkpoint, `Configured` in the ledger.
-3. Write the state of dispatch: that many groups trained and none open, so that no burst of
-   admissions follows. 4. Append the prompts left over, up to the first new one; the prompt source
-   continues after it. 5. Store the parentage. 6. Write `config.json` last: a folder without it is
-   no run, so a process killed on the way leaves no fork.
+`plan_fork`, `check_folders`, `find_checkpoint` and `prompts_left_at` check and compute, and write
+nothing; `make_fork` writes the fork in six numbered steps. The parent is never written.
 """
 
 import secrets
@@ -20,6 +16,7 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from rollstream.analysis.locate import REPLAY_FILE
+from rollstream.config import run_folder
 from rollstream.config.config import (
     SettingChange,
     essential_settings,
@@ -31,15 +28,6 @@ from rollstream.config.config import (
 from rollstream.config.identity import (
     read_or_create_identity,
     record_configuration,
-)
-from rollstream.config.run_folder import (
-    RunFolder,
-    bus_url,
-    model_folder,
-    open_run_log_for_writing,
-    store_for_writing,
-    store_url,
-    write_configuration,
 )
 from rollstream.config.settings import Configuration
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
@@ -83,31 +71,36 @@ from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
 
 UNCHANGEABLE_SETTINGS = ("model", "trainer.updates_per_step")
-"""Settings that a fork cannot change: a checkpoint is meaningless under other values."""
+"""Settings that a fork cannot change: with other values the checkpoint would have no meaning."""
 OWN_SETTINGS = ("run", "bus", "store")
-"""Settings that differ in every fork; they do not count as changes."""
+"""Settings that every fork has of its own; they do not count as changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """Holds the parent with its settings `before`, and the fork's folder and settings `now`."""
+    """Holds what a fork is made from: the parent with its settings (`before`), and the fork's own
+    folder with its settings (`now`).
+    """
 
     parent: ForkParent
     before: Configuration
-    folder: RunFolder
+    folder: run_folder.RunFolder
     now: Configuration
 
     def changes(self) -> list[SettingChange]:
-        """Returns the changes of essential settings, without those that differ in every fork."""
+        """Returns the essential settings (those that change what is trained) in which fork and
+        parent differ, without `OWN_SETTINGS`.
+        """
         found = setting_changes(essential_settings(self.before), essential_settings(self.now))
         return [change for change in found if change.key not in OWN_SETTINGS]
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """Plan a fork at `step` into the folder `out`, with `overrides` (`key=value`) of the parent's
-    settings. Raises `ConfigurationError` if the settings cannot work.
+    """Return the plan of a fork at `step` in the folder `out`. Its settings are the parent's, but
+    for the `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with
+    them.
     """
-    folder = RunFolder(out.absolute())
+    folder = run_folder.RunFolder(out.absolute())
     before = load(parent.settings)
     own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
     wanted = ForkPlan(parent, before, folder, load(parent.settings, [*own, *overrides]))
@@ -115,11 +108,12 @@ def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) ->
     return wanted
 
 
-def check_folders(parent: RunFolder | None, out: Path) -> None:
-    """Raise `ConfigurationError` if the parent cannot be forked or the fork's folder is not
-    free.
+def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
+    """Raise `ConfigurationError` if the folder `parent` cannot be forked because it holds a replay,
+    or if the fork's folder `out` is inside it or is not empty. `parent` is None if only the
+    parent's store is left.
     """
-    folder = RunFolder(out.absolute())
+    folder = run_folder.RunFolder(out.absolute())
     if parent is not None and (parent.path / REPLAY_FILE).exists():
         raise ConfigurationError(
             f"{parent.path} holds a replay, whose data are another run's: fork that run"
@@ -134,6 +128,9 @@ def check_folders(parent: RunFolder | None, out: Path) -> None:
 
 
 def _check_settings(wanted: ForkPlan, step: int) -> None:
+    """Raise `ConfigurationError` if the fork has the parent's name, bus or store, changes a setting
+    that cannot change, or has no step left to train.
+    """
     before, now = wanted.before, wanted.now
     if now.run == before.run:
         raise ConfigurationError(f"run: a fork has a name of its own, got {now.run} (the parent's)")
@@ -149,7 +146,7 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
             "set its last step with --set trainer.steps=N"
         )
     parents = {"bus": wanted.parent.bus, "store": wanted.parent.store}
-    for name, url_of in (("bus", bus_url), ("store", store_url)):
+    for name, url_of in (("bus", run_folder.bus_url), ("store", run_folder.store_url)):
         url, other = url_of(now, wanted.folder.path), parents[name]
         if other is not None and url_identity(url) == url_identity(other):
             raise ConfigurationError(
@@ -158,8 +155,9 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
 
 
 def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
-    """Returns the newest readable checkpoint up to the step in `text`, or of all for `latest`.
-    Raises `ObjectMissing` with the stored ones and the reasons why others were skipped.
+    """Returns the newest readable checkpoint up to the step in `text`; for `latest`, the newest of
+    all. If there is none, raises `ObjectMissing`, which names the checkpoints that are kept and
+    why some could not be read.
     """
     if text != "latest" and not text.isdecimal():
         raise ConfigurationError(f"--at {text}: give the number of a step, or latest")
@@ -175,13 +173,15 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 
 
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
-    """Returns the prompts that were neither trained nor closed up to the checkpoint's step; `had`
-    are the prompts that the parent itself began with.
+    """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step:
+    the fork generates these. `state` is from the checkpoint; `had` are the prompts that the parent
+    itself began with.
 
-    The checkpoint names the groups that were open. `log`, which may end before the checkpoint's
-    positions, adds the groups that the ledger ended in later steps. For a checkpoint of an earlier
-    release the log must hold the admissions up to those positions, or `ConfigurationError` is
-    raised.
+    The checkpoint names the groups that were open then. `log` is the parent's log or, where that is
+    lost, its archive, which may end earlier. Its ledger names groups that ended in later steps of
+    the parent: for the fork they have not ended. A checkpoint of an earlier release lacks the
+    number of the next group, so `log` must hold the admissions that its trainer had read; raises
+    `ConfigurationError` if it does not.
     """
     if state.next_group:
         later = _ended_later(log, state)
@@ -202,6 +202,7 @@ def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsL
 
 
 def _admitted_groups(log: Bus) -> dict[Address, int]:
+    """Returns the number of each admitted group in the log, by the address of its admission."""
     reader = TopicReader(log, "admissions", from_begin(log, "admissions"))
     return {
         received.address: received.record.group
@@ -211,8 +212,10 @@ def _admitted_groups(log: Bus) -> dict[Address, int]:
 
 
 def _ended_later(log: Bus, state: TrainerState) -> set[int]:
-    """Returns the groups that the ledger ends in a step after the checkpoint's; their takes may be
-    older than the checkpoint (`TrainerState.ahead`).
+    """Returns the groups that the ledger ends in a step after the checkpoint's, read from the
+    ledger position in the checkpoint on. Takes of later steps may be older than the checkpoint, if
+    a trainer that repeated steps wrote it; then that position is before these takes
+    (`TrainerState.ahead`).
     """
     found: set[int] = set()
     if log.end("ledger")[0] <= state.ledger.offset:
@@ -229,13 +232,25 @@ def _ended_later(log: Bus, state: TrainerState) -> set[int]:
 
 
 def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
-    """Make the fork; it is complete when this function returns. Raises `ConfigurationError` if its
-    log or store already holds a run.
+    """Make the fork as planned, from this checkpoint and with the prompts `left`; it is complete
+    when this function returns. Raises `ConfigurationError` if the fork's log or store already holds
+    a run.
+
+    1. Make the fork's folder and copy the starting model's files.
+    2. Write the state that a trainer leaves after the checkpoint's step: the version of that step
+       as an anchor, the checkpoint, and `Configured` (settings and code revision) in the ledger.
+    3. Write the state of dispatch: the groups of all steps so far count as trained and none is
+       open, so dispatch does not admit a burst of groups.
+    4. Append the prompts whose groups are generated again, and the first prompt after them; the
+       prompt source continues behind it.
+    5. Store the parentage: parent, checkpoint and changed settings.
+    6. Write `config.json` last: a folder without it is no run, so a process that is killed before
+       leaves no fork.
     """
     c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
-    store = store_for_writing(c, folder.path)
-    with closing(open_run_log_for_writing(c, folder.path)) as bus:
+    store = run_folder.store_for_writing(c, folder.path)
+    with closing(run_folder.open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         _check_empty(bus, store, c)
         _copy_model(wanted)  # 1
@@ -251,11 +266,12 @@ def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Pa
             left, changes,
         )  # fmt: skip
         write_parentage(store, parentage)  # 5
-    write_configuration(folder, c)  # 6
+    run_folder.write_configuration(folder, c)  # 6
     return parentage
 
 
 def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
+    """Raise `ConfigurationError` if the fork's store or log already holds a run."""
     if read_pointer(store) is not None:
         raise ConfigurationError(f"store: {c.store} holds a run already; give the fork a new one")
     for topic in ("ledger", "prompts", "admissions"):
@@ -264,8 +280,9 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
 
 
 def _copy_model(wanted: ForkPlan) -> None:
-    """Copy the model's files that roles read at their start, from the parent's folder or from its
-    believed version; a model that `model.path` names stays where it is.
+    """Copy the files of the starting model, which roles read when they start, from the parent's
+    folder or, if only its store is left, from its believed version. A model that `model.path` names
+    stays where it is.
     """
     if wanted.now.model.path is not None:
         return
@@ -282,6 +299,7 @@ def _copy_model(wanted: ForkPlan) -> None:
 
 @contextmanager
 def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
+    """Hold the lease of this role in the fork's store, and yield its term for writing."""
     lease = acquire_lease(store, LeaseCandidate(role, "fork", secrets.token_hex(16)), wait_s=0.0)
     yield lease.term
     lease.release()
@@ -290,11 +308,13 @@ def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
 def _write_trainer_state(
     bus: Bus, store: ObjectStore, wanted: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
-    """Write the state of a trainer that has just finished this step; returns its state hash."""
+    """Write the state of a trainer that has just finished the checkpoint's step: version,
+    checkpoint, and the first records of the ledger. Returns the hash of masters and optimiser.
+    """
     c, step = wanted.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)
-    start = model_folder(c, wanted.folder.path)
+    start = run_folder.model_folder(c, wanted.folder.path)
     learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
     learner.load_state(checkpoint.tensors)
     writer = FencedWriter(bus, "weights", "trainer", term)
@@ -341,6 +361,7 @@ def _write_dispatch_state(
 
 
 def _append_prompts(bus: Bus, order: PromptOrder, left: PromptsLeft, term: int) -> None:
+    """Append the prompts of the groups to generate again and the first one after them."""
     writer = FencedWriter(bus, "prompts", "prompts", term)
     writer.open()
     prompts = [order.at(group) for group in (*left.again, left.on)]

@@ -1,19 +1,8 @@
 """Deletes a run: its consumer groups and topics, its objects, its folder, and nothing of another
 run (docs/how-to/delete-and-retain.md).
 
-The plan is a value that is shown before anything is deleted. The same request, repeated after an
-interruption at any point, deletes the rest:
-
-1. Check that no process of the run lives: take the folder's lock, watch leases and statuses.
-2. Mark `run.json`. From here a role that starts, of any release, reads the mark and ends, and a
-   running role ends within a minute. Without the mark a trainer that starts between 4 and 5 would
-   find no checkpoint and publish version 0 into a store that is being emptied.
-3. Take and release the leases, so that a holder that was only suspended finds a higher term.
-4. Delete consumer groups and topics.
-5. Delete objects: manifests first, then others, then leases, `run.json` last. A role that read
-   `run.json` before 2 and takes its lease only now reads the mark again and ends.
-6. Delete the folder's files, `config.json` last, since it names log and store for the repeated
-   command.
+The plan (`plan_removal`) is a value that is shown before anything is deleted (`remove`). The same
+request, repeated after an interruption at any point, deletes the rest.
 """
 
 import shutil
@@ -65,8 +54,8 @@ PASSES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Locates a run. `folder`, `bus` and `store` are absolute; None if there is none, or if it is
-    not to be deleted.
+    """Locates a run. `folder`, `bus` and `store` are absolute; None for a part that does not exist
+    or is not to be deleted.
     """
 
     run: str
@@ -144,7 +133,9 @@ def _is_kept(key: str, keep: Collection[Keep], final: Collection[str]) -> bool:
 
 def _deletion_order(entry: ListedObject) -> tuple[int, str]:
     """Returns the sort key of deletion: manifests and the pointer first, because readers ignore an
-    object without its manifest; leases and then `run.json`, which keep roles away, last.
+    object without its manifest; leases and then `run.json`, which keep roles away, last. A role
+    that read `run.json` before it was marked and takes its lease only now reads the mark again and
+    ends.
     """
     key = entry.key
     if key.endswith("/manifest.json") or key == POINTER_KEY:
@@ -236,22 +227,31 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
 
 def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
     """Delete everything that the plan names, and objects that appeared since; yields the name of
-    each part once it is gone. The caller has checked that no process of the run lives, and holds
-    the folder's lock.
+    each part once it is gone. The caller has checked that no process of the run lives
+    (`check_not_living`), and holds the folder's lock.
+
+    1. Mark `run.json`. From here a role that starts, of any release, reads the mark and ends, and a
+       running role ends within a minute. Without the mark a trainer that starts during 4 would find
+       no checkpoint and publish version 0 into a store that is being emptied.
+    2. Take and release the leases, so that a holder that was only suspended finds a higher term.
+    3. Delete consumer groups and topics.
+    4. Delete objects: manifests first, then others, then leases, `run.json` last.
+    5. Delete the folder's files, `config.json` last, since it names log and store for the repeated
+       command.
     """
     place = plan.place
     store = _opened(place.store)
     if store is not None and (plan.objects.delete or plan.objects.kept):
-        mark_deleted(store, place.run)  # 2
-        _fence(store, place.run)  # 3
+        mark_deleted(store, place.run)  # 1
+        _fence(store, place.run)  # 2
     if place.bus is not None and plan.log:
-        remove_log(place.bus, plan.log)  # 4
+        remove_log(place.bus, plan.log)  # 3
         yield "log"
     if store is not None:
-        _delete_objects(store, plan, keep)  # 5
+        _delete_objects(store, plan, keep)  # 4
         yield "store"
     if place.folder is not None and place.folder.is_dir():
-        _delete_files(place.folder, plan.files, bool(keep))  # 6
+        _delete_files(place.folder, plan.files, bool(keep))  # 5
         yield "folder"
 
 
@@ -299,8 +299,8 @@ def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
 
 
 def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
-    """Returns whether the store's place exists and is empty: the bucket has no object below the
-    prefix, or the store's folder is missing in an existing one. A removed run leaves nothing
+    """Returns whether nothing is left at the store's place: the bucket has no object below the
+    prefix, or the store's folder is missing and its parent exists. A removed run leaves nothing
     behind, so a mistyped prefix of an existing bucket looks the same.
     """
     if store is not None:

@@ -2,13 +2,7 @@
 archive (a folder or a store's URL), opened as one read-only log. The output is a folder laid out as
 a run, with `replay.json`, which records the request; the same request resumes a stopped replay.
 
-1. Fence the store and the topics. 2. Read the records that an earlier process left in the ledger
-   after the newest checkpoint. 3. Publish the version and write the checkpoint to start with. A
-   replay killed at any point resumes from its newest checkpoint, and records that the ledger
-   already has are not appended again.
-
-Offline training gathers trajectories from archives and JSON lines into a log of the folder's own
-and trains them there like the recorded steps of a run, by the same learner.
+`OfflineTraining` trains without a run's steps, from gathered trajectories.
 """
 
 import fcntl
@@ -76,8 +70,8 @@ from rollstream.streams.writer import FencedWriter
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """Holds the last step done and the tensors of its state; `ledger` is the position at which the
-    folder's ledger continues, None if the folder has no checkpoint yet.
+    """Holds the last step that was trained and the tensors of its state; `ledger` is the position
+    at which the folder's ledger continues, None if the folder has no checkpoint yet.
     """
 
     step: int
@@ -106,6 +100,12 @@ def open_replay_output(
 ) -> Generator[ReplayOutput]:
     """Open the output of a replay; everything is written when the block ends. `learner` must be in
     the state of `behind`.
+
+    1. Fence the store and the topics.
+    2. Read the records that an earlier process left in the ledger after the newest checkpoint. They
+       are not appended again.
+    3. Publish the version to start with, and write its checkpoint if the folder has none yet. A
+       replay that is killed at any point resumes from its newest checkpoint.
     """
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
@@ -128,7 +128,7 @@ def open_replay_output(
             )
             every = c.checkpoints.every
             out = ReplayOutput(publisher, ledger, c.weights.dtype, every, configured, term, left)
-            if behind.ledger is None:
+            if behind.ledger is None:  # 3
                 state = out.state(behind.step, learner.updates)
                 write_checkpoint(store, behind.step, term, learner.state(), state.encode())
             yield out
@@ -250,8 +250,10 @@ def open_replay_source(named: str, name: str | None = None) -> Generator[ReplayS
 
 @dataclass(slots=True)
 class OfflineTraining:
-    """Trains in one folder from gathered trajectories instead of a run's steps. `left_over`, the
-    number of groups that no step used, is set once the steps are done.
+    """Trains in one folder from gathered trajectories instead of a run's steps. `gather` copies
+    them from runs, archives and JSON lines into a log of the folder's own; `train` trains them
+    there like the recorded steps of a run, by the same learner. `left_over`, the number of groups
+    that no step used, is set once all steps are trained.
     """
 
     folder: RunFolder
@@ -313,7 +315,7 @@ class OfflineTraining:
         return int(found.get_text_config().vocab_size)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
     def outcome(self) -> dict[str, Any]:
-        """Returns the number of steps done, of groups closed in them, and of groups that no step
+        """Returns the number of trained steps, of groups closed in them, and of groups that no step
         used.
         """
         ledger = read_own_ledger(self.folder, self.configuration)

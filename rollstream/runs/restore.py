@@ -2,17 +2,7 @@
 its records had. So every position that ledger, checkpoints, dispatch and archive name stays valid,
 and the restored run resumes as after a crash of all its processes.
 
-1. Verify every object of the backup, before anything is written.
-2. Check that the target is empty, and create `run.json` with the mark of a deleted run. Without the
-   mark a role that starts during the restore would find a log without its end, and append there.
-   It reads the mark and ends; and of two restores into one store the second one fails.
-3. Append the log. No back end lets a partition begin above 0, so empty records fill each partition
-   up to its begin, and are truncated once the first record follows them. A compacted topic is
-   appended without its holes: no stored position names it.
-4. Write the store; leases are restored as released, so roles take higher terms at once.
-5. Write the folder, `config.json` last, and remove the mark.
-
-After an interruption, remove the partial run with `rollstream rm` and repeat the restore.
+`plan_restore` verifies every object of the backup before `restore` writes anything.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -118,8 +108,8 @@ def plan_restore(
     scratch: Path,
     progress: Callable[[str], None] = lambda part: None,
 ) -> RestorePlan:
-    """Verify the backup and plan its restore (1). The only file that this function writes is the
-    backup's `config.json`, in the folder `scratch`.
+    """Verify every object of the backup and plan its restore. The only file that this function
+    writes is the backup's `config.json`, in the folder `scratch`.
 
     Raises `CorruptObject`, which names the object, if the backup is damaged, `ConfigurationError`
     if it is incomplete or the settings are another run's.
@@ -167,7 +157,7 @@ def _check_settings(before: Configuration, now: Configuration) -> None:
 
 
 def check_free(plan: RestorePlan) -> None:
-    """Raise `ConfigurationError` if the target is not empty (2)."""
+    """Raise `ConfigurationError` if the target (folder, log or store) is not empty."""
     bus, store = plan.urls
     folder = plan.folder.path
     advice = f"give an empty one, or remove that run: rollstream rm {store} --bus {bus}"
@@ -193,24 +183,30 @@ def check_free(plan: RestorePlan) -> None:
 
 def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: None) -> None:
     """Restore the backup; the run is complete when this function returns. Raises
-    `ConfigurationError` if the target is not empty.
+    `ConfigurationError` if the target is not empty. After an interruption, remove the partial run
+    with `rollstream rm` and repeat the restore.
+
+    1. Check that the target is empty, and create `run.json` with the mark of a deleted run.
+    2. Append the log, and commit the positions of its consumer groups.
+    3. Write the store; leases are restored as released, so roles take higher terms at once.
+    4. Write the folder, `config.json` last, and remove the mark.
     """
-    check_free(plan)
+    check_free(plan)  # 1
     plan.folder.path.mkdir(parents=True, exist_ok=True)
     store = store_for_writing(plan.settings, plan.folder.path)
     by_key = {one.key: one for one in plan.backup.objects}
-    _claim(plan, store, by_key)  # 2
+    _claim(plan, store, by_key)
     with closing(open_bus(plan.urls[0], sync=plan.settings.sync)) as bus:
-        for topic in plan.backup.topics:  # 3
+        for topic in plan.backup.topics:  # 2
             progress(topic.topic.name)
             _restore_topic(bus, plan.source, topic, by_key)
-    for key, one in by_key.items():  # 4
+    for key, one in by_key.items():  # 3
         name = key.removeprefix(STORE)
         if name != key and name != IDENTITY_KEY:
             progress(name)
             data = checked(plan.source, one)
             store.put(name, _released(name, data) if name.startswith("roles/") else data)
-    for key, one in by_key.items():  # 5
+    for key, one in by_key.items():  # 4
         name = key.removeprefix(FOLDER)
         if name != key and key != CONFIGURATION:
             path = plan.folder.path / name
@@ -221,6 +217,10 @@ def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: No
 
 
 def _claim(plan: RestorePlan, store: ObjectStore, by_key: dict[str, BackupObject]) -> None:
+    """Create `run.json` with the mark of a deleted run. Without the mark a role that starts during
+    the restore would find a log without its end, and append there; with it the role ends. Of two
+    restores into one store the second one fails here with `ConfigurationError`.
+    """
     key = STORE + IDENTITY_KEY
     identity = RunIdentity(plan.backup.id, plan.backup.run)
     if key in by_key:
@@ -247,7 +247,8 @@ def _restore_topic(
     bus: Bus, source: ObjectStore, cut: TopicCut, by_key: dict[str, BackupObject]
 ) -> None:
     """Append a topic's records and commit its consumer groups' positions. Records keep their
-    offsets unless the topic is compacted or truncated by time.
+    offsets unless the topic is compacted or truncated by time. A compacted topic is appended
+    without its holes, because no stored position names it.
     """
     name, keeps_offsets = cut.topic.name, cut.topic.cleanup == "safe"
     bus.create([cut.topic])
@@ -273,8 +274,9 @@ def _restore_topic(
 
 
 def _fill(bus: Bus, topic: str, partition: int, begin: int) -> None:
-    """Append empty records up to offset `begin`. No reader sees them: they are truncated before the
-    run is complete.
+    """Append empty records up to offset `begin`, because no back end lets a partition begin above
+    0. No reader sees them: the caller truncates them once the topic's records follow them, before
+    the run is complete.
     """
     filler = AppendEntry(b"", b"", partition)
     for at in range(0, begin, FILLERS_MAX):

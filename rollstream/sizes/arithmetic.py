@@ -135,9 +135,6 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
     )
 
 
-# ---- a rank of the trainer -----------------------------------------------------------------------
-
-
 def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
     """Returns the number of parameters that have master, gradient and moments."""
     if form.lora_rank is None:
@@ -323,9 +320,6 @@ def micro_batch_max(shape: ModelShape, form: TrainerForm, memory: float, step: i
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low * step
-
-
-# ---- a rollout -----------------------------------------------------------------------------------
 
 
 def torch_engine_lines(

@@ -1,12 +1,10 @@
-"""Finds the GPUs of this machine and assigns them to the processes of `rollstream run`
-(`devices.trainer`, `devices.rollouts`).
+"""Finds the GPUs (cards) of this machine and assigns them to the processes of `rollstream run`, by
+the settings `[devices]` (docs/how-to/several-gpus.md). Also: the ranks of a Slurm job.
 
-The assignment is a pure function of the settings and the visible cards. Every process then sees
-only its own cards (`CUDA_VISIBLE_DEVICES`), numbered from 0, and a process without cards sees none.
-Without `[devices]` nothing is assigned, and every process inherits the environment.
-
-`ranks_of_slurm` translates the variables of `srun` into those of `torchrun`, so that a trainer's
-ranks may be started by either.
+The assignment is a pure function of the settings and the visible cards. Every process sees only its
+own cards (`CUDA_VISIBLE_DEVICES`), numbered from 0, and a process without cards sees none. Without
+`[devices]` nothing is assigned, and every process inherits the environment. Where `srun` starts a
+trainer's ranks, `ranks_of_slurm` makes the variables that `torchrun` would set.
 """
 
 import re
@@ -19,18 +17,22 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import RolloutSettings
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # the cards that a process sees, in its numbering
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi counts in this order
 QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 QUERY_S = 20.0
 MIB = 1 << 20
 BESIDE_TRAINER = 0.85
-"""Engines on a card that the trainer uses too may together take at most this share of it."""
+"""The largest share of a card's memory that engines may take together if the trainer uses the card
+too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """Describes a visible card: its number as CUDA counts it, its name, and its memory in bytes."""
+    """Describes a visible card: its number in nvidia-smi's order, as text, the name of its model,
+    and its memory in bytes.
+    """
 
     index: str
     name: str
@@ -38,7 +40,9 @@ class GpuCard:
 
 
 def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
-    """Returns the cards that a process with this environment sees; none without NVIDIA's driver."""
+    """Returns the cards that a process with this environment sees; none if `nvidia-smi` is missing,
+    fails, or takes longer than `QUERY_S`.
+    """
     try:
         found = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -47,9 +51,9 @@ def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
 
 
 def visible_cards(listing: str, visible: str | None) -> tuple[GpuCard, ...]:
-    """Returns the cards of a listing by `QUERY` that `visible` names, in its order. `visible` is
-    the value of `CUDA_VISIBLE_DEVICES`: numbers or UUIDs; None means all. As in CUDA, the first
-    unknown name ends the list.
+    """Returns the cards that `visible` names, in its order. `listing` is the output of `QUERY`;
+    `visible` is the value of `CUDA_VISIBLE_DEVICES`, numbers or UUIDs, or None for all cards. As in
+    CUDA, the first unknown name ends the list.
     """
     by_name: dict[str, GpuCard] = {}
     for line in listing.splitlines():
@@ -71,7 +75,9 @@ def _is_short_uuid(word: str, name: str) -> bool:
 
 
 def cards_per_engine(rollouts: RolloutSettings) -> int:
-    """Returns how many cards one engine with these settings takes."""
+    """Returns how many cards one engine with these settings takes: tensor times pipeline parallel
+    size for `vllm`, else one.
+    """
     if rollouts.engine != "vllm":
         return 1
     stages = rollouts.vllm.args.get("pipeline_parallel_size", 1)
@@ -79,10 +85,15 @@ def cards_per_engine(rollouts: RolloutSettings) -> int:
 
 
 def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tuple[GpuCard, ...]]:
-    """Returns the cards of each process by its name; empty without `[devices]`. Counts take cards
-    in their order, the trainer first; lists name positions among `cards`. Rollouts take equal
-    groups in turn, and the evaluation the first group. Raises `ConfigurationError` for cards that
-    do not exist, groups that do not come out even, and overlaps without room.
+    """Returns the cards of each process by its name; empty without `[devices]`.
+
+    A setting is a number of cards, or a list of positions among `cards`. Numbers take the first
+    cards, the trainer before the rollouts. The rollouts' cards are cut into groups of one engine
+    each, and rollouts use these in turn. The evaluation shares the first group, or the trainer's
+    first cards (`devices.evaluation`).
+
+    Raises `ConfigurationError` for cards that do not exist or cannot be cut into such groups, for
+    settings of trainer or engine that do not fit, and for a shared card without enough memory.
     """
     d = c.devices
     if d.trainer is None and d.rollouts is None:
@@ -110,7 +121,9 @@ def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tup
 def _positions(
     key: str, wanted: int | tuple[int, ...] | None, after: int, cards: Sequence[GpuCard]
 ) -> list[int]:
-    """Returns the positions of the wanted cards; a count takes those behind the first `after`."""
+    """Returns the positions of the wanted cards; a number takes those that follow the first `after`
+    cards. `key` is the setting's name in errors.
+    """
     if wanted is None:
         return []
     positions = list(range(after, after + wanted)) if isinstance(wanted, int) else list(wanted)
@@ -139,7 +152,7 @@ def _check_trainer(c: Configuration, count: int) -> None:
 
 
 def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[int, ...]]:
-    """Returns the cards in groups of one engine each."""
+    """Cuts the positions of the rollouts' cards into groups of one engine each."""
     own = cards_per_engine(rollouts)
     if not positions:
         return []
@@ -157,9 +170,9 @@ def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[i
 
 
 def _check_overlaps(c: Configuration, found: Mapping[str, Sequence[int]]) -> None:
-    """Raise `ConfigurationError` for a card whose engines' shares leave no room for one another or
-    for the trainer. The embedded engine has no share, so it takes a card of its own, or one that a
-    list names for both.
+    """Raise `ConfigurationError` for a card of several processes if the memory shares of its
+    engines are too large together: above `BESIDE_TRAINER` beside a trainer, above 1 otherwise. Only
+    the engine `vllm` reserves a share (`rollouts.vllm.memory_share`), so other engines pass.
     """
     users: defaultdict[int, list[str]] = defaultdict(list)
     for name, positions in found.items():
@@ -178,21 +191,24 @@ def _check_overlaps(c: Configuration, found: Mapping[str, Sequence[int]]) -> Non
 
 
 def visibility(assigned: Mapping[str, Sequence[GpuCard]], name: str) -> dict[str, str]:
-    """Returns the variables with which process `name` sees its cards alone; none without an
-    assignment.
+    """Returns the environment variables with which the process `name` sees only its own cards.
+    Returns none if no cards were assigned to any process.
     """
     if not assigned:
         return {}
     return {VISIBLE: ",".join(card.index for card in assigned.get(name, ())), **ORDER}
 
 
-_FIRST_PORT, _PORTS = 29_500, 10_000
+_FIRST_PORT, _PORTS = 29_500, 10_000  # of a Slurm job: one of this many ports
 
 
 def ranks_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of `torchrun` for one task of a Slurm job step (`srun`) with several
-    tasks; empty elsewhere, and where `RANK` or `WORLD_SIZE` is set already. All tasks of a step
-    agree on the address: the first host, and a port drawn from the job's number.
+    """Returns the variables that `torchrun` sets for a rank, made from those of Slurm: each task of
+    a job step is one rank, so `srun` can start a trainer's ranks without `torchrun`.
+
+    Returns none outside of a step with several tasks, and if `RANK` or `WORLD_SIZE` is set already.
+    All tasks get the same address: the first host and a port made from the job's number, unless
+    `MASTER_ADDR` and `MASTER_PORT` name others.
     """
     tasks, task = environment.get("SLURM_STEP_NUM_TASKS"), environment.get("SLURM_PROCID")
     if tasks is None or task is None or int(tasks) < 2 or {"RANK", "WORLD_SIZE"} & {*environment}:

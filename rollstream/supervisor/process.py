@@ -1,11 +1,8 @@
 """Runs one role as an operating-system process: `ProcessSpec` describes it, `ChildProcess` starts,
 stops and logs it, and `RestartPolicy` decides when it starts again after a death.
 
-A child leads its own process group, so that Ctrl-C in a terminal reaches only the supervisor, which
-then stops the roles in order. It inherits the run's lock and dies with its supervisor, also after
-`kill -9`: each role asks the kernel for that first of all, on Linux by `prctl(PR_SET_PDEATHSIG,
-SIGKILL)`; on other systems a thread polls the parent's process id twice a second. A role started by
-hand (no `ROLLSTREAM_PARENT`) is not affected.
+No role outlives its supervisor, even if the supervisor is killed with `kill -9`
+(`end_with_parent`).
 """
 
 import ctypes
@@ -30,7 +27,13 @@ _POLL_S = 0.5
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
-    """Make this process end with its parent, whose process id is in `ROLLSTREAM_PARENT`."""
+    """Make this process end with its parent, whose process id is in `ROLLSTREAM_PARENT`, also after
+    `kill -9` of the parent. Every role calls this function before it opens its configuration.
+
+    On Linux the kernel sends SIGKILL (`prctl(PR_SET_PDEATHSIG, SIGKILL)`); on other systems a
+    thread polls the parent's process id twice a second. A role started by hand (no
+    `ROLLSTREAM_PARENT`) is not affected.
+    """
     parent = environment.get(PARENT_VARIABLE)
     if parent is None:
         return
@@ -64,10 +67,10 @@ LOG_BYTES_MAX = 16 << 20
 class ProcessSpec:
     """Describes a process that the run needs.
 
-    `ends` is the meaning of its exit with code 0: the whole run is complete, only this role's work
-    is complete, or ("never") the process died. A `single_holder` receives the nonce of the lease
-    that its predecessor held. A role that `stops_last` is stopped after all others have ended,
-    because it reads their records.
+    `ends` is the meaning of its exit with code 0: the whole run is complete ("run"), only this
+    role's work is complete ("itself"), or the process died ("never"). A `single_holder` receives
+    the nonce of the lease that its predecessor held. A role that `stops_last` is stopped after all
+    others have ended, because it reads their records.
     """
 
     name: str
@@ -81,6 +84,9 @@ class ProcessSpec:
 class ChildProcess:
     """Runs a role's process from construction until `reap` returns its exit code. `lock` is the
     descriptor of the run's lock, which the process inherits; output is appended to `log`.
+
+    The process leads its own process group, so that Ctrl-C in a terminal reaches only the
+    supervisor, which then stops the roles in order.
     """
 
     def __init__(

@@ -1,12 +1,8 @@
 """Keeps a run's processes alive: starts each role, restarts dead ones, stops all of them together.
 
 It decides nothing about the run itself: a restarted role finds its state in the log and the store.
-Every wait has a bound (`SupervisorLimits`), and no role survives `run`.
-
-A run's folder has one supervisor. Its lock is an advisory lock on an open file that every role
-inherits, so the lock is free only when the supervisor *and* all its roles have ended. The next
-holder therefore knows that the former holders of the leases are dead, and may use their nonces
-(`nonces.json`) instead of waiting for the leases to expire.
+Every wait has a bound (`SupervisorLimits`), and no role survives `Supervisor.run`. A run's folder
+has one supervisor (`RunLock`).
 """
 
 import fcntl
@@ -35,8 +31,14 @@ LOCK_WAIT_S = 5.0  # roles of a killed supervisor die at once, their own childre
 
 
 class RunLock:
-    """Locks a run's folder from construction until `close`, or until the last process that
-    inherited the lock ends. Raises `LeaseHeld` if another supervisor or one of its roles holds it.
+    """Locks a run's folder from construction until `close`, and until the last role that inherited
+    the lock has ended, so that the folder has one supervisor. Raises `LeaseHeld` if another
+    supervisor or one of its roles holds the lock, `ConfigurationError` if the run was just deleted.
+
+    The lock is an advisory lock on an open file that every role inherits, so it is free only when
+    the supervisor *and* all its roles have ended. The former holders of the leases are then dead,
+    and the next supervisor may use their nonces (`nonces.json`) instead of waiting for the leases
+    to expire.
     """
 
     def __init__(self, folder: Path, wait_s: float = LOCK_WAIT_S) -> None:
@@ -118,6 +120,10 @@ class RunOutcome:
 
 @dataclass(slots=True)
 class _RoleProcess:
+    """Tracks a role: its process, None while none runs, and its deaths. `due_s` is the monotonic
+    time of its next start; `death` describes its last death for the live view.
+    """
+
     seat: ProcessSpec
     child: ChildProcess | None = None
     nonce: str | None = None
@@ -198,8 +204,8 @@ class Supervisor:
         return RunOutcome("complete" if self._complete_s is not None else "stopped")
 
     def _look(self, post: _RoleProcess, now: float) -> RunOutcome | None:
-        """Start the process if it is due, reap it if it ended; returns the outcome if that fails
-        the run.
+        """Start the process if it is due, reap it if it ended; returns the run's outcome if the run
+        fails with it.
         """
         if post.done:
             return None
@@ -267,8 +273,8 @@ class Supervisor:
         )
 
     def _complete(self, now: float) -> None:
-        """Stop the roles that end only with the run, so that those with work left get
-        their cores.
+        """Stop the roles that end only with the run, so that roles with work left (evaluation) get
+        the cores.
         """
         self._complete_s = now
         for post in self._posts:

@@ -1,13 +1,7 @@
-"""Supervised warm-up: trains a new model on a task's documents and writes it as an ordinary Hugging
-Face folder.
+"""Trains a new model on a task's documents (supervised warm-up) and writes it as a Hugging Face
+folder, completely or not at all (docs/explanation/quickstart-task.md, "The warm-up").
 
-Every batch mixes documents of all lengths, so that each gradient covers all styles: with batches of
-equal lengths the same number of steps left the accuracy of worked answers at .86 instead of .97.
-The trainer's packed forward pass mixes them without padding. Equal arguments give equal weights,
-for any number of threads.
-
-The folder appears atomically and complete (temporary name, then rename): an interrupted warm-up
-leaves nothing under the final name and restarts.
+Equal arguments give equal weights, for any number of threads.
 """
 
 import json
@@ -117,6 +111,10 @@ def batches(
     """Yields batches of endless epochs in random order; a batch ends before it would exceed
     `tokens_max`. Within a batch the longest come first, so that taking every `BATCH_PARTS`-th
     document gives parts of about equal work.
+
+    Every batch mixes documents of all lengths, so that each gradient covers all styles: with
+    batches of equal lengths the same number of steps left the accuracy of worked answers at .86
+    instead of .97. The trainer's packed forward pass mixes them without padding.
     """
     samples = [_sample(document) for document in documents]
     batch: list[Sample] = []
@@ -242,10 +240,13 @@ def warm_up(
     schedule: SftSchedule = DEFAULT_SCHEDULE,
 ) -> None:
     """Write `folder` (float32 weights, configuration, tokenizer, `warmup.json`); an existing one is
-    kept.
+    kept. It appears atomically and complete: an interrupted warm-up leaves nothing under the final
+    name, and the next one begins again. Raises `ConfigurationError` for a task without documents.
 
-    1. Create a partial folder beside it, with what can fail before minutes of training. 2. Train.
-    3. Write the weights and the summary, then rename.
+    1. Create a partial folder beside it, and write the tokenizer: what can fail early fails before
+       minutes of training.
+    2. Train.
+    3. Write the weights and the summary, then rename the folder.
     """
     if is_warmed_up(folder):
         return

@@ -1,15 +1,8 @@
 """Names the archive's files (`archive_key`, `merged_key`) and selects from a listing those that
-hold each row once (`current_files`).
+hold each row once (`current_files`). docs/reference/archive.md has the interleavings.
 
-A file that the archiver writes is named by topic, run, day, partition and first offset, never by
-its last one. Two archivers that continue from one offset therefore choose the same name, however
-many records each has read, and the store's `create` lets only one of them write it: so each record
-is archived exactly once. The day is the UTC day of the first record's own timestamp, so every
-archiver chooses the same one.
-
-A merged file holds the rows of consecutive files and is named by its first and its last offset. Two
-merged files are disjoint or one contains the other (`merging.py`), so a file whose first offset is
-in the range of a wider one is redundant. Importing this module imports neither pyarrow nor NumPy.
+The name of a file decides which archiver writes it, so each record is archived exactly once.
+Importing this module imports neither pyarrow nor NumPy.
 """
 
 from __future__ import annotations
@@ -61,14 +54,20 @@ def message_bytes(message: Message) -> int:
 
 
 def archive_key(topic: str, run: str, partition: int, first: int, timestamp_ms: int) -> str:
-    """Returns the key of the file whose first record has this offset and timestamp."""
+    """Returns the key of the file whose first record has this offset and timestamp.
+
+    Two archivers that continue from one offset get the same key, however many records each has
+    read: the key does not contain the last offset, and its day is the UTC day of the first record's
+    own timestamp. The store's `create` lets only one of them write the file, so each record is
+    archived exactly once.
+    """
     date = datetime.fromtimestamp(utc_day(timestamp_ms) * DAY_MS // 1000, UTC).date().isoformat()
     return f"{archive_prefix(topic, run)}date={date}/{topic}-{partition:05d}-{first:020d}.parquet"
 
 
 def merged_key(first: ArchiveFile, last: int) -> str:
     """Returns the key of the merged file that holds the rows from `first`'s first offset to offset
-    `last`.
+    `last`. Unlike the key of an archiver's file, it contains both offsets.
     """
     folder = first.key.rpartition("/")[0]
     return f"{folder}/{first.topic}-{first.partition:05d}-{first.first:020d}-{last:020d}.parquet"
@@ -96,9 +95,10 @@ def current_files(listed: Iterable[ArchiveFile | None]) -> list[ArchiveFile]:
     and first offset. None in `listed` (a key that is not the archive's) is skipped; the other files
     of the listing are redundant.
 
-    A merged file and the files that it holds exist side by side for a while. An archiver that was
-    suspended meanwhile may write one of the smaller files again, even with more rows: it is
-    redundant too.
+    A merged file and the files that it holds exist side by side for a while. Two merged files are
+    disjoint or one contains the other (`merging.py`), so a file whose first offset is in the range
+    of a wider one is redundant. An archiver that was suspended meanwhile may write one of the
+    smaller files again, even with more rows: that file is redundant too.
     """
     files = [file for file in listed if file is not None]
     files.sort(key=lambda f: (f.topic, f.run, f.partition, f.first, -(f.last or f.first)))

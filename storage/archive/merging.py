@@ -1,21 +1,9 @@
-"""Merges small archive files into larger ones, so that a long run has few, while others read them.
+"""Merges small archive files into larger ones while others read them, so that a long run has few.
 
 A merged file holds the rows of consecutive files of one partition and day, and is created under a
-name of its own; the files that it holds are deleted later. `plan_merges` is pure and decides by
-blocks of offsets: block j of level m has the files whose first offset is in [j·2^m, (j+1)·2^m). A
-block is merged only when a file after it exists, so its files never change again. Blocks of powers
-of two are disjoint or one contains the other, and so are merged files, whichever process planned
-them and however old its listing was. Readers (`current_files`) rely on this alone; the table lists
-each interleaving, its damage without the rule, and the rule:
-
-| interleaving | without | stopped by |
-|---|---|---|
-| killed between two deletions | rows twice | a file that begins in a merged one is redundant |
-| two compactors, one from an older listing | 0–99 and 50–149: rows twice | blocks nest |
-| one deletes 0–49, the other 0–99 beside 0–199 | rows lost | only inside a wider file is deleted |
-| listed, then merged and deleted | rows lost | grace; then `ObjectMissing`: list again |
-| a suspended archiver creates a deleted name again | rows twice | that file is redundant |
-| it is longer than the deleted one and is merged | rows twice | each file must end at the next |
+name of its own; `consumers/archive/compaction.py` deletes the files that it holds later. Two merged
+files are disjoint or one contains the other (`plan_merges`); readers (`current_files`) rely on this
+alone. docs/reference/archive.md ("Merged files") has each interleaving and the rule that stops it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,8 +40,14 @@ class Merge:
 
 def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) -> list[Merge]:
     """Returns the merges that are due, each of at most `bytes_max`, among a topic's
-    `current_files`. A partition's day that is over is merged as far as possible, its newest day
-    only when it has more than `files_max` files.
+    `current_files`, without I/O. A partition's day that is over is merged as far as possible, its
+    newest day only when it has more than `files_max` files.
+
+    Merges follow blocks of offsets: block j of level m has the files whose first offset is in
+    [j·2^m, (j+1)·2^m). A block is merged only when a file after it exists, so its files never
+    change again. Blocks of powers of two are disjoint or one contains the other, and so are merged
+    files, whichever process planned them and however old its listing was. Otherwise a compactor
+    with an older listing could make 50–149 beside 0–99, and readers would get rows twice.
     """
     found: list[Merge] = []
     for _, partition in groupby(files, lambda file: file.partition):
@@ -103,6 +97,8 @@ def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
                 if sum(rows.nbytes for rows in held) >= ROW_GROUP_BYTES:
                     writer.write(pa.Table.from_batches(held))
                     held = []
+            # A suspended archiver may have created a deleted name again, with more rows: those from
+            # `end` on are in the next file too.
             if at != end:
                 raise NotMergeable(f"{file.key} ends at offset {at - 1}, the next begins at {end}")
         if held:

@@ -1,12 +1,10 @@
-"""Restores the bytes of archived rows and verifies them against their hashes.
+"""Restores the exact bytes that archived records had in the log, and verifies them by their hashes.
 
-A record's bytes are its JSON header, which the column `header` holds, and its arrays of tokens,
-which are columns of their own. Arrow joins header and arrays of a few hundred rows at a time.
-Python only computes two hashes per row: the checksum inside the record, and the hash that names the
-record in the ledger.
-
-`originals_of` in `tables.py` restores all other rows record by record and decides whether they are
-damaged: rows whose hash does not match, and rows without `header`, which release 0.1.0 wrote.
+A record's bytes are a prefix with a checksum, a JSON header and arrays (`streams/codec.py`). The
+archive keeps the header in the column `header` and each array in a column of its own.
+`OriginalBytes` joins them for the rows of a batch, without decoding records; `FileMessages` uses it
+to read an archive file as messages of the log. Rows that cannot be joined are restored from their
+decoded values (`originals_of` in `tables.py`), which is slower.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +32,7 @@ from rollstream.streams.bus import Message
 from rollstream.streams.codec import MAGIC
 from rollstream.streams.records import SCHEMAS, Record
 
-SLICE_BYTES = 2 << 20  # joined at a time, so that the second hash finds the bytes in cache
+SLICE_BYTES = 2 << 20  # joined at a time, so that the second hash finds them in the CPU's cache
 _PREFIX = np.dtype([("magic", "S4"), ("header", "<u4"), ("checksum", "<u8")])  # as in `codec.py`
 _CHECKSUM = np.arange(8, 16)  # the bytes of the prefix that hold the checksum
 _NOTHING = pa.scalar(b"", pa.large_binary())
@@ -42,20 +40,30 @@ _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
 
 
 class OriginalBytes:
-    """Restores the bytes that rows of one topic had in the log."""
+    """Restores the bytes that rows of one topic had in the log.
+
+    Arrow joins header and arrays of many rows at a time, `SLICE_BYTES` in all. Python only computes
+    two hashes per row: the checksum inside the record, and the hash in the column `hash`, by which
+    the ledger names the record. Rows whose hash does not match, and rows without `header` (those of
+    release 0.1.0, for example), are restored one by one by `originals_of` in `tables.py`, which
+    decides whether they are damaged.
+    """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
 
     def values(self, batch: pa.RecordBatch) -> Iterator[bytes | None]:
-        """Yields exactly the bytes of each row, None for a tombstone, as `originals_of` does.
+        """Yields exactly the bytes of each row, None for a tombstone.
 
-        Raises `CorruptObject` at a row whose columns no longer give the bytes of its hash.
+        Raises `CorruptObject` at a row whose restored bytes do not match its hash, or
+        `NewerRelease` if that row was archived by a release that this one does not understand.
         """
         return map(_copied, self.views(batch))
 
     def views(self, batch: pa.RecordBatch) -> Iterator[memoryview | bytes | None]:
-        """Yields as `values`, but uncopied: a view keeps `SLICE_BYTES` of other rows in memory."""
+        """Yields the bytes as `values` does, but without a copy of each: a view keeps all rows in
+        memory that were joined with its row, about `SLICE_BYTES`.
+        """
         found: list[memoryview | bytes | None] = [None] * batch.num_rows
         for cls, rows in _by_class(batch):
             for part, values, is_right in _restored(batch, rows, cls):
@@ -73,8 +81,8 @@ class OriginalBytes:
         return (next(others) if value is None else value for value in found)
 
     def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
-        """Returns True for a row if it is a record of `cls` and its columns give the bytes of its
-        hash. A row with False may be intact too: only `values` decides.
+        """Returns an array that is True for each row that is a record of `cls` and whose joined
+        bytes match its hash. A row with False may be intact too: only `values` decides.
         """
         found = np.zeros(batch.num_rows, np.bool_)
         for row_class, rows in _by_class(batch):
@@ -98,8 +106,8 @@ def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.
 def _restored(
     batch: pa.RecordBatch, rows: NDArray[np.int64], cls: type[Record]
 ) -> Iterator[tuple[NDArray[np.int64], list[memoryview], NDArray[np.bool_]]]:
-    """Yields rows of one class, some at a time: their indices, their bytes, and whether the bytes
-    match the hashes.
+    """Yields the rows `rows`, all of the class `cls`, in slices: their indices, their joined bytes,
+    and whether the bytes match the hashes.
     """
     if not len(rows):
         return
@@ -128,8 +136,8 @@ def _prefixes(lengths: pa.Array) -> pa.Array:
 
 
 def _sealed(records: pa.Array, hashes: list[str]) -> tuple[list[memoryview], NDArray[np.bool_]]:
-    """Writes the checksum into each record; returns its bytes and whether they match its hash. A
-    row without one of its arrays has no bytes, and matches no hash.
+    """Write the checksum into each record; returns the bytes of each, and whether they match its
+    hash. A row without one of its arrays has no bytes, and matches no hash.
     """
     _, offsets, buffer = records.buffers()
     ends = np.frombuffer(offsets, np.int64, len(records) + 1)
@@ -160,8 +168,6 @@ def _padding(sizes: pa.Array) -> pa.Array:
     return _PADDING.take(pc.bit_wise_and(sizes, 7))
 
 
-# ---- files to messages --------------------------------------------------------------------------
-
 _NEEDED = (
     "offset", "timestamp", "key", "schema", "hash", "term", "sequence", "void", "reason",
     "original",
@@ -169,15 +175,18 @@ _NEEDED = (
 
 
 class FileMessages:
-    """Returns the messages of one file, at consecutive offsets; each one matches its hash.
+    """Reads the rows of one archive file as messages of the log, at consecutive offsets (`since`);
+    the bytes of each message match its hash.
 
-    The file is read in parts, as far as messages are requested. A part is dropped once all of its
-    messages were returned, so a reader in order holds one part, and the next part uses the same
-    memory. (Fresh memory costs more than all other work on a record.) A dropped part is read again
-    on request.
+    The file is read in parts, only as far as messages are requested. A part is dropped once all of
+    its messages were returned, so a caller that reads in order needs the memory of one part, and
+    the next part reuses it. (Fresh memory costs more than all other work on a record.) A dropped
+    part is read again when it is requested again.
 
-    Raises `CorruptObject` at a row that differs from its hash, or if the file is not an archive
-    file. Only headers and arrays are read while they restore every row, otherwise all columns.
+    At first only the envelope columns (which include `header`) and the arrays are read. At the
+    first row that these do not restore, reading continues with all columns, which `originals_of`
+    needs. Raises `CorruptObject` if that does not restore the row either, or if the file is not an
+    archive file.
     """
 
     def __init__(self, store: ObjectStore, topic: str, file: ArchiveFile) -> None:
@@ -191,7 +200,7 @@ class FileMessages:
         """The first offset that `_batches` has not returned."""
 
     def since(self, offset: int, count: int) -> list[Message]:
-        """At most `count` messages from this offset on."""
+        """Returns the messages from this offset on: `count` of them, fewer at the file's end."""
         found: list[Message] = []
         while len(found) < count:
             at = offset + len(found)
@@ -219,6 +228,9 @@ class FileMessages:
         return self._read_to(offset)
 
     def _advance(self, offset: int) -> bool:
+        """Read batches up to the one with this offset and keep it as a part; an offset before
+        `_next` begins a new pass over the file. Returns False if the file has no such offset.
+        """
         if offset < self._next:
             row = offset - self._file.first
             self._batches = batches_of(self._store, self._file, self._columns, row)
@@ -236,7 +248,7 @@ class FileMessages:
 
 
 class _FilePart:
-    """Messages at consecutive offsets, of which `unread` were not returned yet."""
+    """Holds messages at consecutive offsets; `unread` of them were not returned yet."""
 
     def __init__(
         self,
@@ -250,8 +262,8 @@ class _FilePart:
         self.unread = len(offsets)
 
     def messages(self, topic: str, partition: int, offset: int, count: int) -> list[Message]:
-        """At most `count` messages from this offset on. A record's bytes are copied here, so that
-        keeping one does not keep the others.
+        """Returns at most `count` messages from this offset on. Each message gets a copy of its
+        bytes, so that it keeps no other row in memory.
         """
         row = offset - self.first
         offsets, stamps, keys, values = self._columns
@@ -267,7 +279,7 @@ _NO_PART = _FilePart((), (), (), ())
 
 
 def _places_in(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes]]:
-    """Offset, timestamp in ms and key of each row."""
+    """Returns the offset, the timestamp in ms and the key of each row."""
     return (
         batch.column("offset").to_numpy().tolist(),
         batch.column("timestamp").cast("int64").to_numpy().tolist(),
@@ -276,6 +288,7 @@ def _places_in(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes]
 
 
 def _copied(value: memoryview | bytes | None) -> bytes | None:
+    """Returns a view's bytes as a copy; other values unchanged."""
     return value.tobytes() if isinstance(value, memoryview) else value
 
 
@@ -286,8 +299,9 @@ def batches_of(
     row: int = 0,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """The file's rows in the order of their offsets: all columns, or the envelope and `columns`.
-    Rows before `row` may be left out. Raises `CorruptObject` if it is not an archive file.
+    """Yields the file's rows in the order of their offsets, with all columns, or with the envelope
+    columns and `columns`. Rows before the row with index `row` may be left out. Raises
+    `CorruptObject` if the file is not an archive file.
     """
     wanted = None if columns is None else [*ENVELOPE_COLUMNS.names, *columns]
     for batch in batches_from(store, file, wanted, row, rows_max):
@@ -300,7 +314,7 @@ def batches_of(
 def messages_in(
     batch: pa.RecordBatch, originals: OriginalBytes, partition: int
 ) -> Iterator[Message]:
-    """The messages of these rows. Raises `CorruptObject` at a row that differs from its hash."""
+    """Yields the messages of these rows, in order. Raises as `OriginalBytes.values` does."""
     values = originals.values(batch)
     for offset, stamp, key, value in zip(*_places_in(batch), values, strict=True):
         yield Message(originals.topic, partition, offset, stamp, key, value)

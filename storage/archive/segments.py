@@ -1,8 +1,10 @@
-"""Defines the values that `LogView` returns (records, archived rows, and holes) and reads one
-partition's archived rows (`ArchivedPart`). No offset disappears silently: one that cannot be read
-becomes a `Hole`.
+"""Reads the archived rows of one partition in order (`ArchivedPart`), and defines the values that a
+read of a run returns (`Segment`): messages of the log, `ArchivedRows`, or a `Hole`.
 
-Importing this module does not import pyarrow.
+`LogView` (`log_view.py`) joins a run's log and archive: it reads an `ArchivedPart` below the log's
+begin and the log above, and makes a `LogRecord` of each message and row. No offset disappears
+silently: one that cannot be read becomes part of a `Hole` with the reason, unless compaction may
+have removed it. Importing this module does not import pyarrow.
 """
 
 from __future__ import annotations
@@ -35,15 +37,19 @@ HoleReason = Literal["truncated", "not archived", "lost", "damaged", "archived t
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Reports offsets `[start, end)` of a partition that cannot be read, with the reason:
+    """Reports that the offsets `[start, end)` of a partition cannot be read, with the reason:
 
-    * truncated: the log was truncated there and no archived file holds them;
-    * not archived: there is no log, and they are between two archived files;
-    * lost: the log, or an archived file, holds records before and after them;
-    * damaged: they are in the archived file `key`, which cannot be read; `detail` has its error;
-    * archived twice: an empty range; file `key` holds offset `start` again. It is returned once;
-    * numbering: an empty range; a single-holder role's records before `start` are missing by their
-      sequence numbers (invariant 7).
+    * truncated: the log was truncated there, and no archived file holds these offsets;
+    * not archived: only the archive is read, and none of its files holds these offsets;
+    * lost: the log, or one archived file, holds records before and after these offsets;
+    * damaged: the archived file `key` should hold these offsets and cannot be read (`detail`).
+
+    Two reasons have an empty range, because every offset could be read:
+
+    * archived twice: file `key` begins with offset `start`, which the file before it holds too. The
+      rows that both files hold are returned once;
+    * numbering: before `start`, records of a single-holder role are missing, because their sequence
+      numbers have a gap (invariant 7, `detail`).
     """
 
     topic: str
@@ -52,7 +58,7 @@ class Hole:
     end: int
     reason: HoleReason
     fence: Fence = NO_FENCE
-    """The fence after it; empty if unknown."""
+    """The fence (newest term and its next sequence number) at `end`; empty if unknown."""
     detail: str = ""
     key: str = ""
 
@@ -76,12 +82,12 @@ MessageKind = Literal["records", "opened", "void", "misplaced", "unreadable", "t
 
 
 class LogRecord(msgspec.Struct, frozen=True, gc=False):
-    """Holds one message of a topic. `record` is None if the message is not a record; `reason`
-    states why.
+    """Holds one decoded message of a topic. `record` is None if the message is not a record of the
+    topic; `reason` then states why. `term` is the writer's, None in topics of many writers.
 
-    A void record is one that the fence drops (invariant 7). A misplaced one is outside of its
-    group's partition, by the number of partitions that the run recorded; trainer and dispatch skip
-    it. `newer` names the feature that this release lacks to understand the record (invariant 14).
+    `void`: the fence drops the record (invariant 7). `misplaced`: the record is in another
+    partition than the one that its group's number chooses, so trainer and dispatch skip it.
+    `newer`: why only a newer release understands the message (invariant 14); else "".
     """
 
     topic: str
@@ -97,7 +103,7 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> MessageKind:
-        """Returns the message's kind; only those of kind `records` count for a run's state."""
+        """Returns the message's kind; only messages of kind `records` count for a run's state."""
         if self.record is None:
             return "tombstones" if self.reason == "tombstone" else "unreadable"
         if self.void:
@@ -113,10 +119,9 @@ class LogRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class ArchivedRows:
-    """Holds rows of one partition at consecutive offsets, in the archive's columns
-    (`archive/schema.py`).
-
-    `batch` has only the columns that the view was opened with; `key` is the file's.
+    """Holds rows of one partition at consecutive offsets, `first` being the first of them, in the
+    archive's columns (`archive/schema.py`). `batch` has only the columns that the reader asked for;
+    `key` is the key of the file that holds the rows.
     """
 
     def __init__(self, topic: str, partition: int, batch: pa.RecordBatch, key: str) -> None:
@@ -128,7 +133,9 @@ class ArchivedRows:
 
     @property
     def fence(self) -> Fence | None:
-        """Returns the fence after these rows; None if all of them are void or without envelope."""
+        """Returns the fence after these rows, from the newest row that counts; None if each row is
+        void or has no envelope (term and sequence number).
+        """
         terms = self.batch.column("term").to_pylist()
         sequences = self.batch.column("sequence").to_pylist()
         voids = self.batch.column("void").to_pylist()
@@ -138,7 +145,9 @@ class ArchivedRows:
         return None
 
     def records(self) -> Iterator[LogRecord]:
-        """Yields the rows as records, built from their columns without their original bytes."""
+        """Yields the rows as records. They are built from the columns; the bytes that a record had
+        in the log are not restored.
+        """
         from rollstream.storage.archive.tables import records_in
 
         names = ("key", "term", "void", "reason")
@@ -158,15 +167,19 @@ class ArchivedRows:
 
 
 Segment = list[Message] | ArchivedRows | Hole
-"""One read returns a segment: messages of the log (of several partitions, each in order), archived
-rows, or a hole.
+"""The result of one read: messages of the log (of several partitions, each in order), archived rows
+of one partition, or a hole.
 """
 
 
 @dataclass(slots=True)
 class ArchivedPart:
     """Iterates over the archived rows of one partition from `position` up to, but without, `high`,
-    and over the holes between them. Iterating moves `position` behind each yielded value.
+    and over the holes between them, in the order of offsets. Iterating moves `position` behind each
+    yielded value, so each row is yielded at most once, also if files are merged meanwhile.
+
+    `high` is the log's begin, or the end of the read. `columns` None reads all columns. A damaged
+    file raises `CorruptObject`; with `skip_damaged` its rows are a hole.
     """
 
     log: ArchiveBus
@@ -188,7 +201,7 @@ class ArchivedPart:
             before = self.position.offset
             try:
                 yield from self._in_files(files)
-            except ObjectMissing:  # merged into another file since the listing
+            except ObjectMissing:  # merged into another file since the listing: list again
                 failed_listings = 1 if self.position.offset > before else failed_listings + 1
                 if failed_listings == LISTINGS_MAX:
                     raise

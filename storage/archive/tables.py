@@ -107,9 +107,6 @@ def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
         )
 
 
-# ---- from rows to columns ------------------------------------------------------------------------
-
-
 def _table(topic: str, rows: Sequence[ArchiveRow]) -> pa.Table:
     schema, messages = arrow_schema(topic), [row.message for row in rows]
     columns: list[pa.Array] = [
@@ -191,9 +188,6 @@ def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
     except _REFUSED as error:
         return as_original(row, f"{row.schema} does not fit the archive's columns: {error}")
     return row
-
-
-# ---- from columns to records ---------------------------------------------------------------------
 
 
 def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:

@@ -1,8 +1,10 @@
-"""Reads objects of versions from the object store (the bucket) into a relay's cache: for the head
-of the chain while no trainer pushes, and for any relay whose neighbour failed.
+"""Reads files of weight versions (objects) from the object store, the bucket, into a relay's cache.
 
-Every object is read once. A partial object continues after its last received byte. An object that
-is missing (its upload may still run) or wrong is retried later.
+Relays form a chain: each reads from the relay before it, its neighbour, and the trainer pushes to
+the first one, the head. The bucket is the other source: for the head if no push brings an object,
+and for a relay whose neighbour fails or sends wrong bytes. An object in the cache is not read
+again, and reading continues after the last received byte, whichever source it came from. A missing
+object (its upload may still run) or one with a wrong hash is read again later.
 """
 
 import logging
@@ -19,15 +21,15 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 32 << 20
-RETRY_S = 0.1  # doubled with each retry
+READ_BYTES = 32 << 20  # of one request
+RETRY_S = 0.1  # after an object could not be read; doubled with each retry
 RETRY_S_MAX = 5.0
-WRONG_RETRY_S = 30.0
-POSTPONED_MAX = 10_000
+WRONG_RETRY_S = 30.0  # after an object had a wrong hash, or the cache refused a manifest
+POSTPONED_MAX = 10_000  # objects whose delays are remembered; above it all are forgotten
 
 
 class BucketReader:
-    """Reads missing objects into the cache; one thread uses it."""
+    """Reads the objects that a cache lacks from the bucket into it; to be used by one thread."""
 
     def __init__(
         self, cache: RelayCache, store: ObjectStore, clock: Callable[[], float] = time.monotonic
@@ -40,9 +42,10 @@ class BucketReader:
     def fetch_newest(
         self, stop: threading.Event, is_pushed: Callable[[Version], bool] = lambda _: False
     ) -> bool:
-        """Read the missing objects of the newest announced version and of partially held ones,
-        without the versions for which `is_pushed` is true (a push may still bring them), then the
-        newest version's bases. Returns whether anything was read.
+        """Read the manifest of the newest announced version, then the missing objects of every
+        announced version whose manifest is here, newest version first. A version is left out while
+        `is_pushed` is true for it: a push may still bring it. Once the newest version is complete,
+        its bases are read. Returns whether anything was read.
         """
         announced = self._cache.announced()
         if not announced:
@@ -60,8 +63,8 @@ class BucketReader:
         return read
 
     def fetch(self, offers: Iterable[ObjectOffer], stop: threading.Event) -> bool:
-        """Read these objects as far as the cache accepts them. Returns whether anything
-        was read.
+        """Read those of these objects that the cache accepts, that are not complete, and whose
+        retry is due. Returns whether anything was read.
         """
         read = False
         for offer in offers:
@@ -73,7 +76,9 @@ class BucketReader:
         return read
 
     def _manifest(self, version: Version, wanted: str | None) -> bool:
-        """Read the manifest, which must have the announced hash."""
+        """Read the version's manifest, unless it is here; its hash must be `wanted` (None: any).
+        Returns whether it was read.
+        """
         key = manifest_key(version)
         if self._cache.manifest(version) is not None or self._clock() < self._not_before_s.get(
             key, 0.0
@@ -102,6 +107,7 @@ class BucketReader:
         return True
 
     def _object(self, held: CachedObject, stop: threading.Event) -> bool:
+        """Read the rest of an object. Returns whether it was read to its end, correct or not."""
         try:
             with held.writing():
                 while not held.verified:
@@ -126,8 +132,9 @@ class BucketReader:
         return True
 
     def _bases(self, newest: Version, stop: threading.Event) -> bool:
-        """Read the chain of versions below a delta, or an adapter's base, as far as it fits, so
-        that a restarted rollout finds it here. It is tried once per newest version.
+        """Read the versions on which a delta is based, down to the anchor, or an adapter's base, as
+        far as the cache has room. A restarted rollout needs them and finds them here. They are read
+        once for each newest version.
         """
         read, version = False, newest
         while not stop.is_set():
@@ -143,6 +150,7 @@ class BucketReader:
         return read
 
     def _postpone(self, key: str, error: StoreError) -> None:
+        """Delay the next read of this object, twice as long as the time before."""
         if len(self._not_before_s) >= POSTPONED_MAX:
             self._not_before_s.clear()
             self._delay_s.clear()
@@ -158,6 +166,9 @@ class BucketReader:
 
 
 def _write(held: CachedObject, data: bytes) -> None:
+    """Append the bytes to the object. Raises `CorruptObject` if the last byte completes an object
+    with a wrong hash.
+    """
     with memoryview(data) as view:
         at = 0
         while not held.verified:

@@ -2,13 +2,7 @@
 
 An object is *offered* to the rollouts of the node when its bytes match its hash and the manifest of
 its version names that hash; only then does it get the name under which rollouts open it. Neighbours
-get bytes earlier, as they arrive, and verify them again. A manifest that is not the announced one
-is dropped, and so is a version of a trainer that was replaced before the version was believed.
-
-Any client can claim to push a version. Once a version is announced, the cache therefore accepts
-only versions near it, under a term that has opened. Until they are announced they use free room
-only and evict nothing, and an object that stalls is dropped. A false push costs a relay free room
-for a while.
+get bytes earlier, as they arrive, and verify them again.
 """
 
 import logging
@@ -39,13 +33,18 @@ AHEAD_MAX = 4
 """How far a pushed version's number may exceed the newest announced one: one version is in
 training, one waits to be published and one is being uploaded.
 """
-STALLED_OBJECT_S = 30.0  # the next head of a broken chain resumes objects long before this
+STALLED_OBJECT_S = 30.0  # after a head died, the next one resumes its objects long before this
 OBJECTS_MAX = 4096  # of one version, which allows 4 GiB in files of 1 MiB
 
 
 class RelayCache:
     """Caches objects; threads may share it. `folder` is emptied at the start: a killed relay may
     have left files in it.
+
+    Any client can push a false version. After the first announcement the cache accepts only
+    versions near the newest announced one, under a term that has opened. Before its announcement a
+    version uses free room only and evicts nothing, and an object that stalls is dropped. So a false
+    push costs free room for a while.
     """
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
@@ -196,7 +195,8 @@ class RelayCache:
 
     def announce(self, record: WeightsAnnounced, term: int) -> None:
         """Note that the trainer of `term` announced a version. Other content under its name is
-        dropped, and so are unannounced versions of lower terms.
+        dropped, and so are unannounced versions of lower terms: their trainer was replaced before
+        they were believed.
         """
         version = record.version
         with self._changed:

@@ -1,16 +1,10 @@
-"""Fills a relay's cache: chooses, turn by turn, whether objects come from the relay before this one
-(its neighbour, or upstream) or from the bucket.
+"""Fills a relay's cache with the objects of weight versions: tensor files and manifests.
 
-The head reads a version from the bucket once no push of it or of an older version has brought bytes
-for `GRACE_S`. A trainer's process pushes its objects in order, so an older version may still stand
-before this one; pushes of newer versions do not count, so a process whose push failed delays no
-version for as long as others push. Other relays wait for their neighbour. Objects that the
-neighbour sent wrong come from the bucket, and so does an announced version that the neighbour does
-not bring within `patience_s`.
-
-Objects are received from the neighbour while it receives them itself. Received bytes stay when that
-relay dies: the next source continues at that byte. A silence does not mean death, because the
-neighbour may be waiting too; after a silence this relay checks whether the neighbour lives.
+Relays form a chain. `RelayIntake` receives from the relay before this one, its upstream, through
+`NeighbourReader`. The first relay, the head, has none: the trainer pushes objects to it, and it
+reads those that no push brings from the bucket (the object store). Any relay reads from the bucket
+objects that its upstream sent wrong, and an announced version that it lacks for `patience_s`. If a
+source dies, the received bytes stay, and the next source continues at the first missing one.
 """
 
 import logging
@@ -35,14 +29,15 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
-LISTING_S = 1.0
-SILENCES_MAX = 3  # after these from a neighbour with the whole object, the connection is at fault
-WRONG_MAX = 2
+LISTING_S = 1.0  # longest wait for a change of the upstream's list of objects
+SILENCES_MAX = 3  # in a row; after them, if the upstream has it all, the connection is at fault
+WRONG_MAX = 2  # failed transfers of an object after which its key is mistrusted in any case
 
 
 class NeighbourReader:
-    """Receives objects from the upstream, for one thread. `mistrusted` are the keys for which the
-    upstream sent wrong bytes; the caller reads them from the bucket.
+    """Receives objects from the upstream, also those that the upstream itself is still receiving.
+    Only one thread may use it. `mistrusted` holds the keys for which the upstream sent wrong bytes;
+    the caller reads these objects from the bucket.
     """
 
     def __init__(self, cache: RelayCache, is_upstream: Callable[[ChainMember], bool]) -> None:
@@ -54,8 +49,9 @@ class NeighbourReader:
         self.mistrusted: set[str] = set()
 
     def receive_next(self, upstream: ChainMember, stop: threading.Event) -> bool:
-        """Receive the objects that the upstream has and this relay lacks; waits a moment if there
-        are none. Returns whether there were any. Raises `RelayLost` if the upstream is gone.
+        """Receive the objects that the upstream has or is receiving, and that this relay lacks;
+        waits at most `LISTING_S` if there are none. Returns whether there were any. Raises
+        `RelayLost` if the upstream does not respond, `RelayRefused` if it refuses the request.
         """
         connection = self._connected(upstream)
         listing = connection.listing(self._change_number, LISTING_S)
@@ -69,8 +65,8 @@ class NeighbourReader:
 
     def wanted(self, offers: Iterable[ObjectOffer]) -> list[ObjectOffer]:
         """Returns the offers to receive: newest versions first, within a version in the order of
-        the offers. Objects that were silent while others waited come last, so a push that never
-        ends delays nothing else.
+        the offers. Objects that brought no bytes while others waited come last, so that an object
+        whose push never ends delays no other.
         """
         wanted: list[ObjectOffer] = []
         for offer in offers:
@@ -130,8 +126,8 @@ class NeighbourReader:
         stop: threading.Event,
         many: bool,
     ) -> bool:
-        """Receive all missing bytes, from where an earlier upstream ended. Returns False if it
-        gives up.
+        """Receive all missing bytes, from the first one on that no earlier source brought. Returns
+        False if the object is given up for now; `many` states that other objects wait.
         """
         if held.verified:
             return True
@@ -155,8 +151,12 @@ class NeighbourReader:
     def _is_worth_waiting(
         self, upstream: ChainMember, held: CachedObject, silences: int, many: bool
     ) -> bool:
-        """Returns, after a silence, whether to wait longer: the upstream lives, is still the
-        upstream and has this object, and no other object waits behind it (`many`).
+        """Returns, after a silence (`SILENCE_S` without a byte), whether to wait longer for this
+        object. The upstream may itself wait for bytes, so it is asked over a second connection;
+        `RelayLost` is raised if it does not respond.
+
+        False if other objects wait (`many`), if another relay has become the upstream, if the
+        upstream no longer has the object, or if it has all of it and `SILENCES_MAX` is reached.
         """
         if many:
             self._silent[held.key] = max(self._silent.values(), default=0) + 1
@@ -175,10 +175,12 @@ class NeighbourReader:
         held: CachedObject,
         error: Exception,
     ) -> None:
-        """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
-        other bytes, or the line from it, is at fault: the key is mistrusted. An upstream that has
-        not verified the object received wrong bytes too; it receives the object again, and this
-        relay from it.
+        """Count the wrong bytes, and mistrust the key if the upstream or the line from it is at
+        fault: the upstream has verified the object, yet other bytes arrived here.
+
+        An upstream that has not verified the object may have received wrong bytes itself. It
+        receives the object again, and then so does this relay; after `WRONG_MAX` failures the key
+        is mistrusted in any case.
         """
         log.error("from relay %s/%d: %s", upstream.name, upstream.term, error)
         self._cache.add("relay_wrong_total", 1)
@@ -196,15 +198,16 @@ def _find(listing: RelayListing, key: str) -> ObjectOffer | None:
     return next((offer for offer in listing.objects if offer.key == key), None)
 
 
-GRACE_S = 2.0  # a push that is silent for this is over; a new head waits this long for first bytes
-IDLE_S = 0.05
-FAILED_S = 0.5
+GRACE_S = 2.0  # a push without a byte for this long is over; a new head waits so long for a push
+IDLE_S = 0.05  # pause of a head that had nothing to read
+FAILED_S = 0.5  # pause after an error of the store
 BUCKET = "bucket"
 
 
 class RelayIntake:
-    """Fills the relay's cache in a thread. `term` is this relay's place in the chain; `pushed_s`
-    returns the time at which a push last brought bytes of a version or an older one.
+    """Fills the relay's cache in a thread (`run`), in rounds; each chooses its sources anew. `term`
+    is this relay's place in the chain; `pushed_s(version)` returns the time at which a push of this
+    version, or of an older one, last brought bytes.
     """
 
     def __init__(
@@ -223,10 +226,12 @@ class RelayIntake:
         self._head_since_s = float("-inf")
         self._waited: tuple[Version, float] | None = None
         self.upstream = BUCKET
-        """Name and term of the relay from which objects come, or `bucket`."""
+        """Name and term of the present upstream; `bucket` at the head."""
 
     def run(self, stop: threading.Event) -> None:
-        """Receive until `stop`."""
+        """Receive until `stop`. An upstream that fails is reported to the directory as suspected,
+        so that a later round has another one.
+        """
         while not stop.is_set():
             upstream = self._directory.upstream(self._term)
             if upstream is None and self.upstream != BUCKET:
@@ -250,6 +255,9 @@ class RelayIntake:
         self._neighbour.disconnect()
 
     def _fetch_as_head(self, stop: threading.Event) -> bool:
+        """Read from the bucket what no push may still bring: the newest announced version, and
+        unfinished objects. Returns whether anything was read.
+        """
         self._neighbour.disconnect()
         if self._clock() - self._head_since_s < GRACE_S:
             return False
@@ -262,11 +270,20 @@ class RelayIntake:
         return read | self._bucket.fetch(unfinished, stop)
 
     def _is_pushed(self, version: Version | None) -> bool:
-        """Returns whether a push may still bring objects of this version."""
+        """Returns whether a push may still bring objects of this version: a push of it or of an
+        older version brought bytes within `GRACE_S`.
+
+        Each process of the trainer pushes its objects in order, so objects of an older version may
+        still be pushed before those of this one. Pushes of newer versions do not count: if the push
+        of one process failed, later pushes of the others must not delay the read from the bucket.
+        """
         assert version is not None, "a cache holds objects of versions only"
         return self._clock() - self._pushed_s(version) < GRACE_S
 
     def _fetch_as_member(self, upstream: ChainMember, stop: threading.Event) -> bool:
+        """Receive from the upstream, and read mistrusted objects and an overdue version from the
+        bucket. Returns whether anything was received.
+        """
         received = self._neighbour.receive_next(upstream, stop)
         wrong = self._neighbour.mistrusted
         if wrong:
@@ -278,8 +295,8 @@ class RelayIntake:
         return received
 
     def _is_overdue(self, received: bool) -> bool:
-        """Returns whether the newest announced version is not here and nothing arrived for
-        `patience_s`.
+        """Returns whether the newest announced version is incomplete here although nothing has
+        arrived for `patience_s`.
         """
         newest = max(self._cache.announced(), default=None)
         if newest is None or newest in self._cache.versions():

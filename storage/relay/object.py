@@ -3,12 +3,7 @@ their bytes into shared memory (`CachedObject`).
 
 Names come from untrusted sources (a request's path, a neighbour's listing). They are matched as a
 whole and unchanged: nothing is decoded, joined or normalised. A name that does not match has no
-file. Every invalid text raises `ValueError`.
-
-Bytes arrive in order, from one writer at a time. The next writer continues at the byte where a
-failed one stopped. Readers see whole chunks as soon as each is complete, so an object is forwarded
-while it is received. The hash is computed as bytes arrive, so the last byte also decides: the
-object becomes `verified`, or it is emptied and `CorruptObject` is raised.
+file. A request's invalid text raises `ValueError`.
 """
 
 import mmap
@@ -40,7 +35,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 class ObjectOffer(Struct, frozen=True):
     """Describes an object that a relay has or is receiving: key, size and xxh3-128 of its content.
-    `verified`: the relay has compared the received bytes with them.
+    `verified`: the relay has all bytes, and they match size and hash.
     """
 
     key: str
@@ -140,6 +135,11 @@ class ObjectDropped(RollstreamError, RuntimeError):
 class CachedObject:
     """Holds an object's bytes in a file, mapped into memory; threads may share it. The file gets
     its final name by `publish`.
+
+    Bytes arrive in order, from one writer at a time. The next writer continues at the byte where a
+    failed one stopped. Readers see whole chunks as soon as each is complete, so an object is
+    forwarded while it is received. The hash is computed as bytes arrive, so the last byte also
+    decides: the object becomes `verified`, or it is emptied and `CorruptObject` is raised.
     """
 
     def __init__(self, path: Path, offer: ObjectOffer) -> None:

@@ -1,18 +1,9 @@
 """Sends the trainer's new versions to the chain of relays while they are uploaded: `PushingStore`
 is the trainer's store, and objects created under `weights/` also go to the head of the chain.
 
-`ChainPush` sends the objects in a thread, one after the other. If the head fails, the next head
-gets the rest of the object.
-
-`PushingStore` uploads the objects of a version in the background, so a slow store does not delay
-the push of the next object. Creating the manifest waits for all of them, so the manifest is still
-the last object (invariant 6). Of several ranks each pushes the objects that it writes, and a rank
-that creates no manifest waits in `settle` (`trainer/sharded/rank_writing.py`). The push guarantees
-nothing. Relays believe a version by its announcement, verify it against the announced manifest, and
-read missing objects from the bucket. A push that does not fit, fails, or finds no relay is given
-up; the trainer never waits for one. A relay may hold a version before `latest.json` moves to it.
-Rollouts act on announcements only, which come later, so no trajectory has a version that was not
-believed.
+A push guarantees nothing, and the trainer never waits for one. A relay counts a version as believed
+once it is announced, verifies it against the announced manifest, and reads missing objects from the
+bucket.
 """
 
 import logging
@@ -43,8 +34,9 @@ VERSIONS_MAX = 4  # versions without a manifest yet; older ones were abandoned b
 
 
 class ChainPush:
-    """Sends objects to the head of the chain. At most `bytes_max` bytes wait or are being sent; an
-    object beyond that is not pushed.
+    """Sends objects to the head of the chain in a thread, one after the other. If the head fails,
+    the next head gets the rest of the object. At most `bytes_max` bytes wait or are being sent. A
+    push that does not fit, fails, or finds no relay is given up.
     """
 
     def __init__(self, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter) -> None:
@@ -166,9 +158,16 @@ class PushingStore:
     """Wraps `store` with uploads and pushes in the background; at most `bytes_max` bytes wait for
     each. Threads may share it.
 
-    `create` of a version's object returns before the object is stored; reading, listing and
-    deleting wait for it. An upload error, including different content under the key, is raised by
-    `create` of the manifest, which is then not stored, or by `settle`.
+    `create` of a version's object returns before the object is stored, so a slow store does not
+    delay the push of the next object; reading, listing and deleting wait for the upload. `create`
+    of the manifest waits for all objects of its version, so the manifest is still the last object
+    (invariant 6). Of several ranks each pushes the objects that it writes, and a rank that creates
+    no manifest waits in `settle` (`consumers/trainer/sharded/rank_writing.py`). An upload error,
+    including different content under the key, is raised by `create` of the manifest, which is then
+    not stored, or by `settle`.
+
+    A relay may hold a version before `latest.json` moves to it. Rollouts act on announcements only,
+    which come later, so no trajectory has a version that was not believed.
     """
 
     def __init__(

@@ -2,14 +2,7 @@
 table of requests).
 
 Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
-name. Every error of a request becomes a response or a closed connection. A client that is refused
-while it still sends its body can read the reason within `LINGER_S`.
-
-A push is received straight into shared memory, continues after the last byte that is here, and is
-kept only if the object matches the hash in the push's header. An object is sent straight from
-shared memory as its bytes arrive, rate-limited. A neighbour (`receiving=1`) gets bytes that are not
-verified yet; all others get verified objects only. A transfer without new bytes ends after
-`STALL_S`, or when its client closes.
+name. Every error of a request becomes a response or a closed connection.
 """
 
 import hmac
@@ -145,8 +138,10 @@ class RelayResponder(HttpResponder):
 def receive_push(
     sender: RelayResponder, cache: RelayCache, key: str, on_bytes: Callable[[], None]
 ) -> None:
-    """Receive an object from the start of `Content-Range`; respond 409 if the bytes that are here
-    do not end there. `on_bytes` is called whenever bytes arrive.
+    """Receive an object straight into shared memory, from the start of `Content-Range` on; respond
+    409 if the object is unwanted or the bytes that are here do not end at that start, and 422 if
+    the object does not match `X-Content-Hash`: then it is not kept. `on_bytes` is called whenever
+    bytes arrive.
     """
     headers = sender.headers
     start, size = parse_push_range(headers.get("Content-Range"), headers.get("Content-Length"))
@@ -192,8 +187,10 @@ def send_object(
     path: str,
     query: Mapping[str, str],
 ) -> None:
-    """Send the object or a range of it; respond 404 if it is not here, 416 if the range is outside
-    it.
+    """Send the object or a range of it, straight from shared memory as its bytes arrive, at the
+    rate of `pace`; respond 404 if it is not here, 416 if the range is outside it. A neighbour
+    (`receiving=1`) gets bytes that are not verified yet; all other clients get offered objects
+    only. A transfer without new bytes ends after `STALL_S`, or when its client closes.
     """
     key = parse_key(path)
     if query.get("receiving") == "1":
@@ -257,7 +254,7 @@ def _is_gone(client: socket.socket) -> bool:
 
 
 class RelayServer(BoundedServer):
-    """Serves the objects of `cache`; it remembers when pushes of each version brought bytes."""
+    """Serves the objects of `cache`, and keeps the times at which pushes brought bytes."""
 
     def __init__(
         self,

@@ -1,18 +1,9 @@
 """Decides from which relay each relay reads (`RelayDirectory`), and which versions a relay keeps
-(`versions_to_keep`).
+(`versions_to_keep`). The planning functions are pure (invariant 9).
 
-Relays are ordered by their terms. One counter of the store issues the terms of all relays, so no
-two are equal and a later start comes later. Each relay reads from the nearest living one before it;
-the head receives the trainer's push and reads the bucket. A dead relay is left out, so its
-successor reads from its predecessor or becomes head; a new relay is appended. A relay that this
-process fails to reach is suspected for a while and left out at once; heartbeats in `status` decide
-the rest.
-
-No cycle of waiting can form, whatever each relay believes about the others, because every relay
-reads from lower terms only. Two relays with different views (A has noticed that C is dead, B has
-not) may read from the same relay, or both from the bucket: that costs bytes, never progress.
-
-The planning functions are pure (invariant 9).
+Relays form a chain in the order of their terms: each reads from the nearest living one before it,
+and the first one, the head, receives the trainer's push and reads the bucket. No cycle of waiting
+can form, because every relay reads from lower terms only (`upstream_of`).
 """
 
 import logging
@@ -27,8 +18,8 @@ from rollstream.streams.records import RelayStatus
 from rollstream.streams.values import Version
 
 RELAY_TERMS = "chain"
-"""The single name under which the store counts the terms of all relays, so that terms order the
-relays.
+"""The single name under which the store counts the terms of all relays. No two starts have the same
+term, and a later start has a higher one, so terms order the relays.
 """
 log = logging.getLogger(__name__)
 SUSPICION_S = 3.0
@@ -54,7 +45,8 @@ def living_chain(
     suspected: Collection[int] = (),
 ) -> list[ChainMember]:
     """Returns the living relays in order: those with a heartbeat within the time-out, not suspected
-    (by term), not leaving (no URL), and only the newest start of each name.
+    (by term), not leaving (no URL), and only the newest start of each name. So the successor of a
+    dead relay reads from the dead one's predecessor or becomes head, and a new relay is the last.
     """
     newest: dict[str, ChainMember] = {}
     for member in members:
@@ -70,7 +62,12 @@ def living_chain(
 
 
 def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None:
-    """Returns the nearest relay before `term`; None for the head."""
+    """Returns the nearest relay before `term`; None for the head.
+
+    Every relay reads from lower terms only, so no cycle of waiting can form, whatever each relay
+    believes about the others. Two relays with different views (A has noticed that C is dead, B has
+    not) may read from the same relay, or both from the bucket: that costs bytes, never progress.
+    """
     before = [member for member in ordered if member.term < term]
     return max(before, key=lambda member: member.term, default=None)
 
@@ -85,8 +82,8 @@ def unexpired_suspects(
 
 
 class RelayDirectory:
-    """Knows the other relays from their heartbeats; threads may share it. `poll` reads the topic
-    `status`; all other methods use the records read so far.
+    """Lists the relays by their heartbeats; threads may share it. `poll` reads the topic `status`;
+    all other methods use the records read so far.
     """
 
     def __init__(
@@ -142,7 +139,9 @@ class RelayDirectory:
             return 0 if known is None else known.term
 
     def suspect(self, member: ChainMember, reason: object) -> None:
-        """Leave the relay out of the chain for a while, because it failed just now."""
+        """Leave the relay out of the chain at once, for `SUSPICION_S`, because this process just
+        failed to reach it. Heartbeats in `status` decide the rest.
+        """
         with self._lock:
             if member.term not in self._suspects:
                 log.warning("relay %s/%d is left out: %s", member.name, member.term, reason)

@@ -1,21 +1,8 @@
-"""Defines the contract of an object store. Each back end is a file or folder beside this one, and
-all give these guarantees (one conformance suite tests them):
+"""Defines the contract of an object store: its operations and guarantees (`ObjectStore`), the keys
+that it takes (`is_key`), and the hash of its contents (`content_hash`).
 
-* An object is complete or absent: no reader ever sees half of a write.
-* `create` has exactly one winner; a retry that finds its own nonce has won.
-* `swap` replaces only the object whose etag the caller saw.
-* Readers never poll a listing: new objects are announced on a topic. `list` is for people,
-  retention and tests.
-* An etag (a back end's short name for an object's content) distinguishes contents, not writes. A
-  swapped object contains a term or a count, so that two writes of it always differ.
-
-A key is one or more parts of `[A-Za-z0-9._=-]` joined by `/`. Any other key is refused before it
-reaches a back end, so no key can leave its store's folder, and names with other characters are free
-for a back end's own files.
-
-The hash of all stored content is xxh3-128 in hex. It detects damage and tells contents apart (10
-GB/s on one core). It does not protect against deliberate forgery, which a store that others can
-write to would need.
+Each back end (a local folder, S3) is a file or folder beside this one. All give the same
+guarantees, which one conformance suite tests. `connect.py` opens a store from its URL.
 """
 
 import re
@@ -50,7 +37,22 @@ class ObjectStat:
 
 
 class ObjectStore(Protocol):
-    """Stores bytes under keys, with the guarantees of this module."""
+    """Stores bytes under keys. All back ends give these guarantees:
+
+    * An object is complete or absent: no reader ever sees half of a write.
+    * `create` has exactly one winner.
+    * `swap` is a compare-and-swap: it replaces the object only if its etag is still the one that
+      the caller read. An etag is a back end's short name for an object's content.
+
+    Callers follow these rules:
+
+    * After a lost response a writer reads the object. If it holds what this writer wrote (its own
+      content, or a random number that no other process uses), the write took effect.
+    * Etags distinguish contents, not writes. So an object that is swapped contains a term or a
+      count, which makes any two writes of it differ.
+    * No process polls `list` for new objects, because these are announced on a topic. `list` is for
+      people, the start of a process, the archive, retention and tests.
+    """
 
     def put(self, key: str, data: Data) -> str:
         """Write or replace the object; returns the etag."""
@@ -73,7 +75,7 @@ class ObjectStore(Protocol):
         ...
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """Return content and etag of the same moment, with which a compare-and-swap starts. Raises
+        """Return the content and the etag that belongs to it, for a later `swap`. Raises
         `ObjectMissing`.
         """
         ...
@@ -87,9 +89,10 @@ class ObjectStore(Protocol):
         ...
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """Remove these objects in any order, in few requests where the back end can; absent ones
-        are no error. If the call raises or its process dies, any of them may be left, so a caller
-        that needs an order makes one call for the objects that must be deleted first.
+        """Remove these objects in any order, with few requests where the back end allows it; absent
+        ones are no error. If the call raises or its process dies, any of the objects may be left.
+        So a caller that needs an order deletes first the objects that must go first, in a call of
+        their own.
         """
         ...
 
@@ -102,11 +105,17 @@ _PREFIX = re.compile(r"[A-Za-z0-9._=/-]*")
 
 
 class KeyRefused(ConfigurationError):
-    """No back end accepts the key or prefix, for example because of a name in a configuration."""
+    """Raised for a key or prefix that no back end accepts. It is a `ConfigurationError`, because
+    such a key is usually built from a name in the configuration.
+    """
 
 
 def is_key(key: str) -> bool:
-    """Return whether every back end can hold this key."""
+    """Return whether every back end can hold this key: one or more parts of `[A-Za-z0-9._=-]`
+    joined by `/`, none of them `.` or `..`, of at most `PART_BYTES_MAX` and `KEY_BYTES_MAX` bytes.
+    Back ends refuse all other keys. So no key names a file outside its store's folder, and a back
+    end may give its own files names with other characters.
+    """
     parts = key.split("/")
     short = len(key) <= KEY_BYTES_MAX and max(map(len, parts)) <= PART_BYTES_MAX
     return short and bool(_KEY.fullmatch(key)) and {".", ".."}.isdisjoint(parts)
@@ -131,5 +140,10 @@ def check_prefix(prefix: str) -> str:
 
 
 def content_hash(data: Data) -> str:
-    """Return the xxh3-128 of the bytes, as 32 hex digits."""
+    """Return the hash by which stored contents are compared and verified: the xxh3-128 of the
+    bytes, as 32 hex digits.
+
+    It detects damage and distinguishes contents, at 10 GB/s on one core. It does not protect
+    against deliberate forgery, which a store that others can write to would need.
+    """
     return xxhash.xxh3_128_hexdigest(data)

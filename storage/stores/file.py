@@ -1,16 +1,10 @@
-"""Stores objects in a folder of one machine (`file:PATH`).
+"""Stores objects in a folder of one machine (`file:PATH`, `FileStore`) with the guarantees of
+`ObjectStore` (`base.py`). docs/explanation/storage.md ("The file store") has the interleavings.
 
-Every object is written to a temporary file first and then takes its name in one system call, so a
-reader sees the complete object or none: `create` uses a hard link (the kernel picks the one
-winner), `put` and `swap` rename under the key's lock. The store's own files are in folders whose
-names no key can have.
-
-Locks between processes are `flock` on small files that are never removed. The kernel frees a lock
-when its holder dies, so a killed process leaves none behind.
-
-`open_own` serves folders that every user of a machine may write to (`/dev/shm`): it opens only
-files of this user. Otherwise another user could create the folder first and supply weights, drafts
-or a KV cache.
+Each object is first written to a temporary file, which then takes the object's name in one system
+call: a reader finds a complete object or none. A lock per key (`FileLocks`) makes compare-and-swap
+atomic. The store's own files are in folders with a `~` in their name, which is in no key.
+`open_own` protects readers of folders that all users share (`/dev/shm`) from files of other users.
 """
 
 import errno
@@ -39,11 +33,14 @@ from rollstream.storage.stores.base import (
 )
 
 STRIPES = 256  # lock files per store: keys share them by hash, so their number is bounded
-WAIT_S_MAX = 30.0  # a holder only compares and renames one object: a slower one is suspended
+WAIT_S_MAX = 30.0  # a holder only compares and renames one object: after this it is suspended
 
 
 class FileLocks:
-    """Locks keys against each other thread and process that uses the same folder."""
+    """Locks keys among all threads and processes that use the same folder, by `flock` on small
+    files, which stay as long as the store holds an object. The kernel frees a lock when its holder
+    dies, so a killed process leaves no lock behind.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -88,7 +85,9 @@ _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
 
 @contextmanager
 def translate_os_errors(action: str, path: Path) -> Generator[None]:
-    """Raise an `OSError` of the block as a `StoreError` with advice."""
+    """Turn an `OSError` of the block into a `StoreError` with advice. With the action `read`, a
+    missing object raises `ObjectMissing`.
+    """
     try:
         yield
     except StoreError:
@@ -110,14 +109,17 @@ def _advice(error: OSError) -> str:
 
 
 LEFTOVER_AGE_S = 3600.0  # no write of one object takes this long: its writer was killed
-PLACE_ATTEMPTS_MAX = 100  # each lost one means that a delete removed the folder at that very moment
+PLACE_ATTEMPTS_MAX = 100  # an attempt fails if a delete removes the key's folder at that moment
 
 
 class FileStore:
     """Keeps the objects of `file:PATH`; threads and processes of one machine may share the folder.
 
-    Acknowledged writes survive `kill -9`; with sync `full` they survive a power loss too. The etag
-    is the hash of the content, so `stat` reads the object.
+    `create` gives the temporary file its name by a hard link (the kernel picks the one winner).
+    `put` and `swap` rename it, and `delete` removes the object, under the key's lock, so no other
+    write comes between the comparison and the renaming of a `swap`. Acknowledged writes survive
+    `kill -9`; with sync `full` they survive a power loss too. The etag is the hash of the content,
+    so `stat` reads the object.
     """
 
     def __init__(self, root: str | Path, sync: Literal["normal", "full"] = "normal") -> None:
@@ -199,7 +201,9 @@ class FileStore:
             self.delete(key)
 
     def remove_if_empty(self) -> None:
-        """Remove the store's folder if it holds no object; any other file in it stays."""
+        """Remove the store's folder if it holds no object. If another program has a file in it, the
+        folder and that file stay.
+        """
         if next(self._walk(self._root), None) is None:
             for folder in (self._temporary, self._root / "~locks"):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -227,6 +231,9 @@ class FileStore:
             path.unlink(missing_ok=True)
 
     def _take_name(self, step: Callable[[Path, Path], None], source: Path, target: Path) -> None:
+        """Give the file `source` the name `target` by `step` (`os.link` or `os.replace`), and make
+        the folders of `target` if they are missing.
+        """
         for attempt in range(PLACE_ATTEMPTS_MAX):
             try:
                 step(source, target)
@@ -284,7 +291,7 @@ def _remove_leftovers(folder: Path, before_s: float) -> None:
 
 
 class ForeignFile(OSError):
-    """The path is no ordinary file of this user, or its folder belongs to another user."""
+    """Raised if a path is not an ordinary file of this user in a folder of this user."""
 
 
 def is_own_file(there: os.stat_result) -> bool:
@@ -296,6 +303,9 @@ def open_own(path: Path) -> int:
     """Open a file and return its descriptor for reading. The call never waits, and follows no link
     in the last part of the path. Raises `ForeignFile` unless the path is an ordinary file of this
     user in a folder of this user, and another `OSError` if it cannot be opened.
+
+    The function is for folders below one that every user of a machine may write to (`/dev/shm`):
+    another user could create such a folder first and supply weights, drafts or a KV cache.
     """
     if path.parent.stat().st_uid != os.getuid():
         raise ForeignFile(f"{path.parent} belongs to another user")

@@ -2,10 +2,6 @@
 
 Encoding is canonical (sorted keys), so equal values are equal bytes and equal hashes. Decoding
 ignores unknown fields; any other mismatch is a `CorruptObject` that names the key.
-
-Every such object may carry a format number under `format`; without one its format is 1. A higher
-number than this release reads raises `NewerRelease` (invariant 14). Without this rule a newer
-checkpoint would count as damaged, and training would resume from an older one.
 """
 
 from typing import Any, TypeVar
@@ -17,7 +13,13 @@ from rollstream.storage.stores.base import Data, ObjectStore, content_hash
 from rollstream.streams.release import upgrade_advice
 
 FORMAT = 1
-"""The highest format that this release reads, and the one that it writes."""
+"""The format that this release writes, and the highest one that it reads. Checkpoints also have a
+higher one (`decode_json` gets it as `known`).
+
+Every JSON object may carry a format number under `format`; without one its format is 1. A higher
+number than this release reads raises `NewerRelease` (invariant 14). Without this rule a newer
+checkpoint would count as damaged, and training would resume from an older one.
+"""
 
 _T = TypeVar("_T")
 

@@ -1,13 +1,8 @@
-"""Decides when a version must be an anchor, and follows a chain of manifests back through its
-parents.
+"""Decides when a version must be an anchor (`anchor_due`, a pure rule: invariant 9), and finds the
+cheapest paths to a version's tensors along its chain (`find_fetch_paths`).
 
-A chain is an anchor and the deltas on it. It ends, and the next version is an anchor, in two cases:
-when another delta would cost a late reader more than an anchor saves (`BYTES_SHARE`), and when its
-length would make retention choose between needed versions. Two complete chains always fit in
-`versions_max`, so the believed version is kept together with any version of the previous chain that
-a rollout still holds. The rule is pure (invariant 9).
-
-Manifests are read from a version back through its parents, only as many as are needed.
+A chain is an anchor and the deltas on it. Manifests are read from the version back through its
+parents, only as many as needed.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -19,23 +14,24 @@ from rollstream.storage.weights.fetch_plan import BrokenSteps, FetchPath, FetchP
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 
 BYTES_SHARE = 1 / 3
-"""The most bytes of a chain's deltas together, as a share of a full version; above it the chain
-ends.
+"""The most bytes of a chain's deltas together, as a share of a full version. Above it the chain
+ends, because another delta would cost a late reader more than an anchor saves.
 """
 BESIDE_SHARE = 1 / 2
 """An anchor also holds its delta, for readers of its parent, if the delta is at most this share of
 a full version.
 """
 MULTIPLES_MIN = 4
-"""So many multiples of `keep_every` must fit in `versions_max` together with all versions between
-them. If they do not fit, each multiple is an anchor, which needs no other version kept.
+"""Retention prefers versions whose number is a multiple of `keep_every`. If `versions_max` has no
+room for this many multiples and all versions between them, each multiple is an anchor: an anchor
+can be kept alone, a delta only with its chain.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorRule:
-    """Bounds the chain. `every` is its longest length in versions; the other bounds are those of
-    retention.
+    """Bounds the chain. `every` is the most versions of one chain; `versions_max` and `keep_every`
+    are settings of retention (`retention.py`).
     """
 
     every: int
@@ -44,6 +40,10 @@ class AnchorRule:
 
     @property
     def length_max(self) -> int:
+        """Return the length at which a chain ends. Two complete chains always fit in
+        `versions_max`, so retention keeps the believed version together with any version of the
+        previous chain that a rollout still holds.
+        """
         return max(1, min(self.every, self.versions_max // 2))
 
 
@@ -59,8 +59,8 @@ class AnchorChain:
 
 
 def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool:
-    """Return whether version `number`, the next after `chain` (None: there is none), is an
-    anchor.
+    """Return whether version `number` must be an anchor. `chain` ends with the version before it;
+    None if there is no version before it.
     """
     if chain is None or chain.length >= rule.length_max:
         return True
@@ -95,8 +95,9 @@ def find_fetch_paths(
     held: HeldTensors | None = None,
     broken: BrokenSteps = (),
 ) -> dict[str, FetchPath]:
-    """Return the cheapest path to each of these tensors, by the names that the manifest stores them
-    under. `held` are the reader's tensors, `broken` the steps that a path must not use.
+    """Return the cheapest path to each of these tensors, whose names are those under which the
+    manifest stores them. `held` are the reader's tensors, `broken` the steps that a path must not
+    use.
 
     Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has no path. A missing
     or damaged manifest is no error if another path exists.

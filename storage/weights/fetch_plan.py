@@ -1,11 +1,8 @@
-"""Plans from which objects a reader makes the tensors of a version: the cheapest path, for each
-tensor separately. The plan is pure (invariant 9).
+"""Plans from which objects a reader makes the tensors of a version: for each tensor separately, the
+path with the fewest bytes. The plan is pure (invariant 9).
 
-A tensor's path starts with the tensor that the reader holds (recognised by its hash, so that no
-wrong base is used), with the complete tensor in an anchor, or with a delta that replaces all of it;
-sparse deltas follow, oldest first. So one plan covers the parent's delta, several deltas, an anchor
-and deltas, a full version, and the repair of an update that failed half-way. Manifests are examined
-from the wanted version back, one by one, so a caller reads only those that can make a path cheaper.
+The caller passes manifests one by one, from the wanted version back, until no older one can make a
+path cheaper (`FetchPlanner.is_complete`). So it reads no manifest in vain.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,8 +16,8 @@ CHAIN_MAX = 512  # most manifests that one plan examines
 
 @dataclass(frozen=True, slots=True)
 class FetchStep:
-    """Names the bytes to read for a tensor of `version`: its payload, or the complete tensor if
-    `delta` is None.
+    """Names the bytes to read for a tensor of `version`: the payload of `delta`, or the complete
+    tensor if `delta` is None.
     """
 
     version: Version
@@ -56,8 +53,12 @@ class FetchStep:
 
 @dataclass(frozen=True, slots=True)
 class FetchPath:
-    """Lists the steps to a tensor, oldest first. The held tensor is their base unless the first
-    step is whole. Without steps the held tensor is the wanted one.
+    """Lists the steps to a tensor, oldest first. Without steps the held tensor is the wanted one.
+
+    The base is the tensor that the reader holds (recognised by its hash, so that no wrong base is
+    used), unless the first step is whole: the complete tensor in an anchor, or a delta that
+    replaces all of it. Sparse deltas follow. So one plan covers the parent's delta, several deltas,
+    an anchor and deltas, a full version, and the repair of an update that failed half-way.
     """
 
     name: str
@@ -71,8 +72,8 @@ class FetchPath:
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """Holds the hashes of the reader's tensors by name, as of version `number`: no older version
-    can have one of them.
+    """Holds the hashes of the reader's tensors by name. None of the tensors is of a version before
+    `number`, so no search for a base needs older manifests.
     """
 
     hashes: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -84,9 +85,9 @@ BrokenSteps = Collection[tuple[Version, str, bool]]
 
 
 class FetchPlanner:
-    """Examines manifests: first the wanted version's, then that of each one's parent. Once a tensor
-    has a path, its search stops at the held version or, without one, at the nearest version that
-    has the tensor complete.
+    """Examines manifests: first the wanted version's, then those of its parents in turn. Once a
+    tensor has a path, its search stops at the held version or, without one, at the nearest version
+    that has the tensor complete.
     """
 
     def __init__(self, names: Iterable[str], held: HeldTensors, broken: BrokenSteps = ()) -> None:

@@ -1,17 +1,9 @@
 """Keeps the tensors of one version in a file, updated from version to version in place; this
 process has no copy of them in memory.
 
-The file has no name and is on disk (`ScratchFile`): its pages are the kernel's cache, which the
-processes that map it share, so the workers of a tensor-parallel engine each read their own part of
-one verified copy. It ends with the last process that maps it, also after `kill -9`.
-
-An update fetches and verifies every needed range first (`stream_tensors`); an error until then
-changes nothing. Then each tensor that differs is decoded from the file's own values, a segment at a
-time, written back and compared with its hash. Until every tensor matches, `version` is None and
-nothing may be served from the file. The next update repairs it, because the hash of each tensor
-that is not torn (partly written) is known. Memory is bounded as that of `stream_version` is. The
-patches of an update, which list the changed elements for an engine with its own copy, are in a
-file of their own.
+The workers of a tensor-parallel engine map the file, so each reads its own part of one verified
+copy. Until every tensor matches its hash, `MappedWeights.version` is None and nothing may be served
+from the file.
 """
 
 import logging
@@ -45,8 +37,8 @@ INDEX_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class MappedTensors(Mapping[str, torch.Tensor]):
-    """Maps all names of a version to its tensors, whose memory is the mapped file. They change only
-    in `MappedWeights.update`.
+    """Maps all names of a version to its tensors, whose memory is the mapped file. The tensors
+    change only in `MappedWeights.update`.
     """
 
     manifest: Manifest
@@ -73,8 +65,8 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return begin
 
     def damaged(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of these tensors whose bytes in the file no longer have the manifest's hash:
-        the kernel may have written a page to the disk and read it again.
+        """Return the names of the tensors whose bytes in the file no longer have the manifest's
+        hash: the disk may have given back other bytes than the kernel had written to it.
         """
         return tuple(name for name in names if not self._is_intact(name))
 
@@ -84,7 +76,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
 
 
 class MappedWeights:
-    """Holds all tensors of one version. For one thread only."""
+    """Holds all tensors of one version in a `ScratchFile`. For one thread only."""
 
     def __init__(self) -> None:
         self._file: ScratchFile | None = None
@@ -99,7 +91,7 @@ class MappedWeights:
 
     @property
     def tensors(self) -> MappedTensors:
-        """Return the held version, which must be whole (`version` is not None)."""
+        """Return the tensors of the held version, which must be whole (`version` is not None)."""
         assert self.manifest is not None, "no version is held whole"
         assert self._file is not None, "it holds the version"
         return MappedTensors(self.manifest, self._file, dict(self._tensors))
@@ -107,25 +99,35 @@ class MappedWeights:
     def update(
         self, store: ObjectStore, target: Version, manifest_hash: str | None = None
     ) -> ResidentUpdate:
-        """Update as `ResidentWeights.update`; raises `StoreError` also where the disk has no
-        room.
+        """Update as `ResidentWeights.update`; raises `StoreError` also where the disk has no room.
+
+        1. If names, types or shapes differ from the held ones, a new file is reserved and the held
+           version is given up.
+        2. Every needed range is fetched and verified; an error here changes nothing.
+        3. Each tensor that differs is decoded from the file's own values, a segment at a time,
+           written back and compared with its hash. After an error `version` is None. The next
+           update repairs the file, because the hash of each tensor that is not torn (partly
+           written) is known. A tensor that was decoded from a wrong base is fetched again without
+           a base.
+
+        Memory is bounded as in `stream_version`.
         """
         manifest = read_manifest(store, target, manifest_hash)
         before = self.manifest
         layout = {name: (e.dtype, e.shape) for name, e in manifest.weights.tensors.items()}
         if layout != self._layout:
-            self._lay_out(manifest.weights.tensors)
+            self._lay_out(manifest.weights.tensors)  # 1
             self._layout, before = layout, None
         patches: dict[str, TensorPatch] = {}
         whole: dict[str, None] = {}
         fetched, wrong = 0, frozenset[str]()
         while True:
-            streamed = stream_tensors(store, manifest, HeldTensors(self._hashes, self._number))
+            streamed = stream_tensors(store, manifest, HeldTensors(self._hashes, self._number))  # 2
             fetched += streamed.fetched_bytes
             self.manifest = self.version = None
             self._number = min(self._number, target.number)
             try:
-                self._write(streamed, patches, whole)
+                self._write(streamed, patches, whole)  # 3
                 break
             except WrongBase as error:
                 if error.names <= wrong:
@@ -159,8 +161,8 @@ class MappedWeights:
         self, streamed: StreamedTensors, patches: dict[str, TensorPatch], whole: dict[str, None]
     ) -> None:
         """Write the tensors that differ, each compared with its hash. `patches` gets the changed
-        elements of a tensor, `whole` the name of one that was torn or may change in more than half
-        of its elements.
+        elements of a tensor. If the tensor was torn, or may change in more than half of its
+        elements, `whole` gets its name instead.
         """
         entries = streamed.manifest.weights.tensors
         differing = [name for name in entries if streamed.differs(name)]
@@ -208,7 +210,9 @@ class PatchParts:
 
 
 class PatchFile:
-    """Reserves a file for the patches of one update, which is freed with the last of them."""
+    """Reserves a file for the patches of one update, which list the changed elements for an engine
+    with its own copy. The file is freed with the last patch.
+    """
 
     def __init__(self, size: int) -> None:
         self._data = ScratchFile(size).data if size else memoryview(b"")

@@ -1,12 +1,9 @@
 """Publishes a weight version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
 folder, or a delta, which holds the differences of its tensors from the parent's.
 
-Objects under the version's folder are only ever created, the manifest last. A writer that was
-killed half-way calls `publish_version` again and finds its own objects there. No reader uses the
-version before `advance_pointer` (`pointer.py`) has moved the pointer to it.
-
-A delta file is a valid safetensors file whose tensors are the payloads (the encoded differences),
-as U8. An unchanged tensor has no payload. Equal inputs give equal bytes.
+Objects under the version's folder are only ever created, the manifest last, and equal inputs give
+equal bytes. No reader uses the version before `advance_pointer` (`pointer.py`) has moved the
+pointer to it.
 """
 
 import json
@@ -69,9 +66,9 @@ class ParentVersion:
 
 @dataclass(frozen=True, slots=True)
 class EncodedDifferences:
-    """Holds a version's encoded tensors: what the manifest states about each, and the payloads. All
-    payloads are in memory, at most about one full version. `bases` has the hash of each parent's
-    tensor.
+    """Holds a version's encoded tensors: the manifest's entry for each, and the payloads. All
+    payloads are in memory, at most about one full version. `bases` has the hash of each tensor's
+    base, the parent's tensor; "" where the tensor has none.
     """
 
     weights: TensorFiles
@@ -86,8 +83,8 @@ class EncodedDifferences:
 def encode_version(
     tensors: Mapping[str, torch.Tensor], parent: ParentVersion
 ) -> EncodedDifferences:
-    """Encode every tensor as its difference from the parent's of the same name, and new and
-    reshaped ones completely.
+    """Encode every tensor as its difference from the parent's tensor of the same name; new tensors,
+    and tensors of another dtype or shape, completely.
     """
     kept, tied = untie(tensors)
     entries: dict[str, TensorEntry] = {}
@@ -124,7 +121,10 @@ def write_delta(
     shard_bytes: int,
     stem: str = DELTA_STEM,
 ) -> Delta:
-    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone. Each is
+    a valid safetensors file whose tensors are the payloads (the encoded differences), as U8. An
+    unchanged tensor has no payload.
+    """
     payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
     sizes = {name: len(payload) for name, payload in payloads.items()}
     shards = plan_shards(sizes, shard_bytes)
@@ -190,7 +190,8 @@ def publish_version(
     parent_tensors: Tensors | None = None,
     anchor_due: bool = True,
 ) -> Manifest:
-    """Write the complete version and return its manifest; idempotent.
+    """Write the complete version and return its manifest. Idempotent: a writer that was killed
+    half-way calls it again and finds its own objects.
 
     The version is an anchor if one is due or the parent's tensors are not given; an anchor also
     holds its delta if that is small. Tensors that share memory are stored once, and distributed
@@ -199,7 +200,7 @@ def publish_version(
 
     The steps: (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest.
     Raises `StoreError` if the version exists with other content. A process that does not complete
-    the version writes its part of (1) alone.
+    the version (`NewVersion.completes`) writes only its part of (1).
     """
     differences = None
     if parent is not None and parent_tensors is not None:
@@ -291,8 +292,8 @@ def shard_index(weights: TensorFiles) -> bytes:
 
 
 def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Create the manifest of a version whose files are written, or return the one that an earlier
-    call with the same content left.
+    """Create and return the manifest of a version whose files are written, or return the manifest
+    that an earlier call with the same content created.
     """
     key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:

@@ -1,9 +1,10 @@
-"""Decides which weight versions to delete, deletes them, and keeps the versions that readers have
-pinned because they are behind (invariant 11).
+"""Decides which weight versions to delete (`plan_retention`, a pure function), deletes them
+(`delete_versions`), and lets readers pin versions that they still need (invariant 11).
 
-The plan is a pure function over values. Deletion takes the newest version first, so that no delta
-is left without its base, and the manifest of each version first, so that the rest of a partly
-deleted version is never taken for a complete one.
+A reader that is behind, for instance an evaluation, pins versions in the store (`VersionPins`);
+the trainer reads all pins (`PinnedByReaders`) before it plans. All manifests are deleted before any
+other file, those of the newest versions first. So after a crash no complete delta is left without
+its base, and no partly deleted version counts as complete.
 """
 
 import logging
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """Describes a version's folder. A delta or adapter applies to `base`; without a manifest the
-    version is not `whole`.
+    """Describes a version whose folder is in the store. A delta or adapter applies to `base`; an
+    anchor has none. Without a manifest the version is not `whole` (complete).
     """
 
     version: Version
@@ -41,8 +42,8 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Names the versions to delete, oldest first. `unpinned` are those among them that readers have
-    pinned but that exceed the bound.
+    """Names the versions to delete, oldest first. `unpinned` are those of them that are pinned and
+    deleted nevertheless, because the bound leaves no room for them.
     """
 
     delete: tuple[Version, ...]
@@ -56,15 +57,18 @@ def plan_retention(
     keep_every: int,
     versions_max: int,
 ) -> RetentionPlan:
-    """Plan to keep at most `versions_max` complete versions, with every base that one of them
-    needs.
+    """Plan to keep at most `versions_max` versions, the bases that they need included. `pinned` are
+    the versions that rollouts, open partials and other readers still need.
 
-    Versions above the pointer, under its term or a higher one, are being published and stay. Then,
-    until the bound is reached, these stay in this order: the believed version (always), the newest
-    one before it (its fetch may be under way), pinned ones, multiples of `keep_every`, the rest.
-    Each kind goes newest first, so the oldest pinned versions are given up first. Versions without
-    a manifest or a base are deleted, and so are versions of lower terms above the pointer, which
-    will never be believed.
+    Versions that are being published always stay: those of a higher term than the pointer's, and
+    those of its own term with a number above the believed one. Then, until the bound is reached,
+    these stay in this order: the believed version (always), the newest other one (its fetch may be
+    under way), pinned ones, multiples of `keep_every` (0: none), the rest. Each kind goes newest
+    first, so the oldest pinned versions are given up first.
+
+    All others are deleted, whatever the bound: versions that lack their manifest or a base, and,
+    unless pinned, versions of lower terms with a number above the believed one, because they will
+    never be believed.
     """
     whole = {stored.version: stored for stored in versions if stored.whole}
     coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
@@ -83,7 +87,7 @@ def plan_retention(
 
 
 def _is_readable(version: Version, whole: dict[Version, StoredVersion]) -> bool:
-    """Return whether every version below it exists, down to its anchor."""
+    """Return whether all bases of the version exist, down to its anchor."""
     return all(whole[v].base is None or whole[v].base in whole for v in _chain(version, whole))
 
 
@@ -122,7 +126,7 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def listed_versions(store: ObjectStore) -> list[Version]:
-    """Return the versions with any object under `weights/`, oldest first."""
+    """Return the versions of which any object is in the store, oldest first."""
     keys = (entry.key.split("/") for entry in store.list("weights/"))
     folders = sorted({parts[1] for parts in keys if len(parts) > 2})
     return [version for name in folders if (version := parse_version(name)) is not None]
@@ -131,10 +135,11 @@ def listed_versions(store: ObjectStore) -> list[Version]:
 def stored_versions(
     store: ObjectStore, known: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
-    """Return the versions under `weights/`, oldest first, by listing: for the trainer and for
-    people.
+    """Return the versions in the store, oldest first. It lists the store and reads a manifest per
+    version, so only the trainer, evaluation and commands that show versions call it; a rollout
+    follows announcements.
 
-    A complete version never changes, so the manifests of `known` ones are not read again.
+    A complete version never changes, so the manifests of `known` versions are not read again.
     """
     whole = {stored.version: stored for stored in known if stored.whole}
     return [whole.get(version) or _stored(store, version) for version in listed_versions(store)]
@@ -146,14 +151,15 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
     except ObjectMissing:
         return StoredVersion(version, whole=False)
     except CorruptObject:
-        return StoredVersion(version)  # kept like a complete one: damage needs no early delete
+        return StoredVersion(version)  # kept as a complete one: damage is no reason to delete it
     return StoredVersion(version, manifest.base)
 
 
 def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
     """Delete the versions of the plan: their manifests, newest first, then all other files.
 
-    Idempotent, also after an interruption. Raises `Fenced` if `term` lost the pointer.
+    Idempotent, also after an interruption. Raises `Fenced` once a trainer of a higher term than
+    `term` owns the pointer.
     """
     for version in reversed(plan.delete):
         _check_deletable(store, version, term)
@@ -175,12 +181,14 @@ def _check_deletable(store: ObjectStore, version: Version, term: int) -> None:
 PIN_PREFIX = "pins/"
 PIN_EVERY_S = 10.0
 PIN_LIVE_S = 60.0  # a pin that is not renewed ends after this time on the trainer's own clock
-PINNED_MAX = 4  # versions of one reader
+PINNED_MAX = 4  # most versions that one reader can pin
 
 
 @dataclass(frozen=True, slots=True)
 class PinRecord:
-    """Names the versions that one reader reads next; `renewals` changes while the reader lives."""
+    """Names the versions that one reader has pinned; `renewals` is another number after each
+    renewal, so an unchanged record shows that its reader is dead.
+    """
 
     name: str
     versions: tuple[Version, ...]
@@ -188,9 +196,9 @@ class PinRecord:
 
 
 class VersionPins:
-    """Keeps one reader's pins, `pins/<name>.json`: retention keeps these versions, within
-    `versions_max`, while this object lives. A thread renews the pins; `close` ends it and removes
-    them.
+    """Pins versions for the reader `name`, in the object `pins/<name>.json`: retention prefers them
+    to others, within `versions_max`, until `close`. A thread renews the pins every `every_s`
+    seconds; `close` ends the thread and removes the pins.
     """
 
     def __init__(self, store: ObjectStore, name: str, every_s: float = PIN_EVERY_S) -> None:
@@ -198,12 +206,12 @@ class VersionPins:
         self._key = f"{PIN_PREFIX}{name}.json"
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._versions: tuple[Version, ...] = ()
-        self._renewals = secrets.randbits(48)  # a later process of this name counts from elsewhere
+        self._renewals = secrets.randbits(48)  # a restarted reader's numbers differ from these
         self._thread = threading.Thread(target=self._run, name="pins", daemon=True)
         self._thread.start()
 
     def set(self, versions: Sequence[Version]) -> None:
-        """Pin these versions, the first `PINNED_MAX` of them, in place of the earlier ones."""
+        """Pin the first `PINNED_MAX` of these versions, in place of those pinned before."""
         with self._lock:
             wanted = tuple(versions[:PINNED_MAX])
             if wanted != self._versions:
@@ -234,8 +242,9 @@ class VersionPins:
 
 
 class PinnedByReaders:
-    """Returns the versions that living readers have pinned. A pin counts until its record has
-    stayed unchanged for `PIN_LIVE_S`, so pins of a killed reader end by themselves.
+    """Returns, at each call, the versions that living readers have pinned. A pin counts until its
+    record has stayed unchanged for `PIN_LIVE_S` on the caller's clock, so pins of a killed reader
+    end by themselves.
     """
 
     def __init__(self, store: ObjectStore, monotonic: Callable[[], float] = time.monotonic) -> None:

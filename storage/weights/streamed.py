@@ -1,22 +1,9 @@
 """Streams the tensors of one version to an engine whose own memory is the base of deltas; no second
-copy of the weights is kept.
+copy of the weights is kept. `docs/explanation/weights.md` ("Streamed into the engine") has the
+steps: the served weights change only in the last, after everything was fetched and verified.
 
-A version is applied in three steps; the served weights change only in the third.
-
-1. Beside decoding, `stream_version` fetches every needed range into a file without a name and
-   compares each payload and each complete tensor with its hash. Damaged bytes are fetched by
-   another path. A store that fails and a version that is withdrawn are errors of this step.
-2. Beside decoding, the engine reads all `parts` once: each is decoded from the engine's own values,
-   and each tensor is compared with its hash. The values to write go to a second file. A tensor
-   that the engine does not give back bit for bit is a `WrongBase`; it is then fetched without a
-   base (step 1).
-3. Decoding stops, the engine copies from the files and then decodes again. From the first write to
-   the last one the engine holds no version; an error in between leaves it without one, and it
-   generates nothing.
-
-The files are in the folder of temporary files and end with the process, also after `kill -9`
-(`ScratchFile`). Their pages are the kernel's cache. Memory of the process is bounded by two pieces
-of a range and by a few segments of a tensor, whatever the size of the version.
+The fetched bytes are in a `ScratchFile`. Memory of the process is bounded by two pieces of a range
+and by a few segments of a tensor, whatever the size of the version.
 """
 
 import mmap
@@ -58,7 +45,9 @@ StepKey = tuple[Version, str, bool]
 
 
 class WrongBase(CorruptObject):
-    """After their deltas were applied, the tensors `names` are not those of the version."""
+    """After their deltas were applied, the tensors `names` are not those of the version: the engine
+    does not give them back bit for bit. The caller then fetches them without a base.
+    """
 
     def __init__(self, names: Collection[str], version: Version) -> None:
         self.names = frozenset(names)
@@ -71,8 +60,8 @@ class WrongBase(CorruptObject):
 @dataclass(frozen=True, slots=True)
 class TensorPart:
     """Holds elements of a tensor from position `begin` on, as bits. `changed` are the positions
-    within the part that differ from the base, ascending; None: all may differ. With `is_mapped` the
-    values are in a file.
+    within the part that may differ from the base, ascending; None: all may differ. With `is_mapped`
+    the values are in a file.
     """
 
     begin: int
@@ -140,8 +129,8 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return tensor_of(bits.view(np.uint8).data, entry.dtype, entry.shape)
 
     def parts(self, name: str, base: ReadElements | None = None) -> Iterator[TensorPart]:
-        """Yield all elements of a tensor, a segment at a time; `base` reads those of the held
-        tensor.
+        """Yield all elements of a tensor, decoded a segment at a time; `base` reads the elements of
+        the held tensor.
 
         After the last part the whole tensor is compared with its hash: raises `WrongBase` if it
         differs and `base` was read, otherwise `CorruptObject`.
@@ -207,10 +196,12 @@ def stream_version(
     held: Manifest | None = None,
     without: Collection[str] = (),
 ) -> StreamedTensors:
-    """Fetch the ranges that turn the tensors of `held` into those of `target`, each verified. The
+    """Fetch the ranges that turn the tensors of `held` into those of `target`. Each payload and
+    each complete tensor is compared with its hash; a damaged one is fetched by another path. The
     held tensors named in `without`, by any name, are not used as a base.
 
-    Raises as `ResidentWeights.update` does; then nothing was changed anywhere.
+    Raises as `ResidentWeights.update` does, also if the store fails or the version is withdrawn;
+    then nothing was changed anywhere.
     """
     manifest = read_manifest(store, target, manifest_hash)
     known = {} if held is None else {name: held.weights.entry(name) for name in held.weights.names}
@@ -239,9 +230,11 @@ def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) ->
 
 
 class ScratchFile:
-    """Holds zeroed bytes on disk, in the folder of temporary files (`TMPDIR`). The file has no name
-    and is freed with its last user, also after `kill -9`. Its space is reserved: no later write
-    fails.
+    """Holds zeroed bytes on disk, in the folder of temporary files (`TMPDIR`). Its pages are the
+    kernel's cache, which all processes that map the file share.
+
+    On Linux the file has no name and is freed with the last process that maps it, also after
+    `kill -9`. Where the system has `posix_fallocate`, its space is reserved: no later write fails.
     """
 
     def __init__(self, size: int) -> None:
@@ -266,9 +259,16 @@ class ScratchFile:
         """Return the path at which other processes of this machine open the file while this object
         exists.
         """
-        if isinstance(self._file.name, str):
-            return self._file.name
-        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        return path_of_open_file(self._file)
+
+
+def path_of_open_file(file: IO[bytes]) -> str:
+    """Returns the path at which other processes of this machine open a file that has no name (or
+    open its name) while this process has it open.
+    """
+    if isinstance(file.name, str):
+        return file.name
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _open_nameless() -> IO[bytes]:

@@ -1,13 +1,5 @@
-"""Converts tensors to bytes and back, hashes them, and defines tensors that several processes hold
-together.
-
-The hash of a tensor is xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype names, no
-spaces) followed by its little-endian row-major bytes, so any language can verify it.
-
-Distributed tensors belong to one moment, each whole in one process. Every process writes its own
-objects in parallel; the calling process collects what the manifest states about all of them and
-writes the manifest last. Invariant 6 holds, since a process answers only once its objects are
-durable. The written objects differ from those of a single process only in the names of the files.
+"""Converts tensors to bytes and back, hashes them (`tensor_hash`), and defines tensors that several
+processes hold together (`DistributedTensors`).
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +38,9 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
-    """Return the hash of a tensor by its safetensors dtype name, shape and bytes."""
+    """Return the hash of a tensor: xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype
+    name, no spaces) followed by its little-endian row-major bytes. Any language can verify it.
+    """
     hasher = tensor_hasher(dtype, shape)
     hasher.update(data)
     return hasher.hexdigest()
@@ -70,18 +64,26 @@ def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Ten
     """Return the tensor with these bytes, sharing their memory."""
     if not data.nbytes:
         return torch.empty(shape, dtype=DTYPES[dtype])
-    flat = torch.from_numpy(np.frombuffer(data, dtype=np.uint8))  # pyright: ignore[reportUnknownMemberType]
+    flat = torch.from_numpy(  # pyright: ignore[reportUnknownMemberType]
+        np.frombuffer(data, dtype=np.uint8)
+    )
     return flat.view(DTYPES[dtype]).reshape(shape)
 
 
 def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return each memory once, under its first name, and a map from the other names to that one."""
+    """Return each tensor once, under its first name, and a map from the names that share its memory
+    to the first name.
+    """
     kept: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in tensors.items():
         # Tensors on the meta device have no address; tied ones are one storage there too.
-        address = tensor.untyped_storage()._cdata if tensor.is_meta else tensor.data_ptr()  # pyright: ignore[reportPrivateUsage]
+        address = (
+            tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+            if tensor.is_meta
+            else tensor.data_ptr()
+        )
         place = (tensor.device, address, tensor.dtype, tensor.shape, tensor.stride())
         owner = first.setdefault(place, name) if tensor.numel() else name
         if owner == name:
@@ -95,17 +97,25 @@ _V = TypeVar("_V")
 
 
 class DistributedTensors(ABC):
-    """Holds tensors in several processes; every call raises an error that any of them raised."""
+    """Holds the tensors of one moment, divided among several processes. Each call is a collective:
+    all processes make the same calls in the same order, and each gets the results of all. If a call
+    fails in one process, it raises an error in every one.
+
+    Every process writes its own objects in parallel, and a call that writes returns only once the
+    objects of all processes are durable. One process then writes the manifest, so invariant 6
+    holds. Tensors and hashes are those that a single process would write; only their division into
+    files may differ.
+    """
 
     @abstractmethod
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        """Write as `write_shards` in `shards.py`, under a stem of its own for each process."""
+        """Do what `write_shards` in `shards.py` does. No two processes write the same file."""
 
     @abstractmethod
     def differences(self, parent: Manifest, base: "DistributedTensors") -> "DistributedDifferences":
-        """Encode as `encode_version` in `publish.py`; `base` are the parent's tensors."""
+        """Do what `encode_version` in `publish.py` does; `base` holds the parent's tensors."""
 
     @abstractmethod
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -121,7 +131,7 @@ class DistributedDifferences(ABC):
 
     @abstractmethod
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
-        """Write as `write_delta` in `publish.py`."""
+        """Do what `write_delta` in `publish.py` does."""
 
 
 Tensors = Mapping[str, torch.Tensor] | DistributedTensors
@@ -129,7 +139,7 @@ Tensors = Mapping[str, torch.Tensor] | DistributedTensors
 
 
 def local_tensors(tensors: Tensors) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of one process; distributed ones are a programmer error."""
+    """Return the tensors if one process holds them; distributed ones are a programmer error."""
     assert not isinstance(tensors, DistributedTensors), "these tensors are in several processes"
     return tensors
 

@@ -1,5 +1,8 @@
-"""Verifies a stored version against its manifest (every hash is computed again), and compares two
-versions of a run tensor by tensor, as bits.
+"""Verifies a stored weight version, and compares two versions: `rollstream weights verify` and
+`diff`.
+
+`verify_version` computes every hash in the manifest again from the stored bytes. `compare_versions`
+finds differing tensors by their hashes, fetches only these, and compares them as bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +26,9 @@ BATCH_BYTES = 256 << 20  # bytes of tensors in memory at a time, for each of the
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """Describes a tensor that differs: `changed` of `elements` elements, all of them if only one
-    version has it or the shapes differ. `largest` is the largest absolute difference, None if there
-    is none.
+    """Describes a tensor that differs in `changed` of its `elements`: in all of them if only one
+    version has the tensor, or if dtype or shape differ. `largest` is the largest absolute
+    difference of two elements, None if the elements were not compared or are not floats.
     """
 
     name: str
@@ -37,8 +40,10 @@ class TensorDifference:
 def compare_versions(
     store: ObjectStore, first: Manifest, second: Manifest
 ) -> Iterator[TensorDifference]:
-    """Yield the tensors that differ, in the order of the second version; then those that only the
-    first has.
+    """Yield the tensors that differ: first those with equal dtype and shape, in the order of the
+    second version; then the others of the second version; then those that only the first has. A
+    tied tensor appears once. At most `BATCH_BYTES` of each version are in memory, unless one tensor
+    is larger.
     """
     mine, other = first.weights, second.weights
     both = [name for name in other.tensors if name in mine.names]
@@ -55,6 +60,7 @@ def compare_versions(
 
 
 def _form(manifest: Manifest, name: str) -> tuple[object, ...]:
+    """Return dtype and shape of a tensor."""
     entry = manifest.weights.entry(name)
     return entry.dtype, entry.shape
 
@@ -78,10 +84,13 @@ def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:
 
 
 def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
-    """Return the manifest and "", or the first problem, which names the tensor and the object.
+    """Return the version's manifest, None if it cannot be read, and a text: "" if the version is
+    correct, else the first problem, with the names of tensor and object.
 
-    (1) Every file is compared with its hash and, if it differs, the tensors in it are. (2) Every
-    tensor is made from the stored objects, as a reader without any tensors would make it.
+    1. Compare every file of the version with its hash. If they differ, compare the hashes of its
+       tensors, to name the damaged ones.
+    2. Make every tensor as a reader without any tensors would: from this version's files and, for
+       a delta, from those of earlier versions.
     """
     manifest = None
     try:
@@ -95,7 +104,9 @@ def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | Non
 
 
 def _files(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
-    """Yield problems of the version's own objects, with one file in memory at a time."""
+    """Yield a text for each file of the version that is missing or differs from its hash, with one
+    file in memory at a time.
+    """
     folder = version_folder(manifest.version)
     for file in manifest.files:
         try:
@@ -109,6 +120,7 @@ def _files(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
 
 
 def _damaged(manifest: Manifest, file: FileEntry, data: bytes) -> Iterator[str]:
+    """Yield the tensors of a file, complete or as deltas, whose bytes differ from their hash."""
     for name, entry in manifest.weights.tensors.items():
         part = data[entry.start : entry.end]
         if entry.file == file.name and tensor_hash(entry.dtype, entry.shape, part) != entry.hash:

@@ -1,5 +1,8 @@
-"""Repeats cluster requests until the cluster answers: a failed client is closed and replaced, with
-growing pauses up to a deadline.
+"""Repeats failed requests to a Kafka cluster, with growing pauses, until the cluster answers or a
+deadline passes. So a restarting broker delays a request but does not fail it.
+
+`call_with_retries` is the loop for any request. `RetryingAdmin` uses it for requests of an admin
+client (topics, their offsets, positions of consumer groups), and replaces a client that failed.
 """
 
 import logging
@@ -17,23 +20,25 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ANSWER_S = 60.0  # a restarting broker is back within this time
-PAUSE_S = 0.05
+PAUSE_S = 0.05  # before the first retry, doubled before each later one
 PAUSE_S_MAX = 2.0
 
 
 def call_with_retries(
     what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
-    """Return the result of `once`, retried after `repair` while the cluster does not answer.
+    """Return the result of `once`. While it fails because the cluster does not answer, call
+    `repair` with the error, pause, and call `once` again. `what` names the request in errors.
 
-    Raises `BusTimeout` after `answer_s`, and `BusError` at once if the broker rejects the request.
+    Raises `BusTimeout` when `answer_s` have passed. Raises at once a `BusError` of `once`, and
+    `BusError` if the broker rejects the request for good.
     """
     deadline, pause_s = Deadline(answer_s), PAUSE_S
     while True:
         try:
             return once()
         except (KafkaError, OSError) as error:
-            if isinstance(error, BusError):
+            if isinstance(error, BusError):  # a subclass of OSError, but no failure to answer
                 raise
             repair(error)
             if isinstance(error, KafkaError) and is_permanent(error):
@@ -50,7 +55,10 @@ def call_with_retries(
 
 
 class RetryingAdmin:
-    """Keeps one admin client at a time, which threads share."""
+    """Sends administrative requests through one client, made by `make` when one is needed; threads
+    share it, one request at a time. A failed client is closed, and the retry uses a new one.
+    `where` names the cluster in errors.
+    """
 
     def __init__(self, where: str, make: Callable[[], Admin], answer_s: float) -> None:
         self._where = where
@@ -60,7 +68,9 @@ class RetryingAdmin:
         self._admin: Admin | None = None
 
     def call(self, what: str, request: Callable[[Admin], T]) -> T:
-        """Return the result of `request`, retried as in `call_with_retries`."""
+        """Return the result of `request`, which gets the client; retries and raises as
+        `call_with_retries` does. `what` names the request in errors.
+        """
         with self._lock:
             what = f"{what} at {self._where}"
             return call_with_retries(
@@ -68,14 +78,15 @@ class RetryingAdmin:
             )
 
     def close(self) -> None:
+        """Close the client; a later call makes a new one."""
         with self._lock:
             admin, self._admin = self._admin, None
             if admin is not None:
                 admin.close()
 
     def _drop(self, error: Exception) -> None:
-        """Close the failed client. It caches coordinators and controllers, which a new client looks
-        up again.
+        """Close the failed client: it caches which brokers are coordinators and controller, and a
+        new client looks them up again.
         """
         self.close()
 

@@ -1,12 +1,8 @@
 """Implements the bus contract over Apache Kafka, for runs on several machines.
 
-A record whose offset `append` returned is on all in-sync replicas. Topics and consumer groups are
-named `<prefix>.<name>`. Groups' positions are Kafka's own committed offsets, with the fence as
-their metadata. `docs/reference/kafka.md` has the differences from the other back ends and the
-brokers' settings.
-
-`Appender` writes. An exact read borrows a `Cursor`; polling loops read from the `PrefetchConsumer`
-where it serves them. `RetryingAdmin` sends all other requests.
+A record whose offset `append` returned is on all in-sync replicas. `docs/reference/kafka.md` has
+the names of topics and groups on the brokers, the settings of the brokers, and the differences from
+the other back ends.
 """
 
 import json
@@ -61,7 +57,11 @@ CLOSE_S = 10.0
 class KafkaBus:
     """Implements `Bus`. Threads may share it; after a fork a process opens its own.
 
-    A request that the brokers do not answer is repeated for `answer_s`, an append for two minutes.
+    `Appender` writes. An exact read borrows a `Cursor`; polling loops read from the
+    `PrefetchConsumer` where it serves them. `RetryingAdmin` sends all other requests. A request
+    that the brokers do not answer is repeated for `answer_s`, an append for two minutes.
+
+    Positions of groups are Kafka's own committed offsets, with the fence as their metadata.
     """
 
     def __init__(
@@ -304,12 +304,13 @@ class KafkaBus:
 
 
 def _format_fence(fence: Fence) -> str:
+    """Return the fence as the metadata of a commit; "" for an empty fence."""
     return json.dumps([fence.term, fence.sequence]) if fence != Fence() else ""
 
 
 def _parse_fence(text: str) -> Fence:
-    """Return the fence in a commit's metadata; an empty one if it has none, as in commits of
-    foreign tools.
+    """Return the fence in a commit's metadata; an empty one if the metadata has none, as in commits
+    of foreign tools.
     """
     try:
         term, sequence = json.loads(text)

@@ -1,13 +1,5 @@
-"""Reads topics at explicit positions, with consumers that are kept between reads.
-
-A `Cursor` reads one topic. A read that starts where the last one ended continues without a seek and
-fetches nothing twice; any other position is sought. Records that were fetched but not yet requested
-stay in the cursor, bounded by the size of a response.
-
-A `CursorPool` recognises a reader by its positions: it lends the cursor that ended exactly there.
-Otherwise a new cursor is made, up to a bound. Beyond the bound the least recently used cursor of
-the topic is moved, or the least recently used of another topic gives up its consumer: a new
-consumer costs connections and half a dozen requests.
+"""Reads topics at explicit positions, with consumers that are kept between reads, so that
+consecutive reads fetch no record twice.
 """
 
 import threading
@@ -20,12 +12,17 @@ from rollstream.errors import BusTimeout
 from rollstream.streams.bus import Bus, Message, check_position
 from rollstream.streams.kafka.client import Consumer, OffsetOutOfRange
 
-SLICE_S = 0.5  # a waiting reader checks so often whether its position still exists
+SLICE_S = 0.5  # between two checks of a waiting reader whether its position still exists
 RECORDS_MAX = 100_000  # more records than one response holds
 
 
 class Cursor:
-    """Serves one reader of a topic; only one thread at a time may use it."""
+    """Serves one reader of one topic; only one thread at a time may use it.
+
+    A read that starts where the last one ended continues without a seek; any other position is
+    sought. Records that were fetched but not yet requested stay in the cursor: those of two
+    responses at most, since the next response is requested while the caller processes one.
+    """
 
     def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
         self._bus = bus  # its own connection: the consumer's may wait long for a response
@@ -46,8 +43,9 @@ class Cursor:
         wait_s: float,
         answer_s: float | None,
     ) -> list[Message]:
-        """Read as `Bus.read`. Raises `BusTimeout` if the brokers do not state within `answer_s`
-        whether there are records; with None they are not asked.
+        """Read as `Bus.read`. Before an empty result the brokers are asked whether there are
+        records; raises `BusTimeout` if there are but none arrives within `answer_s`. With None the
+        brokers are not asked.
         """
         is_sequential = not self._seek(positions)
         deadline = Deadline(wait_s)
@@ -56,7 +54,7 @@ class Cursor:
             if messages:
                 return messages
             if self._fetch(min(deadline.remaining_s(), SLICE_S), positions):
-                if is_sequential:  # request the next response while the caller works on this one
+                if is_sequential:  # request the next response while the caller processes this one
                     self._fetch(0.0, positions)
             elif answer_s is None:
                 if deadline.passed():
@@ -147,7 +145,14 @@ CURSORS_MAX = 16
 
 
 class CursorPool:
-    """Lends cursors to threads, each cursor to one of them at a time."""
+    """Lends cursors to threads, each cursor to one of them at a time.
+
+    The pool recognises a reader by its positions: it lends the cursor that ended exactly there.
+    Otherwise it makes a new cursor, up to `PER_TOPIC_MAX` of a topic; beyond that it lends the
+    topic's least recently used cursor, which seeks. Once `CURSORS_MAX` are kept, a new cursor takes
+    the consumer of the least recently used one, because a new consumer costs connections and half a
+    dozen requests.
+    """
 
     def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
         self._make = make
@@ -156,8 +161,8 @@ class CursorPool:
 
     @contextmanager
     def borrowed(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
-        """Yield the best cursor for a read at these positions. After an error it is closed, not
-        kept.
+        """Yield the best cursor for a read at these positions. After an error the cursor is closed,
+        not kept.
         """
         cursor = self._borrow(topic, positions) or self._make(topic, self._spare_consumer())
         try:

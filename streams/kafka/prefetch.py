@@ -1,12 +1,9 @@
 """Prefetches followed topics: one consumer and one polling thread for all topics that a process
-follows.
+follows. Each has a feed: fetched records that wait for the topic's reader. A role polls its topics
+many times a second; such a poll only reads memory here.
 
-A role polls its topics many times a second. Such a poll reads only memory here: one fetch request
-covers every followed topic, and the broker holds it until a record arrives. Each followed topic has
-a feed (`_TopicBuffer`), the buffer of its fetched records. A reader that cannot be served here (a
-position before records already handed out, a second reader of a topic, an error) reads with a
-cursor of its own (`cursors.py`), which also reports the error. A truncated position ends only the
-feed of its own topic; the other feeds and the consumer continue.
+A reader that cannot be served here (a position before records already handed out, a second reader
+of a topic, an error) reads with a cursor of its own (`cursors.py`), which also reports the error.
 """
 
 import logging
@@ -27,7 +24,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5  # one poll; also how long a topic that is new here may wait for its first fetch
 PAUSE_S = 0.05
 RECORDS_MAX = 10_000
-WAITING_BYTES_MAX = 8 << 20  # of one topic; it is fetched again when its reader has caught up
+WAITING_BYTES_MAX = 8 << 20  # of one topic; at this bound its reader must take some first
 UNUSED_S = 10.0  # a feed without a reader is dropped after this time
 IN_USE_S = 1.0  # for this long after its last use a feed belongs to its reader
 RESTART_PAUSE_S = 1.0  # pause after an error
@@ -35,9 +32,9 @@ RESTART_PAUSE_S = 1.0  # pause after an error
 
 @dataclass(slots=True, eq=False)
 class _TopicBuffer:
-    """Buffers one topic for its reader. `at` is the reader's next offset by partition, `end` the
-    offset after the last fetched record. `used_s` is the time of the last use, `waiting` holds the
-    fetched records.
+    """The feed of one followed topic: buffers fetched records for the topic's reader. `at` is the
+    reader's next offset by partition, `end` the offset after the last fetched record. `used_s` is
+    the time of the last use, `waiting` holds the fetched records.
     """
 
     at: dict[int, int]
@@ -57,8 +54,8 @@ class _TopicBuffer:
         return self.lost is None and self.bytes < WAITING_BYTES_MAX
 
     def continues_at(self, positions: Mapping[int, int]) -> bool:
-        """Return whether the positions are in the reader's partitions, at its offsets or after
-        them.
+        """Return whether the positions are in exactly the reader's partitions, at its offsets or
+        after them.
         """
         return self.at.keys() == positions.keys() and all(
             offset >= self.at[p] for p, offset in positions.items()
@@ -84,7 +81,12 @@ class _TopicBuffer:
 
 
 class PrefetchConsumer:
-    """Reads followed topics; threads share it, and only its own thread uses the consumer."""
+    """Reads followed topics; threads share it, and only its own thread uses the consumer.
+
+    One fetch request covers every followed topic, and the broker holds it until a record arrives.
+    Each followed topic has a feed (`_TopicBuffer`). A truncated position ends only the feed of its
+    own topic; the other feeds and the consumer continue.
+    """
 
     def __init__(self, make: Callable[[int], Consumer]) -> None:
         self._make = make
@@ -224,8 +226,8 @@ class PrefetchConsumer:
             self._changed.notify_all()
 
     def _drop_and_pause(self) -> None:
-        """Drop all feeds and pause. Readers fall back to cursors, which raise the error themselves,
-        and have feeds again afterwards.
+        """Drop all feeds and pause. Readers fall back to cursors, which raise the error themselves;
+        their next reads here begin new feeds.
         """
         with self._changed:
             self.restarts += 1

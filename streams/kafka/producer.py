@@ -1,11 +1,6 @@
 """Appends records with a bound on the bytes in flight, over one idempotent producer that all
-threads share. kafka-python's producer has no such bound.
-
-The stored records of one append to one partition are always a prefix of it: the first failing
-record ends the whole producer before it sends anything later, and the next append creates a new
-one. Otherwise a writer's #5 could be lost and its #6 stored, a gap that stops every reader
-(invariant 7). Records in flight at that moment are in doubt: they may have been stored, and a
-repeated append is recognised by its sequence number.
+threads share; kafka-python's producer has no such bound. The stored records of one append to one
+partition are always a prefix of it.
 """
 
 import logging
@@ -54,7 +49,7 @@ RecordToSend = tuple[int, bytes, bytes | None, int]
 
 RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
 COPIES = 2  # the caller's value, and the batch that it is copied into
-SLACK_S = 30.0  # beyond the producer's own limit: without an answer by then its thread is dead
+SLACK_S = 30.0  # beyond the producer's own limit; without a result by then its thread is dead
 
 
 def record_cost_bytes(record: RecordToSend) -> int:
@@ -63,8 +58,8 @@ def record_cost_bytes(record: RecordToSend) -> int:
 
 
 def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, stop and cost of runs of records that fit the bound; a single record may be
-    above it.
+    """Yield start, stop and cost of consecutive ranges of records that fit the bound `limit`; a
+    single record may be above it.
     """
     start = total = 0
     for index, record in enumerate(records):
@@ -106,7 +101,14 @@ class _BatchInFlight:
 
 
 class Appender:
-    """Appends for all threads, over one producer at a time, as this module's docstring promises."""
+    """Appends for all threads, over one producer at a time.
+
+    The stored records of one append to one partition are always a prefix of it: the first failing
+    record ends the whole producer before it sends anything later, and the next append creates a new
+    one. Otherwise a writer's #5 could be lost and its #6 stored, a gap that stops every reader
+    (invariant 7). Records in flight at that moment are in doubt: they may have been stored, and a
+    repeated append is recognised by its sequence number.
+    """
 
     def __init__(
         self,

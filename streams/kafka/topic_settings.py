@@ -1,10 +1,10 @@
-"""Converts a `Topic` to the settings of a broker's topic and back, by pure functions.
+"""Converts a `Topic` to the settings of a Kafka topic (`configs_of`) and back (`topic_of`), by pure
+functions.
 
-All fields but `writer` can be recovered from the broker; the record limit follows from
-`max.message.bytes`, which is that limit plus room for a whole batch. The writer comes from the
-catalogue, or from this process if it created the topic. So does the number of partitions if the
-broker has more: a key's partition must not change, so partitions that an administrator adds stay
-empty and are not read.
+Two fields do not come back from the broker: `writer`, which Kafka does not have, and `partitions`,
+which an administrator may have raised. Both come from the catalogue of topics, or from the process
+that creates the topic. A key must keep its partition, so added partitions stay empty and are not
+read.
 """
 
 import dataclasses
@@ -16,20 +16,21 @@ from rollstream.errors import BusError
 from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
-"""Room for a batch of small records, or for the parts of a request around one large record. With
-the largest record of a log with an object store this makes exactly the 2 MiB that managed services
-allow.
+"""`max.message.bytes` is the topic's record limit plus this room: for a batch of small records, or
+for the parts of a request around one large record. With an object store the largest record has
+1 MiB and `KEY_BYTES_MAX` (claim check), so the sum is the 2 MiB that managed services allow.
 """
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
-CATALOGUE = {topic.name: topic for topic in catalogue()}
+CATALOGUE = {topic.name: topic for topic in catalogue()}  # by names without the run's prefix
 UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1"}
 SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerTopic:
-    """Describes a topic as the broker has it; `copies` is the number of replicas of its least
-    replicated partition.
+    """Describes a topic as the broker has it. `copies` is the number of replicas of its least
+    replicated partition, `min_isr` the number of replicas that must have a record before the broker
+    acknowledges it (`min.insync.replicas`).
     """
 
     topic: Topic
@@ -38,8 +39,9 @@ class BrokerTopic:
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
-    """Return the broker's settings that give the topic its guarantees; none is left to the broker's
-    default.
+    """Return the broker's settings that give the topic its guarantees. None of them is left to the
+    broker's default, except `min.insync.replicas` if `min_isr` is 0. Raises `BusError` for a topic
+    that Kafka cannot hold.
     """
     if (topic.cleanup == "time") != (topic.retention_s is not None):
         raise BusError(
@@ -73,8 +75,8 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
 
 
 def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-    """Return the topic on a broker. Any program may have created it; it must equal ours to be
-    used.
+    """Return the topic with these settings on the broker. Any program may have created it, so the
+    caller compares it with the topic that it wants (`check_same_settings`).
     """
     policy, retention_ms = configs["cleanup.policy"], int(configs["retention.ms"])
     timed = policy == "delete" and retention_ms >= 0
@@ -89,8 +91,8 @@ def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
 
 
 def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
-    """Raise `BusError` if the broker would delete records by size or set their timestamps
-    itself.
+    """Raise `BusError` if the broker would delete the topic's records by size, or would replace
+    their timestamps. `Topic` has no fields for these two settings.
     """
     wanted = {"retention.bytes": "-1", "message.timestamp.type": "CreateTime"}
     for name, value in wanted.items():
@@ -102,9 +104,9 @@ def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
 
 
 def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Topic:
-    """Return the topic with the partitions that keys were spread over from the run's start:
-    `partitions`, or the catalogue's. If the broker has fewer, the smaller number stays, and
-    `check_same_settings` refuses it.
+    """Return the topic with the number of partitions that keys are spread over since the run's
+    start: `partitions`, or the catalogue's number if None. If the broker has fewer, its smaller
+    number stays, so that `check_same_settings` refuses the topic.
     """
     if partitions is None:
         partitions = (
@@ -114,8 +116,8 @@ def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Top
 
 
 def unreplicated_topics(found: Mapping[str, BrokerTopic], brokers: int) -> str:
-    """Return a warning about topics with one replica, or whose records are acknowledged by one
-    replica; "" if there are none or there is only one broker.
+    """Return a warning about topics that have one replica, or whose records are acknowledged once
+    one replica has them; "" if there are no such topics, or if there is only one broker.
     """
     single = {
         "replication factor": [name for name, topic in found.items() if topic.copies == 1],

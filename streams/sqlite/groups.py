@@ -1,12 +1,9 @@
-"""Implements consumer groups: positions and leases in one file for all topics, one member's reader,
-and the rule that gives partitions to members.
-
-Delivery is at least once: records that were read but not committed are read again by the
-partition's next owner.
-
-The rule is a pure function over lease rows. Partitions are dealt to the live members in turn, in
-the order of their names. At most one member holds a partition at a time: a member takes a partition
-only if its lease is free, expired or already its own, and gives back those outside its share.
+"""Implements the consumer groups of the SQLite bus. A member of a group holds partitions by leases,
+entries with an expiry time (not the lease of a role). `LeasedGroupReader` reads for one member and
+renews its leases at each poll; `SqliteGroups` keeps members, leases and committed positions in a
+file; `claim_partitions` decides which partitions a member holds. Guarantees: at most one member
+holds a partition at a time, and delivery is at least once, as records that a member read and did
+not commit are read again by the next member that holds the partition.
 """
 
 import sqlite3
@@ -21,29 +18,37 @@ from rollstream.streams.bus import Bus, Message
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.sqlite.database import Database, Sync
 
-CLAIM_EVERY_S = 0.2  # within this time a waiting member notices that partitions were freed
+CLAIM_EVERY_S = 0.2  # a member that waits for records claims again this often: others may leave
 
 
 class GroupCoordinator(Protocol):
-    """Keeps the leases of groups."""
+    """Keeps the members of groups and their leases. A member is alive, and a lease valid, until a
+    fixed time after the member's last `claim`.
+    """
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
-        """Renew the member and its leases, and return the partitions that it holds now."""
+        """Register the member as alive, renew or change its leases by `claim_partitions`, and
+        return the partitions that it holds now. `partitions` is the topic's number of partitions.
+        """
         ...
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        """Store the positions of partitions whose lease the member still holds; ignore the
+        """Store the positions of those partitions whose lease the member still holds; ignore the
         others.
         """
         ...
 
-    def leave(self, group: str, topic: str, member: str) -> None: ...
+    def leave(self, group: str, topic: str, member: str) -> None:
+        """Remove the member and its leases, so that its partitions are free at once."""
+        ...
 
 
 class LeasedGroupReader:
-    """Implements `GroupReader` (bus.py) by leases that `poll` renews."""
+    """Implements `GroupReader` (`streams/bus.py`): `poll` renews the member's leases and reads the
+    partitions that it holds. A member that does not poll loses them when its leases expire.
+    """
 
     def __init__(
         self, bus: Bus, coordinator: GroupCoordinator, group: str, topic: str, member: str
@@ -92,8 +97,8 @@ class LeasedGroupReader:
         return self._coordinator.claim(*self._names, self._bus.partitions(self._names[1]))
 
     def _update_claim(self) -> None:
-        """Drop partitions that moved to another member; start new ones at the group's commit, or at
-        their begin if there is none.
+        """Claim again. Drop the partitions that are no longer this member's, and start each new one
+        at the group's committed position, or at the partition's begin if there is none.
         """
         group, topic, _ = self._names
         held = self._claim()
@@ -109,7 +114,7 @@ class LeasedGroupReader:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLease:
-    """States that `owner` holds a partition until `expires_s` on the bus's clock."""
+    """States that the member `owner` holds a partition until `expires_s` on the bus's clock."""
 
     owner: str
     expires_s: float
@@ -117,8 +122,8 @@ class PartitionLease:
 
 @dataclass(frozen=True, slots=True)
 class PartitionClaim:
-    """Lists the partitions of a member after its poll: `held` ones are renewed, `released` ones
-    return to the group.
+    """Lists the partitions that a member `held` after its claim, whose leases are to be written,
+    and those that it `released`, whose leases are to be deleted.
     """
 
     held: frozenset[int]
@@ -132,8 +137,14 @@ def claim_partitions(
     partitions: int,
     now_s: float,
 ) -> PartitionClaim:
-    """Return the partitions of `member`. `members` maps names to expiry times, and `member` itself
-    counts as alive; `leases` are by partition.
+    """Return which partitions `member` holds and which it releases, without I/O. `members` maps the
+    names of all members to their expiry times, and `member` itself counts as alive; `leases` are by
+    partition.
+
+    Each live member has a share: the partitions are dealt to the live members in turn, in the order
+    of their names. A member takes a partition of its share only if no other member has a valid
+    lease of it, and releases the partitions outside its share. So at most one member holds a
+    partition at a time, and a new member gets its share once the others have released it.
     """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
     share = {p for p in range(partitions) if alive[p % len(alive)] == member}
@@ -155,8 +166,9 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 class SqliteGroups:
-    """Implements `GroupCoordinator` and also keeps commits. Every change is one transaction; within
-    it a member's commit is checked against its lease.
+    """Implements `GroupCoordinator` in one SQLite file, and keeps the committed positions of all
+    groups there. Every change is one transaction, so no other member can claim a partition between
+    the check of a member's lease and the storing of its commit.
     """
 
     def __init__(self, path: Path, sync: Sync, lease_s: float, clock: Callable[[], float]) -> None:
@@ -167,10 +179,12 @@ class SqliteGroups:
                 connection.execute(table)
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        """Store the group's positions without a check of leases, as `Bus.commit` does."""
         with self._database.writing("commit to") as connection:
             _store_commits(connection, group, topic, positions)
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
+        """Return the group's stored positions by partition."""
         with self._database.reading("read") as connection:
             rows = connection.execute(
                 f"SELECT partition, offset, term, sequence FROM commits {_OF_GROUP}", (group, topic)

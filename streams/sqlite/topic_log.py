@@ -1,17 +1,7 @@
 """Keeps one topic in one SQLite file: a table per partition keyed by first offset, so every append
-writes at a table's end.
+writes at a table's end. A row holds one or several records of one append (`LogRow`).
 
-Each row of `log_P` holds records of one append; in compacted topics each record has its own row.
-The last row always stays, so the end of a partition is known and never moves back. `begins` holds
-the offset below which truncation and retention have removed records. It may be in the middle of a
-row; readers never get records below it. Compaction does not move it, since a reader of a compacted
-topic misses nothing through a hole.
-
-A row of one record holds its key and value as they are, and its `sizes` is NULL. A row of several
-holds their keys joined and their values joined; `sizes` holds, as u32 little-endian, the lengths of
-all keys, then of all values. Reading one row of 64 records takes half the time of 64 rows. Values
-are copied out, so keeping one record does not keep the others in memory. A tombstone always has a
-row of its own.
+The last row of a table always stays, so the end of a partition is known and never moves back.
 """
 
 import dataclasses
@@ -38,7 +28,13 @@ from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 ROW_BYTES = 64 << 10  # of several records: bounds what a read from the middle of a row skips
 
 LogRow = tuple[int, int, int, bytes, bytes | None, bytes | None]
-"""The first offset, count, timestamp in ms, keys, values and sizes of a row."""
+"""The first offset, count, timestamp in ms, keys, values and sizes of a row.
+
+A row of one record holds its key and value as they are, and its sizes are NULL. A row of several
+records holds their keys joined and their values joined; its sizes are, as u32 little-endian, the
+lengths of all keys, then of all values. Reading one row of 64 records takes half the time of 64
+rows. In compacted topics each record has a row of its own; a tombstone has one in every topic.
+"""
 
 
 def pack_rows(
@@ -70,7 +66,9 @@ def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
 
 
 def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
-    """Return all records of a row."""
+    """Return all records of a row. The values of several records are copied out, so keeping one
+    record does not keep the others in memory.
+    """
     first, count, timestamp_ms, keys, values, sizes = row
     if sizes is None or values is None:
         return [Message(topic, partition, first, timestamp_ms, keys, values)]
@@ -88,6 +86,9 @@ def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
     )
 
 
+# `begins` has the offset below which truncation and retention have removed records. It may be in
+# the middle of a row; readers never get records below it. Compaction does not move it, since a
+# reader of a compacted topic misses nothing through a hole.
 _SETTINGS = """
 CREATE TABLE settings (topic TEXT NOT NULL);
 CREATE TABLE begins (partition INTEGER PRIMARY KEY, begin INTEGER NOT NULL);
@@ -104,8 +105,8 @@ CREATE INDEX key_{p} ON log_{p} (key, first);
 CREATE INDEX tombstone_{p} ON log_{p} (timestamp_ms) WHERE value IS NULL;
 """
 
-# A reader that waits at the end runs this query often. `count` precedes the long columns, so those
-# of the last row are not loaded.
+# A reader that waits at the end runs this query often. `count` precedes the long columns, so the
+# long columns of the last row are not loaded.
 _ROWS_FROM = """
 SELECT first, count, timestamp_ms, key, value, sizes FROM log_{p}
 WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND first + count > ?1

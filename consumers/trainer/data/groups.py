@@ -1,15 +1,9 @@
 """Collects completions and annotations by open group, and counts those that are late, duplicate or
 misplaced.
 
-Invariant 2 is kept here. The first completion of a trajectory in the order of its partition wins,
-whatever its attempt. The completions of a group share a partition because the group is their key; a
-completion in another partition is counted and ignored.
-
-A completion whose group is not open waits until `admissions` was read to its present end. Dispatch
-admits a group before it assigns its trajectories, so the admission of this completion's group is
-below that end. Therefore `read` reads completions first, then asks for the end of `admissions` and
-reads up to it, and only then checks whether the group is open. This prevents the interleaving in
-which the trainer reads a fast completion before its admission and drops a good sample as late.
+Invariant 2 is kept here: the first completion of a trajectory in the order of its partition counts,
+whatever its attempt, and a completion whose group is not open waits until `admissions` was read to
+its present end (`GroupIntake.read`).
 """
 
 from collections import Counter
@@ -107,6 +101,12 @@ class GroupIntake:
     def read(self, wait_s: float = 0.0) -> int:
         """Read new records in the order that invariant 2 needs; returns the number of completions
         and annotations.
+
+        Dispatch admits a group before it assigns its trajectories, so the admission of a
+        completion's group is below the end that `admissions` has after the completion was read.
+        Therefore completions are read first, then `admissions` (up to its present end if a
+        completion's group is not open), and each completion is added only then. Otherwise the
+        trainer could read a fast completion before its admission and drop a good sample as late.
         """
         fresh = self._readers["trajectories"].follow(wait_s)
         fresh += self._readers["annotations"].follow()
@@ -199,6 +199,10 @@ class GroupIntake:
             group.arrived[record.trajectory] = ReceivedCompletion(member, record)
 
     def _is_in_place(self, received: Received, group: int) -> bool:
+        """Whether the record is in its group's partition. The completions of a group share a
+        partition because the group is their key; a completion in another partition is counted and
+        ignored.
+        """
         partitions = self._bus.partitions(received.topic)
         return is_in_key_partition(group, received.address.partition, partitions)
 

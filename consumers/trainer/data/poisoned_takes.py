@@ -1,13 +1,8 @@
 """Counts the attempts to compute each take, and decides when a poisoned one, which the learner
-cannot compute, is given up (invariant 12, last sentence). All parts are pure folds and plans over
-the ledger.
+cannot compute, is given up (invariant 12). All parts are pure folds and plans over the ledger.
 
 A take is durable before it is trained, so without a rule a restarted trainer would repeat it and
-die in it for ever. A take is given up after `FAILED_MAX` recorded exceptions, or after `SILENT_MAX`
-starts that each directly follow the marker of the same take with no step done in between. Then
-every take of the update that has a member of the failing takes' groups is superseded, and those
-groups end dead. A `kill -9` counts only if it hits the computation of a retried take, and a
-finished step resets the count, so a run whose trainer is killed at random trains all its groups.
+die in it after every start (docs/explanation/exactly-once.md, A take that cannot be computed).
 """
 
 from collections import Counter
@@ -17,16 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from rollstream.errors import RollstreamError
-from rollstream.streams.records import (
-    Configured,
-    GroupClosed,
-    Record,
-    StepDone,
-    Superseded,
-    Take,
-    TakeFailed,
-    TakeRetried,
-)
+from rollstream.streams import records
 
 FAILED_MAX, SILENT_MAX = 3, 10  # exceptions, and silent deaths, after which a take is given up
 ERROR_MAX = 500  # characters of an exception in the ledger
@@ -43,6 +29,10 @@ TakeKey = tuple[int, int, tuple[int, ...]]
 class TakeAttempts:
     """Counts the recorded failures and the silent deaths of each take: a fold over the ledger from
     the position from which the ledger was read.
+
+    A death is silent if the start after it directly follows the marker of the take (`TakeRetried`).
+    So a `kill -9` counts only if it hits the computation of a retried take, and a finished step
+    resets the count: a run whose trainer is killed at random trains all its groups.
     """
 
     failed: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
@@ -50,34 +40,36 @@ class TakeAttempts:
     errors: dict[TakeKey, str] = field(default_factory=dict[TakeKey, str])
     _computing: TakeKey | None = None
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: records.Record) -> None:
         match record:
-            case TakeRetried(step=step, update=update, micro_batch=one):
+            case records.TakeRetried(step=step, update=update, micro_batch=one):
                 self._computing = None if one is None else (step, update, (one,))
-            case TakeFailed():
+            case records.TakeFailed():
                 tried = (record.step, record.update, record.micro_batches)
                 self.failed[tried] += 1
                 self.errors[tried] = record.error
                 self._computing = None
-            case Configured():
+            case records.Configured():
                 self.start()
-            case StepDone():  # the publisher's thread appends it beside the retried takes
+            case records.StepDone():  # the publisher's thread appends it beside the retried takes
                 self.silent.clear()
-            case Take() | GroupClosed() | Superseded():
+            case records.Take() | records.GroupClosed() | records.Superseded():
                 self._computing = None
             case _:
                 pass
 
     def start(self) -> None:
-        """Count the start of a trainer: the one before died silently if its last record is the
-        marker of a take.
+        """Count the start of a trainer: the previous trainer died silently if its last record is
+        the marker of a take.
         """
         if self._computing is not None:
             self.silent[self._computing] += 1
         self._computing = None
 
     def takes_to_give_up(self) -> dict[TakeKey, str]:
-        """Returns the takes to give up, and why."""
+        """Returns the takes to give up, and why: those with `FAILED_MAX` recorded exceptions, or
+        with `SILENT_MAX` silent deaths and no step done in between.
+        """
         found = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"
             for tried, count in self.failed.items()
@@ -99,46 +91,49 @@ class SupersededTakes:
     poisoned: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     """Group → its step and the reason."""
 
-    def apply(self, record: Superseded) -> None:
+    def apply(self, record: records.Superseded) -> None:
         self.takes.setdefault((record.step, record.update), set()).update(record.micro_batches)
         for group in record.poisoned:
             self.poisoned.setdefault(group, (record.step, record.detail))
 
-    def is_superseded(self, take: Take) -> bool:
+    def is_superseded(self, take: records.Take) -> bool:
         """Whether the take is superseded."""
         return take.micro_batch in self.takes.get((take.step, take.update), ())
 
-    def effective(self, take: Take) -> Take:
+    def effective(self, take: records.Take) -> records.Take:
         """Returns the take as trainer and replay repeat it: a superseded one trains no sample, but
-        still begins the groups that are not poisoned, whose members later takes train.
+        still begins its groups that are not poisoned: later takes train the members of these.
         """
         if not self.is_superseded(take):
             return take
         left = tuple(group for group in take.groups if group.group not in self.poisoned)
         return replace(take, members=(), groups=left)
 
-    def closings(self, closed: Iterable[int]) -> list[GroupClosed]:
+    def closings(self, closed: Iterable[int]) -> list[records.GroupClosed]:
         """Returns the ledger records that close the poisoned groups that are not in
         `closed` yet.
         """
         known = set(closed)
         return [
-            GroupClosed(group, "dead", f"{POISONED}: {why}", step)
+            records.GroupClosed(group, "dead", f"{POISONED}: {why}", step)
             for group, (step, why) in self.poisoned.items()
             if group not in known
         ]
 
 
 def plan_superseded(
-    takes: Mapping[UpdateKey, Sequence[Take]],
+    takes: Mapping[UpdateKey, Sequence[records.Take]],
     done: Iterable[int],
     superseded: SupersededTakes,
     hopeless: Mapping[TakeKey, str],
-) -> list[Superseded]:
-    """Returns the records to append for hopeless takes. A finished step is left alone: it was
-    computed once and its version is believed, so the cause of the failures is this machine.
+) -> list[records.Superseded]:
+    """Returns the records to append for hopeless takes. All groups with a member in a failing take
+    end dead, and every take of the same update with a member of these groups is superseded.
+
+    Takes of a finished step are never superseded: the step was computed once and its version is
+    believed, so the cause of the failures is this machine.
     """
-    found: list[Superseded] = []
+    found: list[records.Superseded] = []
     finished = set(done)
     for (step, update, failing), why in sorted(hopeless.items()):
         living = [
@@ -159,20 +154,21 @@ def plan_superseded(
         voids = tuple(
             micro_batch for micro_batch, groups in groups_by_take.items() if groups & poisoned
         )
-        record = Superseded(step, update, voids, tuple(sorted(poisoned)), why)
+        record = records.Superseded(step, update, voids, tuple(sorted(poisoned)), why)
         superseded.apply(record)
         found.append(record)
     return found
 
 
 def error_text(error: BaseException) -> str:
-    """Returns the text of an exception in the ledger, at most `ERROR_MAX` characters."""
+    """Returns the text that the ledger holds of an exception, at most `ERROR_MAX` characters."""
     return f"{type(error).__name__}: {error}"[:ERROR_MAX]
 
 
 class ComputeFailed(RollstreamError, RuntimeError):
-    """The learner raised on `micro_batches`, counted from 0 within the step in the order of
-    submission; several where they are computed together. The cause is the original exception.
+    """Raised where the learner failed on `micro_batches`, counted from 0 within the step in the
+    order of submission; several where they are computed together. The cause is the original
+    exception.
     """
 
     def __init__(self, micro_batches: tuple[int, ...], cause: BaseException) -> None:

@@ -1,16 +1,8 @@
 """Turns a group's completions into training samples with advantages, masked by lag. The functions
 are pure: live training, replay and audit call the same ones.
 
-Left out are dead members, members that cannot be trained (invariant 12) and members that lack an
-annotation that the configuration names. Advantages are relative to all remaining members.
-
-The lag of a token is the number of versions by which the trainer is ahead of the version that
-emitted it. Invariant 5: no token above `max_lag` is trained on. Policies that change versions
-within a trajectory mask such tokens; `keep_version` drops the whole trajectory, which has a single
-version. Tokens of a version that was replaced by another term's are treated in the same way
-(docs/reference/invariants.md, Versions that were replaced): their weights are unknown. All masked
-tokens and dropped trajectories are counted. The audit uses the same two functions, `lag_of` and
-`BelievedVersions.is_believed`.
+No token above `max_lag` is trained (invariant 5). All masked tokens and dropped trajectories are
+counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,8 +63,9 @@ def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
 
 
 def lag_of(span: Span, version: int) -> int:
-    """Returns `version` (the one trained from) minus the span's version; 0 where the span's is
-    later, as in a run that continued as a fork from an older checkpoint.
+    """Returns `version` (the one trained from) minus the span's version: the number of versions by
+    which the trainer is ahead of the version that emitted the span's tokens. 0 where the span's
+    version is later, as in a run that continued as a fork from an older checkpoint.
     """
     return max(0, version - span.version.number)
 
@@ -89,7 +82,8 @@ def mask_by_lag(
     sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
 ) -> Sample:
     """Returns the sample with tokens masked that are above `max_lag` (None: no bound) or of a
-    version that is not `believed`; tokens masked before stay masked.
+    version that is not `believed`: another term's version replaced it, and its weights are unknown
+    (docs/reference/invariants.md, Versions that were replaced). Tokens masked before stay masked.
     """
     mask = sample.mask.copy()
     for span in sample.spans:
@@ -181,6 +175,9 @@ def prepare_group(
 ) -> PreparedGroup:
     """Returns the samples that the group contributes when training from `version`, given its
     annotations and the believed versions (None: all).
+
+    Left out are dead members, members that cannot be trained (invariant 12) and members that lack
+    an annotation that the configuration names. Advantages are relative to all remaining members.
     """
     found = annotated_rewards(records, noted, rule.names, rule.terms)
     whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
@@ -243,7 +240,10 @@ def _trainable_samples(
 def _within_lag(
     sample: Sample, rule: TrainingRule, version: int, believed: BelievedVersions | None
 ) -> Sample | None:
-    """Returns the sample with the tokens masked that may not be trained; None when none is left."""
+    """Returns the sample with the tokens masked that may not be trained; None when none is left.
+    Policies that change versions within a trajectory mask such tokens; `keep_version` drops the
+    whole trajectory, which has a single version.
+    """
     if rule.keep_version:
         return None if is_dropped(sample, version, rule.max_lag, believed) else sample
     masked = mask_by_lag(sample, version, rule.max_lag, believed)

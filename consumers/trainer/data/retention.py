@@ -13,16 +13,8 @@ from rollstream.errors import PositionLost
 from rollstream.storage.checkpoints import CheckpointId, checkpoint_state
 from rollstream.storage.claim_check import BlobCollector
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams import fence
 from rollstream.streams.bus import Bus, BusWrapper, Message
-from rollstream.streams.fence import (
-    ARCHIVE_GROUP,
-    DISPATCH_GROUP,
-    REBUILD_TOPICS,
-    earliest_positions,
-    move_back_to_oldest,
-    renew_truncated,
-    truncate,
-)
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Position, RolloutStatus
 from rollstream.streams.values import Address, Version
@@ -160,7 +152,7 @@ class LogTruncation:
     def run(self, kept: Iterable[CheckpointId]) -> None:
         """Truncate the records that none of these kept checkpoints needs."""
         for topic in TOPICS:
-            renew_truncated(self.bus, topic)
+            fence.renew_truncated(self.bus, topic)
         states = [
             TrainerState.decode(checkpoint_state(self.store, checkpoint)) for checkpoint in kept
         ]
@@ -168,11 +160,11 @@ class LogTruncation:
             return
         for topic in TOPICS:
             bounds = [self._needed(topic, state) for state in states]
-            if topic in REBUILD_TOPICS:
-                bounds.append(self.bus.committed(DISPATCH_GROUP, topic))
+            if topic in fence.REBUILD_TOPICS:
+                bounds.append(self.bus.committed(fence.DISPATCH_GROUP, topic))
             if topic in self.archived:
-                bounds.append(self.bus.committed(ARCHIVE_GROUP, topic))
-            lost = truncate(self.bus, topic, earliest_positions(bounds))
+                bounds.append(self.bus.committed(fence.ARCHIVE_GROUP, topic))
+            lost = fence.truncate(self.bus, topic, fence.earliest_positions(bounds))
             if lost:
                 log.info("%s: %d records truncated", topic, sum(lost.values()))
         self.blobs.run()
@@ -184,7 +176,7 @@ class LogTruncation:
         positions = state.intake_positions().get(topic)
         if positions is None:  # `applied`: a trainer does not read it
             return {p: Position(end) for p, end in self.bus.end(topic).items()}
-        return move_back_to_oldest(self.bus, topic, positions, _addresses(topic, state))
+        return fence.move_back_to_oldest(self.bus, topic, positions, _addresses(topic, state))
 
 
 def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:

@@ -2,8 +2,8 @@
 annotations.
 
 Only generated tokens have log-probabilities, spans and loss; prompt and environment tokens are
-context. `sample_of` returns consistent samples only, so code that receives a `Sample` does not
-check it again. All functions are pure and shared by live training and replay, so equal annotations
+context. Only consistent records become samples, so code that receives a `Sample` does not check
+it again. All functions are pure and shared by live training and replay, so equal annotations
 give equal rewards.
 """
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 REWARD = "reward"
-"""The annotation that supplies a record's own reward where its rollout gave none."""
+"""Name of the reward. The value of an annotation of this name counts; without one, the reward
+that the rollout put into the record.
+"""
 
 AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 """(trajectory, name) → the first annotation of that name."""
@@ -63,7 +65,9 @@ def annotated_rewards(
     names: Iterable[str],
     terms: Mapping[str, float],
 ) -> AnnotatedRewards:
-    """Returns the weighted sum of `terms` for each live trajectory that has all `names`."""
+    """Returns the reward of each live (not dead) trajectory: the weighted sum of its values in
+    `terms`. A trajectory that lacks the value of any of `names` gets the reasons instead.
+    """
     found, needed = AnnotatedRewards(), tuple(names)
     for record in records:
         if record.finish == "dead":
@@ -80,7 +84,9 @@ def annotated_rewards(
 
 
 def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | str:
-    """Returns the annotation's value, or the reason why there is none."""
+    """Returns the value of this name, from the annotation or else (for `REWARD`) from the record;
+    without a value, the reason.
+    """
     note = noted.get((record.trajectory, name))
     if note is not None and not note.reason:
         return float(note.values[0])
@@ -96,7 +102,8 @@ Mask = NDArray[np.bool_]
 class Sample:
     """Holds a trajectory for the loss. `tokens` and `sources` have one entry per token of the
     trajectory; `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True =
-    trained) one per generated token. `spans` tile the generated tokens.
+    trained) one per generated token. `spans` tile the generated tokens. `reward` is NaN if it is
+    unknown.
     """
 
     trajectory: str

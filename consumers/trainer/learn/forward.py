@@ -1,20 +1,9 @@
 """Scores a micro-batch's trained tokens under the model's present parameters: by a fast path where
-the architecture has one, else by transformers' own forward.
+the architecture has one (`llama.py`), else by transformers' own forward.
 
 `policy_scorer(model)` returns a `PolicyScorer` (`TokenRows` → `TokenScores`), the boundary between
 samples and loss. Both paths return the same numbers up to rounding, are differentiable in the
 model's parameters and may be called from several threads at once.
-
-`forward_scores(model, rows)` is the general path, for every causal decoder that passes
-`check_trainable`, also under `fully_shard`. It makes exactly one call of `model`, whatever the
-rows, and does everything inside that call: body once, trained rows selected, head and softmax in
-float32, in slices. So hooks on `model` and its layers see an ordinary forward, and ranks with
-unequal work run equal collectives. Under FSDP the head must be in `model`'s root group, not in a
-group of its own. The body computes in the type of its parameters; for bfloat16 the caller casts
-them.
-
-Before training, `check_trainable`, `can_pack` and `join_sequences` try the model on a dozen tokens,
-because no configuration field shows reliably what its forward does.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -45,7 +34,10 @@ from rollstream.consumers.trainer.learn.scores import (
 from rollstream.errors import ConfigurationError
 
 FIRST, SECOND = 5, 7
-"""Lengths in tokens of the two test sequences."""
+"""Lengths in tokens of the two test sequences. `check_trainable`, `can_pack` and `join_sequences`
+try the model on them before training, because no configuration field shows reliably what its
+forward does.
+"""
 TOLERANCE = 1e-3
 """Relative difference of two results that count as equal: rounding in float32 is far below it, one
 attended token of another sequence far above it.
@@ -97,7 +89,7 @@ transformers builds where positions restart; or all in one row, kept apart by th
 
 def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) -> RowForm:
     """Returns the form with the least padding that `model` computes right, after `check_trainable`.
-    With `joins` it is `joined`, or `ConfigurationError`.
+    With `joins` the form is `joined`; raises `ConfigurationError` if the model cannot compute it.
     """
     try:
         check_trainable(model, tolerance)
@@ -123,7 +115,9 @@ def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> Ro
 
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
-"""Their error classes are not imported here: the compiler costs a second and memory."""
+"""Modules of torch's compiler. Their error classes are not imported here: the compiler costs a
+second and memory.
+"""
 JOINED = "rollstream_joined"
 """Name of `attend_joined` among transformers' attention functions."""
 
@@ -238,10 +232,10 @@ def policy_scorer(
     joins: bool = False,
     compiles: bool = False,
 ) -> PolicyScorer:
-    """Returns the fastest path for this model. `general` excludes the fast one, which computes in
-    float32 and joins sequences by itself; so does `compiles` (`compile_layers`). With `recomputes`
-    a layer keeps only its input (`recompute_layers`), with `joins` all sequences share one row
-    (`join_sequences`). `model` is float32 now; its parameters may change type later. Raises
+    """Returns the fastest scorer for this model. `general` excludes the fast path, which computes
+    in float32 and joins sequences by itself; so does `compiles` (`compile_layers`). With
+    `recomputes` a layer keeps only its input (`recompute_layers`), with `joins` all sequences share
+    one row (`join_sequences`). `model` is float32 now; its parameters may change type later. Raises
     `ConfigurationError` if the model cannot be trained so.
     """
     if has_packed_form(model) and not general and not compiles:
@@ -257,7 +251,15 @@ def policy_scorer(
 def forward_scores(
     model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded"
 ) -> TokenScores:
-    """Returns scores by transformers' forward, in a form that `row_form` found."""
+    """Returns scores by transformers' forward, in a form that `row_form` found: the general path,
+    for every causal decoder that passes `check_trainable`, also under `fully_shard`.
+
+    It makes exactly one call of `model`, whatever the rows, and does everything inside that call
+    (`_forward`): body once, trained rows selected, head and softmax in float32, in slices. So hooks
+    on `model` and its layers see an ordinary forward, and ranks with unequal work run equal
+    collectives. Under FSDP the head must be in `model`'s root group, not in a group of its own. The
+    body computes in the type of its parameters; for bfloat16 the caller casts them.
+    """
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
     return model(rows=rows, form=form)
@@ -314,8 +316,8 @@ def compile_layers(model: nn.Module) -> None:
     at once; `recompute_layers` may follow. The first pass compiles, and raises an error of
     `COMPILER_MODULES` where this machine has no compiler.
 
-    Results differ from those of the uncompiled layers by rounding, and a code that was compiled for
-    other lengths may round otherwise too.
+    Results differ from those of the uncompiled layers by rounding, and code that was compiled for
+    other lengths may round differently too.
     """
     for layer in _layers(model, "trainer.compile"):
         layer.forward = torch.compile(layer.forward, dynamic=True)

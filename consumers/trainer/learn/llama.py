@@ -1,13 +1,7 @@
-"""Computes the forward pass of Llama, Qwen2 and Qwen3 over the rows of a micro-batch, instead of
-the forward of transformers.
-
-`PackedDecoder` reads the trained parameters under their checkpoint names. Adapters of
-`storage/lora.py` are beside them: their low-rank products are added to those of the frozen
-matrices. Four things make it faster than padded batches under autograd: rows instead of padding;
-gains of the norms folded into the following matrices (d × d work instead of rows × d); rotary pairs
-interleaved by permuting rows of the projections (attention scores do not change, since queries and
-keys are permuted alike); and the hand-written backward passes of `fused_ops`. The head computes
-trained positions only.
+"""Computes the forward pass of Llama, Qwen2 and Qwen3 in float32 over a micro-batch whose sequences
+are packed without padding (`PackedDecoder`), in place of the forward pass of transformers. The
+scores (log-probabilities and entropies of the trained tokens) are the same up to rounding, in less
+time (docs/explanation/learning.md, Speed, has the measurements).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -42,8 +36,8 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """Returns whether `PackedDecoder` supports the model: one of three classes, full attention,
-    SiLU, static RoPE.
+    """Returns whether `PackedDecoder` supports the model: one of the three classes, with full
+    attention in all layers, SiLU and static rotary positions (RoPE).
     """
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
@@ -57,8 +51,20 @@ def has_packed_form(model: PreTrainedModel) -> bool:
 
 
 class PackedDecoder:
-    """Scores rows under the model's parameters at the time of the call; holds no weights of its
-    own. With `recomputes` a layer keeps only its input for the backward pass.
+    """Scores the N rows of a micro-batch (`TokenRows`, one row per input token) under the model's
+    parameters at the time of the call. It has no weights of its own; it reads the model's
+    parameters by their names. LoRA adapters (`storage/lora.py`) are parameters too: their low-rank
+    products are added to the products of the frozen matrices. With `recomputes` a layer keeps only
+    its input for the backward pass, which then computes the layer again.
+
+    It is faster than padded batches under autograd for these reasons:
+
+    * Sequences follow each other without padding.
+    * Gains of the norms are multiplied into the matrices that follow (d × d work, not N × d).
+    * Rows of the query and key matrices are permuted so that the two halves of a rotary pair are
+      neighbours (`_interleaved`); one complex product then rotates a pair.
+    * `fused_ops` has backward passes written by hand.
+    * The end of the last layer and the head are computed for trained positions only.
     """
 
     def __init__(self, model: PreTrainedModel, recomputes: bool = False) -> None:
@@ -81,7 +87,7 @@ class PackedDecoder:
         self._head = "model.embed_tokens.weight" if tied else "lm_head.weight"
 
     def score(self, rows: TokenRows) -> TokenScores:
-        """Scores of the trained tokens; differentiable in the model's parameters."""
+        """Returns the scores of the trained tokens; differentiable in the model's parameters."""
         named = self._named
         rotations = self._rotations(rows.positions)
         x = F.embedding(rows.tokens, named["model.embed_tokens.weight"])
@@ -153,8 +159,9 @@ class PackedDecoder:
         gain: Tensor | None = None,
         turned: Callable[[Tensor], Tensor] = lambda rows: rows,
     ) -> Tensor:
-        """Returns `out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers,
-        side by side; `turned` reorders the rows of B like those of the layer's matrix.
+        """Returns `out` [N, all outputs] plus s · B·A·(x · gain) of the adapters of these layers
+        (s = alpha / rank), whose outputs stand side by side; `turned` reorders the rows of B like
+        those of the layer's matrix.
         """
         named = self._named
         lows: list[Tensor] = []
@@ -174,8 +181,9 @@ class PackedDecoder:
         return torch.addmm(out, inner, torch.block_diag(*highs).t())
 
     def _interleaved(self, weight: Tensor) -> Tensor:
-        """Rows of each head in the order 0, D/2, 1, D/2 + 1, …: the two halves of a rotary pair are
-        neighbours.
+        """Returns the rows of each head in the order 0, D/2, 1, D/2 + 1, …: the two halves of a
+        rotary pair are neighbours. Attention scores do not change, since queries and keys are
+        permuted alike.
         """
         return weight.unflatten(0, (-1, 2, self._head_size // 2)).transpose(1, 2).flatten(0, 2)
 
@@ -186,12 +194,14 @@ class PackedDecoder:
         return torch.cat([self._interleaved(bias) for bias in biases])
 
     def _head_gains(self, at: str) -> Tensor:
-        """Gains [heads + kv heads, D] of the norms of queries and keys."""
+        """Returns the gains [heads + kv heads, D] of the norms of queries and keys."""
         query, key = (self._interleaved(self._named[at + n + "_norm.weight"]) for n in "qk")
         return torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
 
     def _rotations(self, positions: Tensor) -> Tensor:
-        """Rotations [N, heads + kv heads, D/2] as complex numbers, from the model's own table."""
+        """Returns the rotary rotations [N, heads + kv heads, D/2] of these positions as complex
+        numbers, by the model's own table; D is the size of a head.
+        """
         length = int(positions.max()) + 1
         with torch.no_grad():
             steps = torch.arange(length, device=positions.device)[None]

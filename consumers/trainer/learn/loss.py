@@ -1,10 +1,10 @@
-"""Policy-gradient losses over trained tokens. Pure; formulas and sources are in
-`docs/explanation/learning.md`.
+"""Computes the policy-gradient loss of a micro-batch (`surrogate_loss`) and its statistics over its
+trained tokens. Pure; docs/explanation/learning.md has the formulas and sources.
 
-π is the policy being trained, μ the policy that emitted the token. log μ is the value that the
-engine recorded under the token's own version, so spans of several versions need no special case.
-The loss of a micro-batch is a *sum*: an update divides the gradients of all its micro-batches by
-the sum of their weights, which is known only after the last one.
+π is the policy being trained, μ the policy that emitted the token. log μ was recorded by the engine
+under the token's own version, so trajectories of several versions need no special case. The loss is
+a *sum*: an update divides the summed gradients of its micro-batches by the sum of their weights
+(numbers of tokens or of sequences), which is known only after the last micro-batch.
 """
 
 from dataclasses import dataclass, field, fields
@@ -20,13 +20,15 @@ from rollstream.consumers.trainer.learn.scores import TokenScores
 
 @dataclass(frozen=True, slots=True)
 class LossStatistics:
-    """Statistics of micro-batches as sums, so that the parts of a batch add up to those of the
-    whole. `weight` is the divisor of the update's gradient; the other fields are for metrics.
+    """Holds statistics of one or more micro-batches as sums, so that the statistics of several are
+    added with `+`. `weight` is the divisor of the update's gradient; the others are for metrics.
 
-    Sums are over trained tokens, except `sequences`, `masked` and the two maxima. `ratio` is π/μ
-    before truncation or clipping, per token or per sequence as the loss uses it; `kl` sums
-    r − 1 − log r. `gaps` are of the first update of a step only; `halved` counts micro-batches that
-    did not fit into memory.
+    `sequences` counts sequences with a trained token, `masked` the generated tokens that are not
+    trained, `halved` the micro-batches that did not fit into memory and were split. The two maxima
+    are over trained tokens, all other fields are sums over them. `ratio` is r = π/μ before
+    truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r;
+    `clipped` counts tokens whose ratio was truncated or clipped. `gaps` are the differences between
+    log π and log μ that `mismatch.py` measures, in the first update of a step only.
     """
 
     loss: float = 0.0
@@ -56,9 +58,10 @@ class LossStatistics:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Means by name. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence",
-        2020). `ess` is the effective sample size as a share, (Σr)² / (N Σr²): 1 on policy, less off
-        policy.
+        """Returns metrics by name: means per trained token (`loss` per `weight`), maxima and
+        counts. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence", 2020).
+        `ess` is the effective sample size as a share of the N trained tokens, (Σr)² / (N Σr²): 1 on
+        policy, less off policy.
         """
         tokens = max(self.tokens, 1.0)
         return {
@@ -80,16 +83,17 @@ class LossStatistics:
 
 
 LOG_RATIO_MAX = 20.0
-"""e²⁰ is far above any sensible ratio; without the bound one broken token gives inf · 0 and makes
-the update NaN.
+"""Bound of |log r|. e²⁰ is far above any sensible ratio; without the bound one broken
+log-probability gives inf · 0 and makes the update NaN.
 """
 
 
 def surrogate_loss(
     scores: TokenScores, inputs: LossInputs, settings: TrainerSettings
 ) -> tuple[Tensor, LossStatistics]:
-    """The unnormalised loss, differentiable in `scores.logprobs`, and the statistics of its
-    tokens.
+    """Returns the loss as a sum, not divided by its weight and differentiable in `scores.logprobs`,
+    and the statistics of its tokens, with that weight. `settings` choose the formula: `loss`,
+    `ratio` and `aggregate`.
     """
     log_ratio = (scores.logprobs - inputs.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
@@ -114,7 +118,9 @@ def surrogate_loss(
 
 
 def _sequence_means(values: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
-    """[G] mean of `values` over the trained tokens of each token's sequence."""
+    """Returns for each of the G tokens the mean of `values` over the tokens of its sequence;
+    `counts` has the number of tokens of each sequence.
+    """
     totals = values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)
     return (totals / counts)[inputs.sequence]
 
@@ -128,6 +134,7 @@ def _sums(
     log_ratio: Tensor,
     clipped: Tensor,
 ) -> LossStatistics:
+    """Returns the statistics of one micro-batch, without `gaps`: the caller adds them."""
     log_ratio = log_ratio.double()
     ratio, lag = log_ratio.exp(), inputs.lag.double()
     added = {

@@ -1,12 +1,9 @@
 """Measures the differences between the engine's and the trainer's log-probabilities of the same
-tokens under the same version, by task.
+tokens under the same version, by task (docs/explanation/learning.md, Mismatch of engine and
+trainer).
 
 Only tokens that both sides compute in the same way are compared, so that a difference is rounding
-or a bug. These are the trained tokens of the version that is trained from (lag 0), in the first
-update of a step (later updates train from weights without a version number), and only those of a
-trajectory's first span (later spans may have been sampled over a KV cache of older weights). A task
-without such a token reports 0 compared tokens, and separately the metrics of its smallest lag,
-which include what was learnt in between.
+or a bug (`logprob_gaps`); a task without such a token reports its smallest lag separately.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +19,7 @@ from rollstream.consumers.trainer.metrics import TASKS_MAX
 TOKEN_MAX = 0.1
 """Largest difference in nats that is not counted as `above`: about a tenth in probability."""
 EXPONENT_MAX = 20.0
-"""As in the loss: one broken log-probability must not make a metric infinite."""
+"""Bound of Δ in e^Δ, as in the loss: one broken log-probability must not make a metric infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,9 @@ class LogprobGaps:
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics `mismatch_<name>/<task>`, and `mismatch_<name>` over all tokens at
-        lag 0; empty if no token was compared.
+        lag 0; empty if no token was compared. A task without a token at lag 0 reports 0 compared
+        tokens, and separately the metrics of its smallest lag (`mismatch_near_…`), which include
+        what was learnt in between.
         """
         if not self.by_task:
             return {}
@@ -83,6 +82,11 @@ class LogprobGaps:
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
     """Returns the gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's
     for its trained tokens, in the order of the samples.
+
+    Only the trained tokens of a trajectory's first span are compared: later spans may have been
+    sampled over a KV cache of older weights. At lag 0, where the span's version is the one trained
+    from, both sides compute these tokens in the same way. To be called in the first update of a
+    step only: later updates train from weights without a version number.
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - recorded

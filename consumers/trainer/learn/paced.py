@@ -1,10 +1,10 @@
-"""A learner that only models time: it has weights of the configured size, spends a configured time
-per token and per step, and each update changes a share of every tensor by one unit in the last
-place.
+"""A learner that trains nothing and only takes time (`trainer.learner = "paced"`), to run the rest
+of the service at scale without a model (docs/explanation/paced-engine.md). It has weights of the
+configured size and waits a configured time per token and per step.
 
-The changes are a function of (seed, update) alone, so a step repeated after a crash produces the
-same bits, and deltas are as small as those of real training in bf16 (PULSE, arXiv 2602.03839).
-Nothing is learnt, so no loss is reported.
+Each update flips the last bit of a share of the elements of every tensor. Which ones is a function
+of (seed, update) alone, so a step that is repeated after a crash produces the same bits, and deltas
+are as small as those of real training in bf16 (PULSE, arXiv 2602.03839). No loss is reported.
 """
 
 import time
@@ -23,23 +23,29 @@ from rollstream.errors import ConfigurationError
 from rollstream.storage.weights.tensors import state_hash
 
 COLUMNS = 4096
-ROWS_MAX = 4096  # 32 MiB in bf16 a tensor
-PREFIX, COUNTER = "weights.", "updates"
+ROWS_MAX = 4096  # a full tensor of 4096 × 4096 elements has 32 MiB in bf16
+PREFIX, COUNTER = "weights.", "updates"  # names in a checkpoint: a tensor's prefix, the counter
 
 
 @dataclass(frozen=True, slots=True)
 class PacedModel:
-    """Weights without a model; `step_s` and `token_s` are seconds of wall time."""
+    """Describes the weights and times of a `PacedLearner`. A step lasts `step_s` plus `token_s` for
+    each of its tokens, in seconds of wall time.
+    """
 
     seed: int
     weights_bytes: int
     changed_share: float
+    """Share of the elements that one update changes."""
     step_s: float
     token_s: float
 
 
 class PacedLearner:
-    """Implements `Learner` with modelled time and synthetic weights."""
+    """Implements `Learner` (`base.py`) with modelled time and synthetic weights. Micro-batches are
+    only counted: `submit` adds their time to a queue of modelled work, and `finish_update` sleeps
+    until that work would have ended, then returns.
+    """
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class PacedLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the weights."""
+        """Bytes of the weights; the counter of updates is left out."""
         return sum(tensor.nbytes for tensor in self._weights.values())
 
     def submit(self, samples: Sequence[Sample]) -> None:
@@ -120,11 +126,11 @@ class PacedLearner:
         return state_hash(self._state())
 
     def close(self) -> None:
-        """Does nothing."""
+        """Does nothing: there are no threads or processes to release."""
 
     def _spend(self, seconds: float) -> None:
-        """Add modelled arithmetic behind that submitted before; real work of this process overlaps
-        with it.
+        """Add `seconds` of modelled work behind the work that was added before. It passes on the
+        clock while this process does its real work, as the work of an accelerator does.
         """
         self._until_s = max(self._until_s, self._clock()) + seconds
         self.busy_s += seconds
@@ -135,8 +141,8 @@ class PacedLearner:
 
 
 def make_weights(model: PacedModel) -> dict[str, Tensor]:
-    """bf16 tensors of the configured total size, drawn from N(0, 0.02²) as in a freshly initialised
-    model.
+    """Returns bf16 tensors of the configured total size, drawn from N(0, 0.02²) as in a freshly
+    initialised model; a function of the model's seed.
     """
     left, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
     while left:
@@ -150,8 +156,8 @@ def make_weights(model: PacedModel) -> dict[str, Tensor]:
 
 
 def change_weights(weights: Mapping[str, Tensor], model: PacedModel, update: int) -> None:
-    """Flip the last bit of one randomly drawn element in every `1 / changed_share` elements of each
-    tensor.
+    """Flip the last bit of one element, drawn by (seed, update), in every `1 / changed_share`
+    successive elements of each tensor.
     """
     stride = max(1, round(1 / model.changed_share))
     for index, tensor in enumerate(weights.values()):

@@ -1,11 +1,8 @@
 """Lays a micro-batch out as flat arrays, one row per input token, with padding only where attention
 needs equal lengths; and these rows as a rectangular grid for transformers' forward.
 
-Everything except attention works row by row, so sequences follow each other without padding.
-Sequences of about equal length form a `SequenceBlock`, padded to its longest: few rows are padding
-and one attention call serves many sequences. A sequence has no rows from its last trained token on,
-since nothing after it is scored, however long a reply of the environment is. Only trained tokens
-are scored; they keep the order of the samples.
+Everything except attention works row by row, so sequences follow each other without padding. Only
+trained tokens are scored; they keep the order of the samples.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -77,7 +74,10 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def token_rows(samples: Sequence[Sample]) -> TokenRows:
-    """Returns the rows of a micro-batch; samples have any length ≥ 2 and any order."""
+    """Returns the rows of a micro-batch; samples have any length ≥ 2 and any order. A sequence has
+    no rows from its last trained token on, since nothing after it is scored, however long a reply
+    of the environment is.
+    """
     trained = [_trained_indices(sample) for sample in samples]
     lengths = [int(at[-1]) if len(at) else 1 for at in trained]
     order = sorted(range(len(samples)), key=lambda i: -lengths[i])
@@ -132,7 +132,10 @@ def _trained_indices(sample: Sample) -> NDArray[np.int64]:
 
 
 def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
-    """Returns blocks over sequences of descending lengths, and their total number of rows."""
+    """Returns blocks over sequences of descending lengths, and their total number of rows.
+    Sequences of about equal length form a block, padded to its longest: few rows are padding and
+    one attention call serves many sequences.
+    """
     blocks: list[SequenceBlock] = []
     rows = first = padding = 0
     for i, length in enumerate(lengths):

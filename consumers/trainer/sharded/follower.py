@@ -1,26 +1,10 @@
-"""Runs the trainer on a rank other than 0: it trains exactly what rank 0 trains, because it follows
-rank 0's records in the ledger; rank 0 sends it no commands.
-
-Every rank opens the run's log and store itself, reads the `Take`s in their order, fetches the
-trajectories that they name, prepares the same micro-batches with the same functions, and runs the
-same loop (`loop.py`), learner and publisher. Rank 0 alone holds the lease and the term: it chooses
-the trajectories of each take, and appends takes, `StepDone`, manifests and announcements. A
-follower appends no record and completes no version.
-
-1. **Which takes count.** `TermStart` names rank 0's term. The ledger's reader passes records
-   through the fence (invariant 7), so a take that a zombie appends behind this term's `Opened` is
-   void. A higher term's `Opened` means that rank 0 has been replaced: the follower ends (`Fenced`).
-2. **Where reading begins.** All ranks load the same checkpoint, and each reads the ledger from the
-   position in it. Records before this term's `Opened` are of earlier terms: steps to repeat. Rank 0
-   appends `Configured` behind its own decisions about these (superseded takes, closed groups), so
-   a follower knows the steps to repeat once it reads `Configured`; every take behind it is new.
-3. **Failures.** A rank that fails or runs out of memory ends; its connections close, and all ranks
-   end and restart together. Rank 0 alone records a failed take.
-4. **Waiting.** While rank 0 waits for data, no rank is in a collective: a follower waits for the
-   ledger, however long, and asks the ranks' store whether rank 0 has ended. A stopped rank 0 has
-   trained every round of the takes that it appended, so the followers stop at the same place.
-5. **Truncation.** Records below a kept checkpoint's position are of steps whose checkpoint this
-   rank has helped to write: it has read their takes, and skips the truncated records.
+"""The trainer on a rank other than 0, called a follower. Ranks are processes that train one model
+together; rank 0 alone holds the lease and the term, chooses the trajectories of each take and
+appends all records. A follower receives no commands: it reads rank 0's takes in the ledger
+(`FollowedLedger`), trains them in the same order (`TakeFollower` in a `FollowerLoop`), and so
+enters the same collectives (operations that all ranks enter together). It appends no record. Of
+versions and checkpoints it writes its part of the tensors; rank 0 completes them with the manifest
+(docs/how-to/several-gpus.md, How it works).
 """
 
 import logging
@@ -58,26 +42,36 @@ from rollstream.streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
-"""Longest wait for a record before a follower asks the ranks' store whether rank 0 has ended."""
+"""Longest wait for a record before a follower asks whether rank 0 has ended (`Ranks.has_ended`)."""
 
 
 class FollowedLedger:
-    """Reads the ledger of one term while its trainer appends to it. `takes` holds, by step and
-    update, the takes of the term that are read and not trained yet. `has_ended` returns whether
+    """Reads the ledger of rank 0's `term` while rank 0 appends to it. `takes` holds, by step and
+    update, the takes of the term that were read and not trained yet. `has_ended` returns whether
     rank 0 has ended.
+
+    Records of earlier terms behind this term's `Opened` are void, as for every reader (invariant
+    7), so a zombie's takes are not trained. The `Opened` of a higher term means that rank 0 has
+    been replaced: reading it raises `Fenced`.
     """
 
     def __init__(self, bus: Bus, term: int, has_ended: Callable[[], bool]) -> None:
         self._bus, self._term, self._has_ended = bus, term, has_ended
         self.takes: dict[UpdateKey, list[Take]] = {}
         self.ended = threading.Event()
-        """Set once the term's trainer has ended and every record of it is read."""
+        """Set once rank 0 has ended and every record that it appended is read."""
         self._recorded = LedgerTail()
         self._is_opened = self._is_configured = False
 
     def open(self, position: Position) -> LedgerTail:
-        """Wait for this term's `Configured`, and return the records between a checkpoint's
-        `position` and it. Raises `Fenced` if a higher term has begun.
+        """Read from a checkpoint's `position` up to this term's `Configured`, for which this waits,
+        and return these records. Raises `Fenced` if a higher term has begun.
+
+        All ranks load the same checkpoint, and each reads the ledger from the position in it.
+        Takes before this term's `Opened` are of earlier terms and are trained again. Rank 0
+        decides about them (which are superseded, which groups are closed), appends these decisions
+        and then `Configured`. So once a follower has read `Configured` it knows what is repeated,
+        and every take behind it is new.
         """
         self.reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
         self._recorded = recorded = LedgerTail(since=position)
@@ -88,8 +82,12 @@ class FollowedLedger:
         return recorded
 
     def read(self, wait_s: float) -> None:
-        """Read new records, and wait at most `wait_s` for them. Sets `ended` if none came and rank
-        0 has ended.
+        """Read new records, and wait at most `wait_s` for them. Sets `ended` if none came and
+        rank 0 has ended.
+
+        While rank 0 waits for data, no rank is in a collective, so a follower may wait for takes
+        without limit. Before rank 0 ends it trains every full round (one micro-batch per rank) of
+        the takes that it appended, so followers that train the same takes stop at the same place.
         """
         found = self._poll(wait_s)
         for received in found:
@@ -98,9 +96,14 @@ class FollowedLedger:
             self.ended.set()
 
     def _poll(self, wait_s: float) -> list[Received]:
+        """Read new records. If the next one was truncated meanwhile, continue at the first kept
+        one: no take is missed, because records are truncated only up to the position in a
+        checkpoint, and this rank has trained the takes before it and helped to write it. Raises
+        `PositionLost` if that happens before this term's `Configured` is read.
+        """
         try:
             return self.reader.follow(wait_s)
-        except PositionLost:  # the records were truncated meanwhile: point 5 of the module
+        except PositionLost:
             if not self._is_configured:
                 raise
             self.reader.positions = from_begin(self._bus, "ledger")
@@ -123,28 +126,35 @@ class FollowedLedger:
 
 @dataclass(slots=True, kw_only=True)
 class TakeFollower(TakeRepeater):
-    """Trains the takes of the followed term as they arrive."""
+    """Trains first the takes that the ledger held when the term began, as every rank does
+    (`TakeRepeater`), then those that rank 0 appends, as they arrive.
+    """
 
     ledger: FollowedLedger
 
     def read(self, wait_s: float = 0.0) -> None:
+        """Read new records; waits for at most `IDLE_S`, or not at all if `wait_s` is 0."""
         self.ledger.read(IDLE_S if wait_s else 0.0)
 
     def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
-        """Train the takes of this update that are read so far, and return their number."""
+        """Train the takes of this update that were read since the last call; returns their
+        number.
+        """
         takes = self.ledger.takes.pop((progress.step, progress.update), [])
         for take in takes:
             self.repeat(take, progress, step_metrics)
         return len(takes)
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Log the failure; only rank 0 records failed takes in the ledger."""
+        """Log the failure; only rank 0 records failed takes in the ledger. This rank then ends and
+        its connections close, so that all ranks end and restart together.
+        """
         log.error("%s; all ranks end and restart together", failed)
 
 
 @dataclass(slots=True, kw_only=True)
 class FollowerLoop(StepLoop[TakeFollower]):
-    """Runs the steps of a follower; the caller runs it until `ended` is set."""
+    """Runs the steps of a follower. The caller runs it until `ended` is set."""
 
     @property
     def ended(self) -> threading.Event:
@@ -152,11 +162,11 @@ class FollowerLoop(StepLoop[TakeFollower]):
         return self.take_feeder.ledger.ended
 
     def metric_values(self) -> MetricValues:
-        """Return the follower's step alone; rank 0 returns the metrics of the trainer."""
+        """Return only the follower's step; rank 0 returns the metrics of the trainer."""
         return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """Return {}: rank 0 alone writes this state into a checkpoint."""
+        """Return {}: only rank 0 writes the state beside the tensors into a checkpoint."""
         return {}
 
 
@@ -168,9 +178,10 @@ def build_follower(
     run: str,
     turned: Callable[[], object],
 ) -> FollowerLoop | None:
-    """Wait until rank 0 holds its term, and return the loop that follows it from its newest
-    checkpoint; None if rank 0 ended before. `turned` is called repeatedly during that wait. The
-    function takes the steps of `build_trainer`, without those that belong to rank 0 alone.
+    """Wait until rank 0 holds its term, and return the loop that follows it from the checkpoint
+    that all ranks load; None if rank 0 ended before. `turned` is called repeatedly during the wait,
+    so that the caller can show that it lives. The function performs the steps of `build_trainer`,
+    without those that belong to rank 0 alone.
     """
     ranks = initial.ranks
     assert ranks is not None, "one process has no rank to follow"
@@ -210,7 +221,9 @@ def build_follower(
 
 
 def check_start(start: TermStart, plan: TrainerPlan, initial: InitialModel, rank: int) -> None:
-    """Raise `ConfigurationError` unless this process begins from rank 0's model and settings."""
+    """Raise `ConfigurationError` unless this process has rank 0's starting model and settings, by
+    the hashes in rank 0's `start`.
+    """
     if start.model != initial.model_hash:
         raise ConfigurationError(
             f"rank {rank}: the model that this machine starts from is not rank 0's: give all "

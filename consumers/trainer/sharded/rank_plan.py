@@ -3,10 +3,6 @@
 The rank comes from the environment variables of `torchrun`, which Rollstream's supervisor sets as
 well. The division is a pure function of counts, sizes and the number of ranks, so every rank
 computes the same result without communication.
-
-Micro-batches are numbered within their update in the order of the takes that name them. A forward
-or backward pass of a sharded model is a collective, so every rank takes part in every round: ranks
-without work run the round's first micro-batch at weight zero.
 """
 
 import os
@@ -25,8 +21,13 @@ class RankTurn:
 
 
 def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
-    """Return one turn for each round and rank: rank k mod `ranks` trains micro-batch k in round
-    k div `ranks`. Only the last round can have turns that do not count.
+    """Return one turn for each round and rank: rank k mod `ranks` trains micro-batch k in round k
+    div `ranks`. Micro-batches are numbered within their update in the order of the takes that name
+    them.
+
+    A forward or backward pass of a sharded model is a collective, so every rank takes part in every
+    round: ranks without work run the round's first micro-batch at weight zero. Only the last round
+    can have turns that do not count.
     """
     assert ranks >= 1
     return [
@@ -40,8 +41,8 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Return, by tensor name, the rank that gathers and writes the tensor, balanced by `sizes`: the
-    largest tensor first, each to the rank with the least load (Graham's LPT rule: no rank has more
-    than the mean plus one tensor).
+    largest tensor first, each to the rank with the least load (Graham's rule of the longest
+    processing time: no rank has more than the mean plus one tensor).
     """
     assert ranks >= 1
     loads = [0] * ranks

@@ -1,23 +1,9 @@
-"""Writes a version or a checkpoint from all ranks at once: each rank writes the tensors that it
-holds, and receives the file lists of the other ranks.
+"""Writes a version or a checkpoint from all ranks of a trainer at once: each rank writes the
+tensors that it holds, and receives the file lists of the other ranks.
 
-Every rank publishes the same steps in the same order in a thread of its own (`publisher.py`), so
+Every rank publishes the same steps in the same order in a thread of its own (`StepPublisher`), so
 that all ranks train meanwhile. These threads call the methods below in the same order: each method
 is a collective. Rank 0 then completes the version with the manifest of all parts.
-
-With relays every rank pushes its own parts to the chain of relays while it uploads them. A version
-is written in this order:
-
-1. Every rank hands its files to its push and its uploads (`PushingStore.create`), without waiting.
-2. Every rank waits until its uploads are stored; then it joins the gather of the file lists.
-3. Rank 0 pushes and stores the manifest, moves the pointer, and announces the version.
-
-Until the manifest arrives a relay offers nothing of the version; then it offers each part that the
-manifest names, and counts the version as complete once it has all parts. No rank waits for a push:
-a push may end between 1 and 2, after 3, or never, and the pushes of the ranks end in any order. A
-part that does not arrive is in the store (2) before any relay can detect that it is missing (3),
-and the head of the chain reads it there (`storage/relay/intake.py`). An upload that fails in 2
-fails at all ranks, so 3 does not happen and no rollout acts on the pushed parts.
 """
 
 import logging
@@ -101,14 +87,31 @@ def gather_results(work: Callable[[], Any], type_: Any, ranks: Ranks) -> list[An
 def gather_written(
     store: ObjectStore, write: Callable[[], Any], type_: Any, ranks: Ranks
 ) -> list[Any]:
-    """Gather the results of `write`, which writes to the store, as `gather_results` does; at the
-    return all objects of all ranks are stored.
+    """Gather the results of `write`, which writes to the store, as `gather_results` does. When this
+    function returns, all objects of all ranks are stored.
+
+    With relays every rank pushes its own parts to the chain of relays while it uploads them. A
+    version is written in this order:
+
+    1. Every rank hands its files to its push and its uploads (`PushingStore.create`), and does not
+       wait until they end.
+    2. Every rank waits until its uploads are stored; then it joins the gather of the file lists.
+    3. Rank 0 pushes and stores the manifest, moves the pointer, and announces the version
+       (`VersionWriter.publish`).
+
+    Until the manifest arrives a relay offers nothing of the version; then it offers each part that
+    the manifest names, and counts the version as complete once it has all parts. No rank waits for
+    a push: a push may end between 1 and 2, after 3, or never, and the pushes of the ranks end in
+    any order. A part that no push brings is in the store (2) before any relay can detect that it is
+    missing (3), and the head of the chain reads it there (`storage/relay/intake.py`). An upload
+    that fails in 2 fails at all ranks, so 3 does not happen and no rollout acts on the pushed
+    parts.
     """
 
     def write_through() -> Any:
-        written = write()
+        written = write()  # 1
         if isinstance(store, PushingStore):
-            store.settle()
+            store.settle()  # 2
         return written
 
     return gather_results(write_through, type_, ranks)
@@ -145,8 +148,8 @@ class RankTensors(DistributedTensors):
 
 class FrozenTensors(DistributedTensors):
     """Holds tensors that training never changes; `rows` is this rank's part. Tensors with a shape
-    in `shapes` are divided among the ranks, the others are whole at every rank. Each tensor is
-    gathered as `dtype` when it is hashed or written.
+    in `shapes` are divided among the ranks, the others are whole at every rank. A floating-point
+    tensor is hashed and written as `dtype`.
 
     The files are those that a single process would write, so any number of ranks can repeat an
     interrupted write. A rank holds at most one whole file in memory.

@@ -1,14 +1,10 @@
-"""Joins this process to the ranks of a trainer; a timeout bounds every wait for another rank in a
-collective (invariant 8).
+"""Connects the processes that train one model together: the ranks of a trainer, led by rank 0.
 
-No rank sends another one a command: every rank derives its next collective from the log
-(`follower.py`). Two facts that no log can hold are in the ranks' rendezvous store, a server in the
-process of rank 0: the values that the term begins from (`TermStart`), and, at the end, that rank 0
-has ended. A rank that waits for the log asks that server, so it also notices that rank 0 is gone.
-
-There are three process groups, so that no two threads share one: the main threads run the model's
-collectives on the first, the publishing threads theirs on `writing`, and a rank whose collective
-failed probes the others on `probes`.
+`join_ranks` joins this process to them and yields a `Ranks`. Ranks exchange tensors in collectives,
+operations that all ranks enter together. No rank sends another one a command: each derives its next
+collective from the log (`follower.py`). Only two facts are not in the log but in a key-value store
+in rank 0's process: what a term begins from (`TermStart`), and that rank 0 has ended. A timeout
+bounds every wait in a collective (invariant 8); when a rank is lost, all end and restart.
 """
 
 import logging
@@ -41,12 +37,15 @@ PORT_KEY, START_KEY, END_KEY = "rollstream/port", "rollstream/start", "rollstrea
 CONNECT_S = 1.0
 PAUSE_S = 0.1
 ROLL_CALL_S = 2.0
-"""Longest wait for each rank in a roll call; a closed connection fails at once."""
+"""Longest wait for each rank in a roll call, which probes all other ranks after a failed
+collective; the probe of a closed connection fails at once.
+"""
 
 
 def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
-    """Open the key-value store through which ranks find each other's addresses; each start has a
-    new one. Raises `RuntimeError` if rank 0 does not open it in time.
+    """Open the key-value store through which ranks find each other's addresses (the rendezvous);
+    each start of the ranks has a new one, in the process of rank 0. Raises `RuntimeError` if rank 0
+    does not open it in time.
 
     `torchrun` keeps one store of its own through all restarts of its processes (torch 2.13), so
     entries of the previous start are still in it, and gloo would connect to addresses of dead
@@ -75,12 +74,13 @@ def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.envir
 
 
 class RankLost(RollstreamError, ConnectionError):
-    """Another rank is gone or does not answer: this rank ends too, and all ranks restart."""
+    """Another rank is gone or does not answer: this rank must end too, and all ranks restart."""
 
 
 class TermStart(Struct, frozen=True):
-    """Holds the values from which all ranks begin a term. All ranks load the first of `checkpoints`
-    that no rank finds damaged; it contains the ledger's position.
+    """Holds what all ranks begin a term from. Each rank compares the two hashes with its own. All
+    ranks load the first of `checkpoints` that no rank finds damaged, and read the ledger from the
+    position in that checkpoint.
     """
 
     term: int
@@ -94,8 +94,16 @@ class TermStart(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Connects this process (`rank` of `size`) to the other ranks through the process groups of the
-    module docstring; `timeout_s` bounds every wait for one of them.
+    """Connects this process (`rank` of `size`) to the other ranks; `timeout_s` bounds every
+    collective and every request to `store`.
+
+    There are three process groups, so that no two threads share one: the main threads run the
+    model's collectives on the default group, the publishing threads theirs on `writing`, and a rank
+    whose collective failed probes the others on `probes`.
+
+    `store` is the key-value store of `rendezvous_store`, a server in the process of rank 0. It
+    holds the `TermStart` of the term, and, at the end, the fact that rank 0 has ended. A rank that
+    waits for new records in the log also asks this server, so it notices when rank 0 is gone.
     """
 
     rank: int
@@ -107,6 +115,7 @@ class Ranks:
     store: TCPStore
     timeout_s: float
     _probing: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the one thread that probes on `probes`."""
 
     def announce_start(
         self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]
@@ -119,7 +128,8 @@ class Ranks:
 
     def await_start(self, turned: Callable[[], object]) -> TermStart | None:
         """Wait without limit until rank 0 holds its term, and return its `TermStart`; None if rank
-        0 ended before. `turned` is called before each pause. Raises `RankLost` if rank 0 is gone.
+        0 ended before it held one. `turned` is called before each pause, so that the caller can
+        show that it lives. Raises `RankLost` if rank 0 is gone.
         """
         while not self._is_set(START_KEY):
             if self.has_ended():
@@ -135,7 +145,9 @@ class Ranks:
         return self._is_set(END_KEY)
 
     def end(self) -> None:
-        """End together: returns once rank 0 and then every other rank has called this."""
+        """End together with the other ranks: wait without limit until rank 0 has called this, and
+        then, in a collective, until every rank has. Raises `RankLost` if a rank is gone.
+        """
         if self.rank == 0:
             self.store.set(END_KEY, "1")
         while not self.has_ended():
@@ -144,8 +156,9 @@ class Ranks:
             dist.barrier(self.writing)  # pyright: ignore[reportUnknownMemberType]
 
     def gather(self, value: Any, type_: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """Return, at every rank, the values of all ranks in the order of ranks; a collective.
-        Values travel as msgpack: no received data is ever executed (no pickle).
+        """Return, at every rank, the values of all ranks in the order of ranks. A collective, of
+        the default group unless `group` is given. Values travel as msgpack: no received data is
+        ever executed (no pickle).
         """
         mine = msgspec.msgpack.encode(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -161,8 +174,8 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Generator[None]:
-        """Raise `CorruptObject` at all ranks if one of them finds an object missing or damaged in
-        the block. A collective of the main threads.
+        """Run the block, and raise `CorruptObject` at all ranks if it raised `CorruptObject` or
+        `ObjectMissing` at any of them. A collective of the main threads at the block's end.
         """
         problem = ""
         try:
@@ -176,8 +189,8 @@ class Ranks:
 
     @contextmanager
     def collective(self) -> Generator[None]:
-        """Raise an error of a collective in the block as `RankLost`, which names the ranks that are
-        gone.
+        """Run the block, which contains a collective. If the collective fails, raise `RankLost`,
+        which names the ranks whose connections are closed.
         """
         try:
             yield
@@ -215,8 +228,8 @@ class Ranks:
         return answer
 
     def _roll_call(self) -> list[int]:
-        """Return the ranks whose connection is closed. A probe that times out does not count as a
-        loss: a busy rank does not receive it.
+        """Return the ranks whose connection is closed. A rank whose probe times out is not one of
+        them: it may only be too busy to receive the probe in time.
         """
 
         def is_gone(rank: int) -> bool:
@@ -237,10 +250,10 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
-    """Run the block once all ranks have joined, and end together. Raises `RankLost` if a rank does
-    not join in time.
+    """Wait until all ranks have joined, run the block with this process's `Ranks`, and then end
+    together with the others (`Ranks.end`). Raises `RankLost` if a rank does not join in time.
 
-    `device` is `cpu` or `cuda`; each process of a machine uses the GPU of its local rank.
+    `device` is `cpu` or `cuda`; a process uses the GPU with the number of its rank on its machine.
     """
     mine, backend = _device(device)
     timeout = timedelta(seconds=timeout_s)
@@ -269,6 +282,9 @@ def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
 
 
 def _device(name: str) -> tuple[torch.device, str]:
+    """Return the device of this process, and the backend of its default process group. Raises
+    `ConfigurationError` if its machine has more ranks than GPUs.
+    """
     if name == "cpu":
         return torch.device("cpu"), "gloo"
     local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()

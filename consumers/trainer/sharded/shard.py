@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn import masters
 from rollstream.consumers.trainer.learn.forward import (
     RowForm,
     compile_layers,
@@ -28,15 +29,6 @@ from rollstream.consumers.trainer.learn.forward import (
     try_sharded,
 )
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
-from rollstream.consumers.trainer.learn.masters import (
-    BASE_HASH,
-    NORM_EPS,
-    UpdateResult,
-    check_base_hash,
-    check_checkpoint_shape,
-    hash_tensor,
-    learning_rate,
-)
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
@@ -100,16 +92,16 @@ class ShardOptimiser:
         for one in self._applied:
             one.fill_(applied)
 
-    def update(self, gradients: Sequence[Tensor | None], weight: float) -> UpdateResult:
+    def update(self, gradients: Sequence[Tensor | None], weight: float) -> masters.UpdateResult:
         """Apply one update by Σ gradients / `weight`, clipped; gradients are overwritten. The
         update is skipped if no token was trained or the norm is not finite.
         """
-        rate = learning_rate(self.updates, self._settings)
+        rate = masters.learning_rate(self.updates, self._settings)
         self.updates += 1
         norm = self._norm(gradients) / weight if weight else 0.0
         if not weight or not math.isfinite(norm):
-            return UpdateResult(norm, rate, 1)
-        scale = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS)) / weight
+            return masters.UpdateResult(norm, rate, 1)
+        scale = min(1.0, self._settings.gradient_norm_max / (norm + masters.NORM_EPS)) / weight
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             # None only for a parameter that no rank's forward used.
             parameter.grad = (
@@ -119,7 +111,7 @@ class ShardOptimiser:
         self._adam.step()  # pyright: ignore[reportUnknownMemberType]
         self._adam.zero_grad(set_to_none=True)
         self.applied += 1
-        return UpdateResult(norm, rate, 0)
+        return masters.UpdateResult(norm, rate, 0)
 
     def _norm(self, gradients: Sequence[Tensor | None]) -> float:
         squares = [g.double().square().sum().cpu() for g in gradients if g is not None]
@@ -151,7 +143,7 @@ class Shard:
             model.requires_grad_()
         else:
             found = base_hash(start, self._adapter.dtype) if ranks.rank == 0 else ""
-            self._base_hash = hash_tensor(ranks.gather(found, str)[0])
+            self._base_hash = masters.hash_tensor(ranks.gather(found, str)[0])
         if lends_state(_state_bytes(self._ownership.shapes), self._home):
             return_freed_memory()
         if settings.compile:
@@ -290,10 +282,10 @@ class Shard:
 
     def check(self, tensors: StoredTensors) -> None:
         """Raise `ConfigurationError` if a checkpoint is of another model; not a collective."""
-        check_base_hash(tensors.get(BASE_HASH), self._base_hash)
+        masters.check_base_hash(tensors.get(masters.BASE_HASH), self._base_hash)
         for prefix in PREFIXES:
             for name, shape in self.shapes.items():
-                check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
+                masters.check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
 
     def load(self, tensors: StoredTensors) -> None:
         """Restore a checkpoint: every rank reads its rows. Raises `CorruptObject` at all ranks if
@@ -339,7 +331,7 @@ class Shard:
     def _single(self) -> dict[str, Tensor]:
         """The tensors of the state that are not divided."""
         counters = torch.tensor([self.updates, self._optimiser.applied])
-        base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
+        base = {} if self._base_hash is None else {masters.BASE_HASH: self._base_hash}
         return {COUNTERS: counters, **base}
 
 

@@ -1,20 +1,8 @@
 """Decides which sequences of the paced engine run and which wait, within its KV capacity, as vLLM's
-scheduler does. The capacity is a number of tokens whose keys and values (KV) are cached.
+scheduler does (`PacedBatch`), and draws their tokens (`PacedSequence`). The capacity is a number of
+tokens whose keys and values (KV) are cached.
 
-* First come, first served: the first sequence of the queue enters when a slot is free and its
-  tokens fit; no other overtakes it. A new sequence leaves `SPARE_SHARE` of the capacity free for
-  the growth of those that run.
-* When a step needs more capacity than is left, the sequence that entered last is preempted: its
-  cache is dropped, it waits at the head of the queue, and it is prefilled again when it enters.
-* The oldest sequence always fits (the context is at most the capacity), so there is always
-  progress.
-
-A running sequence has KV for all of its tokens but the newest, which is the input of the next step.
-
-A sequence keeps counts alone, because its tokens follow from their positions: a token is a function
-of (seed, trajectory, position) and of the vocabulary alone (invariant 10). The length of each turn
-is drawn. Its last token is a stop token, all others are uniform over the tokens that are no stop
-tokens. If the request names no stop tokens, a turn continues to `tokens_max`.
+docs/explanation/paced-engine.md lists the parts of vLLM's scheduler that are not modelled.
 """
 
 from dataclasses import dataclass, field
@@ -34,6 +22,11 @@ class PacedSequence(QueuedSequence):
     """Holds the counts of one trajectory: `cached` tokens have KV, `emitted` tokens were emitted or
     were part of the request. The turn is over at length `end`; its stop token is drawn at length
     `stop_at` (−1: never).
+
+    No tokens are stored, because a token follows from (seed, trajectory, position) and the
+    vocabulary alone (invariant 10). A turn ends in a stop token at a drawn length; all other tokens
+    are uniform over the tokens that are no stop tokens. If the request names no stop tokens, or the
+    drawn length is beyond `tokens_max` or the context, the turn ends there, without a stop token.
     """
 
     def __init__(
@@ -102,7 +95,19 @@ enters last is preempted at once.
 
 @dataclass(slots=True)
 class PacedBatch:
-    """Keeps the running sequences within the KV `capacity`, which held sequences use too."""
+    """Keeps the running sequences within the KV `capacity`, which held sequences use too.
+
+    * First come, first served: the first sequence of the queue enters when a slot is free and its
+      tokens fit; no other overtakes it. A new sequence leaves `SPARE_SHARE` of the capacity free
+      for the growth of those that run.
+    * When a step needs more capacity than is left, the sequence that entered last is preempted: its
+      cache is dropped, it waits at the head of the queue, and it is prefilled again when it enters.
+    * The oldest sequence always fits (the context is at most the capacity), so there is always
+      progress.
+
+    A running sequence has KV for all of its tokens but the newest, which is the input of the next
+    step.
+    """
 
     capacity: int
     rows: list[PacedSequence] = field(default_factory=list[PacedSequence])

@@ -2,10 +2,7 @@
 positions, and a step takes as long as a roofline (step time by batch and KV) gives.
 
 Weights are served, patched and compared as in a real engine, though no step computes with them.
-Between two events (a turn ends, tokens are due, the cache is full) all step times are known
-beforehand, so the engine sleeps until the next event: its processor time does not depend on how
-long steps are. Steps continue while the caller is busy, as they do on an accelerator. The engine's
-clock counts seconds of the simulated accelerator, which may pass faster than wall-clock seconds.
+docs/explanation/paced-engine.md describes the model of lengths, time and KV capacity.
 """
 
 import time
@@ -34,7 +31,7 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 
 class EngineClock(Protocol):
-    """Counts seconds of the simulated accelerator."""
+    """Counts seconds of the simulated accelerator; they may pass faster than wall-clock seconds."""
 
     @property
     def scale(self) -> float:
@@ -90,6 +87,10 @@ class PacedShape:
 class PacedEngine(QueuedEngine[PacedSequence]):
     """Implements `Engine`. `tensors` are the weights of `version`, with any names and shapes; they
     are copied.
+
+    Between two events (a turn ends, tokens are due, the cache is full) all step times are known
+    beforehand, so the engine sleeps until the next event: its processor time does not depend on how
+    long steps are. Steps continue while the caller is busy, as they do on an accelerator.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """Do as `Engine.poll`; an engine with rows makes at least one step, like engines that step
-        inside `poll`.
+        """Run as `Engine.poll` does. An engine with rows makes at least one step, as an engine that
+        steps inside `poll` does.
         """
         end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale

@@ -1,10 +1,10 @@
-"""Draws the lengths of answers, in tokens, from a long-tailed distribution or recorded lengths.
+"""Draws the lengths of answers, in tokens, for the engine `paced`, which has no model that ends them:
+from a long-tailed distribution or from recorded lengths (`LengthSampler`).
 
-A length is a function of (seed, prompt, trajectory, begin of the turn) alone, so it is the same on
-every rollout and after every move of the trajectory (invariant 10). Lengths of answers to one
-prompt are correlated, also across passes over the prompts: a normal variable per prompt and one per
-trajectory are added and mapped to a quantile (a Gaussian copula), so every distribution keeps its
-shape at any correlation.
+A length is a function of (seed, prompt, trajectory, first token of the turn) alone, so it is the
+same on every rollout and after every move (invariant 10). Lengths of answers to one prompt are
+correlated: a normal number of the prompt and one of the trajectory are added, and their sum selects
+a quantile (a Gaussian copula). So a distribution keeps its shape at any correlation.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,14 @@ from rollstream.streams.values import Tokens
 NORMAL = NormalDist()
 P99 = NORMAL.inv_cdf(0.99)
 LENGTH_POSITIONS_FROM = 1 << 40
-"""Positions of the random sequence from this one draw lengths; lower positions draw tokens."""
-HALVINGS = 60  # of an interval of logarithms: below one token at any length
+"""Lengths are drawn by the random numbers (`uniforms`) of positions from this one on; those of lower
+positions draw tokens.
+"""
+HALVINGS = 60  # of an interval of log-lengths: its width is then below one token at any length
 
 
 class LengthDistribution(Protocol):
-    """Distributes the lengths of answers."""
+    """Describes how long answers are, by quantiles; the three classes below implement it."""
 
     def quantile(self, share: float) -> float:
         """Return the length that this share of all answers does not exceed, `share` in (0, 1)."""
@@ -38,7 +40,9 @@ class LengthDistribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Half of the answers are shorter than `median`, one in a hundred is longer than `p99`."""
+    """The log-normal distribution of which half of the answers are shorter than `median` and one in
+    a hundred is longer than `p99`.
+    """
 
     median: float
     p99: float
@@ -60,8 +64,8 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalMixture:
-    """Mixes log-normal parts by weight, e.g. short answers and long derivations. Its quantile is
-    found by bisection.
+    """Mixes log-normal distributions, e.g. of short answers and of long derivations: `parts` are
+    pairs of a weight and a distribution. A quantile is found by bisection.
     """
 
     parts: tuple[tuple[float, LogNormal], ...]
@@ -79,7 +83,7 @@ class LogNormalMixture:
 
 @dataclass(frozen=True, slots=True)
 class LengthTrace:
-    """Draws from recorded lengths, which ascend."""
+    """The distribution of recorded lengths, which must ascend."""
 
     lengths: tuple[float, ...]
 
@@ -89,15 +93,15 @@ class LengthTrace:
 
 @dataclass(frozen=True, slots=True)
 class LengthSampler:
-    """Draws lengths. `correlation` is that of two answers to one prompt: at 0 they are independent,
-    at 1 equally long.
+    """Draws lengths from `distribution`. `correlation` is that of two answers to one prompt, in the
+    same or another pass over the prompts: at 0 they are independent, at 1 equally long.
     """
 
     distribution: LengthDistribution
     correlation: float
 
     def draw(self, seed: int, prompt: Tokens, trajectory: str, begin: int) -> int:
-        """Return the length, at least 1, of the turn that begins at token `begin` of this
+        """Return the length, at least 1, of the turn whose first token has index `begin` in this
         trajectory.
         """
         own = np.array([trajectory_key(seed, trajectory)], np.uint64)
@@ -105,14 +109,14 @@ class LengthSampler:
         mine = _normal(own, LENGTH_POSITIONS_FROM + begin)
         shared = _normal(asked, LENGTH_POSITIONS_FROM)
         drawn = sqrt(self.correlation) * shared + sqrt(1 - self.correlation) * mine
-        # In the tail the distribution function rounds to 1, where no quantile exists.
+        # Far in the tails the share rounds to 0 or 1, where no quantile exists.
         share = min(max(NORMAL.cdf(drawn), 1e-12), 1 - 1e-12)
         return max(1, round(self.distribution.quantile(share)))
 
 
 def read_trace(path: str) -> LengthTrace:
-    """Read a text file with one length a line, in any order; empty lines and `#` comments are
-    skipped. Raises `ConfigurationError`, which names the line that holds no length.
+    """Read a text file with one length per line, in any order; empty lines and lines that begin with
+    `#` are skipped. Raises `ConfigurationError`, which names the line that is not a length.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

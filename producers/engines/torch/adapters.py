@@ -1,12 +1,9 @@
 """Serves LoRA adapters of several versions over one fused base: `ServedAdapters` keeps them in the
-layout in which they are computed, and `AdapterRoutes` applies to each row of a batch its version's.
+layout in which they are computed, and `AdapterRoutes` applies to each row of a batch the adapter of
+its version.
 
-A product is a multiplication by one of a layer's four fused matrices (`llama_weights.py`). For each
-product the adapters of its matrices are one pair of factors in the layout of that product: norms,
-the scale of attention and alpha / rank are multiplied in, and matrices without an adapter have
-zeros. Rows of different versions share all products with the base. Their low-rank products are one
-batched product over the stacked factors of all versions, each padded to as many rows as the version
-that has most; if that would pad much, they are computed version by version.
+Rows of different versions share all products with the base. docs/explanation/lora.md has the cost
+of several versions.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +26,7 @@ from rollstream.storage.lora import HIGH, LOW, PREFIX
 from rollstream.streams.values import Version
 
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
-"""The products of a layer."""
+"""The products of a layer: multiplications by its four fused matrices (`llama_weights.py`)."""
 PADDED_MAX = 2.0
 """Largest ratio of the rows of a batched product, padding included, to the rows in use. With equal
 groups both forms take the same CPU time (8 versions, 64 rows); the batched one makes fewer calls.
@@ -40,6 +37,10 @@ groups both forms take the same CPU time (8 versions, 64 rows); the batched one 
 class LowRankFactors:
     """Holds the factors of one product: `low` is (in, k), `high` (k, out), and the low-rank product
     of x is x @ low @ high. Stacked factors have the versions as their first dimension.
+
+    One pair has the adapters of all matrices that are fused in the product, in the product's
+    layout: norms, the scale of attention and alpha / rank are multiplied in, and matrices without
+    an adapter have zeros.
     """
 
     low: Tensor
@@ -70,8 +71,12 @@ class AdapterStack:
 class AdapterRoutes:
     """Maps the n rows of a batch to adapters. `order` gathers the rows by adapter; each of `parts`
     is an adapter with its gathered rows [begin, end); gathered row `places[i]` is row i of the
-    batch. With a `stack` all parts have equally many rows, and the padding among them is not used.
-    With `order` None a single adapter serves all rows.
+    batch. With `order` None a single adapter serves all rows.
+
+    With a `stack` the low-rank products of all versions are one batched product over the stacked
+    factors: each part is padded to as many rows as the version that has most, and the results of
+    the padding are not used. If that would pad much (`PADDED_MAX`), or the factors differ in shape,
+    there is no stack, and the products are computed version by version.
     """
 
     parts: tuple[tuple[LoadedAdapter, int, int], ...]
@@ -112,7 +117,7 @@ class AdapterRoutes:
 class ServedAdapters:
     """Holds the adapters that one engine serves, by version; `newest` serves rows that name none.
 
-    `norms` are the base's own, by checkpoint name. An update is prepared beside decoding; `load`
+    `norms` are those of the base, by checkpoint name. An update is prepared beside decoding; `load`
     then only adds it. `latest` is the version that was loaded last: it is kept, because requests
     that name it may not have arrived yet.
     """

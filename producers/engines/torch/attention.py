@@ -1,16 +1,10 @@
-"""Holds the KV cache of a batch (`KVCache`) and computes attention over the columns in use:
-`attend` for a decode step with one query per row, `attend_ahead` for a verification pass with
-several.
+"""Holds the keys and values of a batch (`KVCache`) and computes attention over them: `attend` in a
+decode step with one new token per row, `attend_ahead` in a pass that verifies several drafted ones.
 
-Attention runs segment by segment: a segment is a group of neighbouring rows that attend from the
-same column on (`rows.py`). On a CPU plain matrix products take about half the time of
-`scaled_dot_product_attention` at one query per row (measured at 64 rows × 64 columns: 80 µs against
-175); on other devices that function is used.
-
-The KV cache is aligned at the right: the newest tokens of all rows are in one column. A step writes
-one column of all rows, a row is described by the column of its first token, and its mask does not
-change while it runs. When the columns run out, those in use are shifted to the left; no KV is
-recomputed, because keys contain their own positions.
+The cache is a grid with a row for each running sequence and columns for its tokens. Attention reads
+only the columns in use, segment by segment: a segment is a range of rows of similar length, for
+which one call reads the columns from a common first one on (`rows.py`). Masks hide, in each row,
+the columns that hold no token of its sequence.
 """
 
 from collections.abc import Callable
@@ -21,12 +15,16 @@ import torch.nn.functional as F
 
 from rollstream.producers.engines.torch.rows import RowSegment
 
-SPARE_COLUMNS = 256  # least steps between two shifts: a shift costs about as much as two steps
+# Columns beyond the longest context, so at least as many steps lie between two shifts of the
+# columns (`KVCache.align`). A shift costs about as much as two steps.
+SPARE_COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Describes the KV of one token: `layers` × (key, value) × `heads` × `width` numbers."""
+    """Describes the keys and values (KV) of one token: 2 · `layers` · `heads` · `width` numbers.
+    `heads` counts the KV heads; a query head has the same `width`.
+    """
 
     layers: int
     heads: int
@@ -37,7 +35,11 @@ class KVCache:
     """Holds the keys and values of all rows in `data` (2 · layers, slots + 1, heads, columns,
     width); layer l has its keys at 2l and its values at 2l + 1.
 
-    `column` is the column of every row's next token. The last row is a spare for swaps.
+    The cache is aligned at the right: the newest tokens of all rows are in one column, and `column`
+    is the column of every row's next token. A decode step writes this one column of all rows; the
+    caller then advances `column`. A row is described by the column of its first token, so decode
+    steps leave its mask unchanged; only rejected drafts leave columns to hide (`hide`). The last
+    row is a spare for swaps.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class KVCache:
         self._ramp[: self.columns] = -torch.inf
 
     def write(self, row: int, tokens: torch.Tensor | None) -> int:
-        """Write a sequence's KV (2 · layers, heads, length, width) to the right end of a row.
-        Returns its first column.
+        """Write a sequence's KV (2 · layers, heads, length, width; None: no token) to a row, such
+        that its last token is in the column before `column`. Returns the column of the first token.
         """
         length = 0 if tokens is None else tokens.shape[2]
         start = self.column - length
@@ -80,7 +82,9 @@ class KVCache:
         return start
 
     def read(self, row: int, start: int) -> torch.Tensor:
-        """Return a copy of a row's KV: (2 · layers, heads, length, width)."""
+        """Return a copy of a row's KV from column `start`, that of its first token, on:
+        (2 · layers, heads, length, width).
+        """
         return self.data[:, row, :, start : self.column].clone()
 
     def move(self, source: int, target: int, start: int) -> None:
@@ -90,36 +94,40 @@ class KVCache:
         self.mask[target] = self.mask[source]
 
     def newest(self, layer: int, rows: int) -> torch.Tensor:
-        """Return a view (rows, heads, 2, width) of the next token's key and value."""
+        """Return a view (rows, heads, 2, width) of column `column`, into which the caller writes
+        the key and value of each row's next token.
+        """
         half, row, head, column, unit = self.data.stride()
         size = (rows, self.data.shape[2], 2, self.data.shape[4])
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, head, half, unit), offset)
 
     def coming(self, layer: int, rows: int, count: int) -> torch.Tensor:
-        """Return a view (rows, count, heads, 2, width) of the next tokens' keys and values."""
+        """Return a view (rows, count, heads, 2, width) of the next `count` columns, to be written
+        likewise.
+        """
         half, row, head, column, unit = self.data.stride()
         size = (rows, count, self.data.shape[2], 2, self.data.shape[4])
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, column, head, half, unit), offset)
 
     def hide(self, rows: int, kept: torch.Tensor, columns: int) -> None:
-        """Mask the next `columns` columns of each row except its first `kept` (rows,): no query
-        attends to them.
+        """Mask the next `columns` columns of each row except its first `kept` (rows,), because they
+        hold rejected drafts: no later query attends to them.
         """
         ahead = torch.arange(columns, device=self.data.device)
         window = self.mask[:rows, self.column : self.column + columns]
         window.masked_fill_(ahead >= kept[:, None], -torch.inf)
 
     def seen(self, row: int, start: int) -> torch.Tensor:
-        """Return a copy of a row's KV without its hidden columns."""
+        """Return a copy of a row's KV from column `start` on, without its hidden columns."""
         window = slice(start, self.column)
         shown = (self.mask[row, window] == 0).nonzero()[:, 0]
         return self.data[:, row, :, window].index_select(2, shown)
 
     def window(self, layer: int, segment: RowSegment, part: int, ahead: int = 1) -> torch.Tensor:
-        """Return the keys (`part` 0) or values (1) of a segment, the next `ahead` columns included:
-        (rows · heads, columns, width).
+        """Return a view (rows · heads, columns, width) of the keys (`part` 0) or values (1) of a
+        segment, the next `ahead` columns included.
         """
         half, row, head, column, unit = self.data.stride()
         heads = self.data.shape[2]
@@ -132,7 +140,11 @@ class KVCache:
         return self.data.as_strided(size, (head, column, unit), offset)
 
     def align(self, column: int, used: tuple[RowSegment, ...], starts: list[int]) -> int:
-        """Shift the columns in use so that the next column is `column`. Returns the shift."""
+        """Shift the columns in use (the segments `used`) so that the next column is `column`: to
+        the left when columns run out, to the right before a longer sequence enters. `starts` holds
+        each row's first column. No KV is recomputed, because keys contain their own positions.
+        Returns by how many columns it shifted.
+        """
         shift = column - self.column
         for segment in used:
             rows, old = slice(segment.begin, segment.end), slice(segment.column, self.column)
@@ -156,10 +168,11 @@ def attend(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Return the attention output (rows, heads · width) for scaled queries (rows, kv heads, queries
-    per kv head, width).
+    """Return the attention output (rows, heads · width) of one layer in a decode step. `queries`
+    (rows, KV heads, queries per KV head, width) are multiplied by the attention scale already.
 
-    `masks` are those of `segment_masks`; the newest column must be written already.
+    `used` are the segments of all rows and `masks` their `segment_masks`. The keys and values of
+    the new tokens must be in the cache already, at `cache.column`.
     """
     attended = _by_segment(_kind(queries), queries, layer, cache, used, masks, 1)
     return attended.reshape(queries.shape[0], -1)
@@ -172,9 +185,12 @@ def attend_ahead(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Return the attention output (rows · ahead, heads · width) for scaled queries (rows, ahead, kv
-    heads, queries per kv head, width). `masks` are those of `masks_ahead`; the next `ahead` columns
-    must be written already.
+    """Return the attention output (rows · ahead, heads · width) of one layer in a pass over `ahead`
+    new tokens per row. `queries` (rows, ahead, KV heads, queries per KV head, width) are multiplied
+    by the attention scale already.
+
+    `masks` are those of `masks_ahead`. The keys and values of the new tokens must be in the cache
+    already, from `cache.column` on.
     """
     rows, ahead, per_row, group, width = queries.shape
     together = queries.transpose(1, 2).reshape(rows, per_row, ahead * group, width)
@@ -184,7 +200,9 @@ def attend_ahead(
 
 
 def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Tensor]:
-    """Return a mask (rows of the segment, 1, 1, columns) per segment, newest column included."""
+    """Return a mask (rows of the segment, 1, 1, columns) per segment for `attend`; its last column
+    is that of the new tokens.
+    """
     end = cache.column + 1
     return [
         cache.mask[segment.begin : segment.end, None, None, segment.column : end]
@@ -195,9 +213,9 @@ def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Te
 def masks_ahead(
     cache: KVCache, used: tuple[RowSegment, ...], ahead: int, group: int
 ) -> list[torch.Tensor]:
-    """Return a mask (rows of the segment, 1, ahead · group, columns) per segment: of the next
-    `ahead` columns a token attends to its own and the earlier ones. `group` is the number of
-    queries per kv head.
+    """Return a mask (rows of the segment, 1, ahead · group, columns) per segment for
+    `attend_ahead`: of the next `ahead` columns a token attends to its own and the earlier ones.
+    `group` is the number of queries per KV head.
     """
     end = cache.column + ahead
     later = torch.full((ahead, ahead), -torch.inf, device=cache.mask.device, dtype=cache.mask.dtype)
@@ -214,11 +232,16 @@ def masks_ahead(
 SegmentAttention = Callable[
     [torch.Tensor, int, KVCache, RowSegment, torch.Tensor, int], torch.Tensor
 ]
-"""Attention over one segment: queries (rows of the segment, kv heads, queries, width) give
-(rows of the segment · kv heads, queries, width)."""
+"""Attention over one segment, from (queries, layer, cache, segment, mask, ahead): queries (rows of
+the segment, KV heads, queries, width) give (rows of the segment · KV heads, queries, width).
+"""
 
 
 def _kind(queries: torch.Tensor) -> SegmentAttention:
+    """Return the faster form of attention on the device of `queries`. On a CPU plain matrix
+    products take about half the time of `scaled_dot_product_attention` at one query per row
+    (measured at 64 rows × 64 columns: 80 µs against 175 µs); other devices use that function.
+    """
     return _products if queries.device.type == "cpu" else _fused
 
 
@@ -231,7 +254,9 @@ def _by_segment(
     masks: list[torch.Tensor],
     ahead: int,
 ) -> torch.Tensor:
-    """Compute the attention of all rows; the next `ahead` columns of the cache are read too."""
+    """Return the attention of all rows, in their order; the next `ahead` columns of the cache are
+    read too.
+    """
     attended = [
         kind(queries[segment.begin : segment.end], layer, cache, segment, mask, ahead)
         for segment, mask in zip(used, masks, strict=True)

@@ -1,10 +1,10 @@
-"""Decodes all running rows together: `step` generates one token for each, and rows enter and leave
-between steps.
+"""The batch that the engine `torch` decodes: each running sequence has a row, `step` generates one
+token for every row, and sequences enter and leave between steps.
 
-Between two steps of the same rows only the step itself is computed: `_compose` recomputes the state
-that depends on the set of rows when that changes. Each row draws from its trajectory's own random
-sequence, so the other rows of the batch affect only its rounding (invariant 10). `rows.py` orders
-the rows and buffers their tokens, `attention.py` holds their KV.
+`rows.py` orders the rows by length and buffers their newest tokens, `attention.py` holds their KV
+cache. State that depends on the set of rows is computed when the set changes (`_compose`), so that
+a step costs little besides the model. Each row draws from its trajectory's own random sequence: the
+other rows affect only the rounding of its numbers (invariant 10).
 """
 
 import numpy as np
@@ -33,8 +33,15 @@ from rollstream.streams.values import Drafts, Floats, Sampling, Tokens
 
 
 class DecodeBatch:
-    """Runs at most `slots` rows of up to `context_max` tokens. Generated tokens stay on the device
-    for at most `block_steps` steps, a block, until `collect` copies them.
+    """Decodes at most `slots` sequences of up to `context_max` tokens.
+
+    Generated tokens stay on the device in a block with room for `block_steps` steps. When it is
+    full (`emission_due`), the caller copies the tokens of every sequence by `collect` and calls
+    `restart_block`; `collect` may also be called earlier.
+
+    The KV cache is aligned at the right: the newest tokens of all rows are in one column, and a row
+    begins in the column `_starts[row]`. Rows of similar length are neighbours, in one region per
+    length class (`RowLayout`), so that attention reads a region from the start of its longest row.
     """
 
     def __init__(self, decoder: Decoder, slots: int, context_max: int, block_steps: int) -> None:
@@ -53,9 +60,12 @@ class DecodeBatch:
         self._composed = False
         self.gained = 0
         """The number of tokens that the newest step generated, over all rows."""
+        # Ranges of rows, each with the column from which attention reads it.
         self._used: tuple[RowSegment, ...] = ()
+        # Which LoRA adapter serves which rows; None without adapters.
         self._routes: AdapterRoutes | None = None
-        # Lower bounds: no row ends or outgrows its length class before these columns.
+        # Lower bounds: before the cache reaches these columns, no row reaches its length limit or
+        # outgrows its length class.
         self._next_end = self._next_promotion = 2**62
 
     @property
@@ -65,15 +75,18 @@ class DecodeBatch:
 
     @property
     def emission_due(self) -> bool:
-        """Whether the generated tokens must be emitted now."""
+        """Whether the block is full: every sequence must be collected before the next step."""
         return self.block.full
 
     @property
     def tokens_cached(self) -> int:
+        """The number of tokens in the KV cache, over all rows."""
         return len(self.rows) * self.cache.column - int(self._starts[: len(self.rows)].sum())
 
     def enter(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
-        """Add a sequence to the next steps; `kv` is the KV of all its tokens but the newest."""
+        """Give a sequence a row, so that the next steps decode it. `kv` is the KV of all its tokens
+        but the newest, which is the input of the next step; None if it has only that one.
+        """
         length = 0 if kv is None else kv.shape[2]
         if not self.rows:
             self.cache.column, self._next_end, self._next_promotion = 0, 2**62, 2**62
@@ -96,7 +109,9 @@ class DecodeBatch:
         self._composed = False
 
     def leave(self, sequence: TorchSequence) -> None:
-        """Remove a sequence, and move the last rows so that its row is filled."""
+        """Remove a sequence from the batch, and move other rows so that no row is unused between
+        used ones. Call `collect` before: tokens that are not collected are lost.
+        """
         self._move(self.order.remove(sequence.row))
         self.rows.pop()
         sequence.row = -1
@@ -108,13 +123,13 @@ class DecodeBatch:
         return self.cache.read(sequence.row, int(self._starts[sequence.row]))
 
     def recache(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
-        """Replace the KV of a sequence by another of the same length."""
+        """Replace the KV of a sequence by one of the same length, computed under new weights."""
         start = self.cache.write(sequence.row, kv)
         assert start == self._starts[sequence.row], "the KV of a running row changed its length"
 
     def collect(self, sequence: TorchSequence) -> tuple[Tokens, Floats]:
         """Return the tokens that the sequence generated since its last `collect`, and their
-        log-probabilities.
+        log-probabilities. It must be in the batch.
         """
         pieces = sequence.pieces
         if sequence.first <= self.block.column:
@@ -127,15 +142,19 @@ class DecodeBatch:
         return tokens, logprobs
 
     def drafted(self, sequence: TorchSequence) -> Drafts | None:
-        """Return the draft statistics of the tokens collected last; None: there are no drafts."""
+        """Return the draft statistics of the sequence's newest collected tokens: None, as this
+        batch makes no drafts.
+        """
         return None
 
     def change_adapters(self) -> None:
-        """Make the next step recompute which adapters serve the rows."""
+        """Make the next step compute again which LoRA adapter serves which row; to be called after
+        adapters were loaded or dropped.
+        """
         self._composed = False
 
     def restart_block(self) -> None:
-        """Empty the block; the caller has collected all rows."""
+        """Empty the block; the caller must have collected all sequences."""
         rows = len(self.rows)
         keys = np.array([sequence.key for sequence in self.rows], np.uint64)
         self.block.restart(keys, self.cache.column - self._starts[:rows])
@@ -144,7 +163,9 @@ class DecodeBatch:
             sequence.first = 1
 
     def step(self) -> list[TorchSequence]:
-        """Generate one token for every row. Returns the sequences that ended, with `finish` set."""
+        """Generate one token for every row. Returns the sequences whose turn ended, with `finish`
+        set; they stay in the batch until `leave`.
+        """
         assert self.rows, "nothing to step"
         assert not self.block.full, "restart the block first"
         if self.cache.column == self.cache.columns:
@@ -165,6 +186,9 @@ class DecodeBatch:
         return self._ended((tokens[:, 0] == plan.stops).nonzero())
 
     def _ended(self, stopped: torch.Tensor) -> list[TorchSequence]:
+        """Set `finish` of the sequences that ended, and return them. `stopped` has the (stop token,
+        row) indices of rows whose newest token is a stop token; others end at their length limit.
+        """
         ended: list[TorchSequence] = []
         if len(stopped):
             for row in set(stopped[:, 1].tolist()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType, reportUnknownVariableType]
@@ -181,6 +205,9 @@ class DecodeBatch:
         return ended
 
     def _compose(self) -> None:
+        """Compute the state that depends on the set of rows: segments, positions, sampling plan and
+        adapters.
+        """
         rows = len(self.rows)
         self._used = self._segments()
         positions = torch.from_numpy(self.cache.column - self._starts[:rows])  # pyright: ignore[reportUnknownMemberType]
@@ -192,7 +219,9 @@ class DecodeBatch:
         self._composed = True
 
     def _promote(self) -> None:
-        """Move rows that outgrew their length class to the next one."""
+        """Move rows that outgrew their length class to the region of the next longer one, and find
+        the column at which the next row may outgrow its class.
+        """
         self._composed = False
         self._next_promotion = 2**62
         begin = self.order.counts[0]
@@ -209,6 +238,7 @@ class DecodeBatch:
             begin = end
 
     def _segments(self) -> tuple[RowSegment, ...]:
+        """Return the ranges of rows, each with the first column that attention must read for it."""
         columns: list[int] = []
         begin = 0
         for count in self.order.counts:
@@ -218,6 +248,9 @@ class DecodeBatch:
         return row_segments(self.order.counts, columns, self.overhead)
 
     def _move(self, moves: list[RowMove]) -> None:
+        """Move rows (from, to) one after another, with cache, newest token and sequence. A sequence
+        in the spare row, which a swap uses, is in `spare` and not in `rows`.
+        """
         spare: TorchSequence | None = None
         for source, target in moves:
             self.cache.move(source, target, int(self._starts[source]))
@@ -234,13 +267,16 @@ class DecodeBatch:
             sequence.row = target
 
     def _leave_piece(self, sequence: TorchSequence, source: int) -> None:
+        """Note where `collect` finds the moved sequence's older tokens: in the row that it left."""
         newest = self.block.column
         if sequence.first < newest:
             sequence.pieces.append((sequence.row, sequence.first, newest - 1))
-        # The newest token moved too: the next sequence in row `source` overwrites the old copy.
+        # The newest token moved with the sequence: the next one in row `source` overwrites the copy
+        # there.
         sequence.first = max(sequence.first, newest)
 
     def _align(self, column: int) -> None:
+        """Shift the cache so that the next tokens are written to `column`."""
         used = self._segments() if self.rows else ()
         rows = len(self.rows)
         shift = self.cache.align(column, used, self._starts[:rows].tolist())

@@ -1,16 +1,9 @@
-"""Makes the drafts of a batch's rows, packs them for a verification pass, and counts the accepted
-tokens.
+"""Has the parts of a verification pass, which `speculative.py` puts together: `BatchSpeculation`
+makes a draft for each row of the batch, `pack_drafts` packs the drafts into one input of the model,
+and `count_accepted` compares them with the tokens that are drawn from the model's logits.
 
-`BatchSpeculation` makes each row's draft, records its acceptance, and adds new tokens to the
-history from which the row's siblings (the same group) draft. Its data are on the host. The state of
-a row (`RowDrafts`) exists while the row is in the batch, and holds the tokens that were generated
-and not collected yet.
-
-A pass verifies the drafts of all rows in one forward pass of the model. At each position it draws
-the token that plain sampling with the key (seed, trajectory, position) draws there, and accepts
-drafted tokens up to the first that differs. This has the distribution and the acceptance rate of
-rejection sampling for drafts of probability 1 (Leviathan, Kalman, Matias, ICML 2023), and gives the
-same tokens as a run without drafts, up to rounding.
+At each position the token is drawn that a plain step would draw there, and a drafted token is
+accepted if it is that token. So the generated tokens are those without drafts, up to rounding.
 """
 
 import math
@@ -29,14 +22,14 @@ from rollstream.producers.engines.torch.decoder import DraftedTokens
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.values import Floats, Tokens
 
-LOOKBACK_SHARE = 0.002  # share of all time that look-ups for plain steps may take
-LOOKBACK_TOKENS = 8  # tokens of plain steps that are compared with a draft from history
+LOOKBACK_SHARE = 0.002  # share of all time that `compare_with_history` may take
+LOOKBACK_TOKENS = 8  # tokens that it compares with a draft, at most
 
 
 @dataclass(slots=True)
 class RowDrafts(DraftedSequence):
-    """Keeps the draft state of a row and its newest `pending` tokens, which are not collected yet;
-    `TorchSequence.tokens` holds them already.
+    """Keeps the draft state of a row, and its newest `pending` tokens, which the engine has not
+    collected yet; `TorchSequence.tokens` holds them already.
     """
 
     tokens: list[Tokens] = field(default_factory=list[Tokens])
@@ -61,11 +54,14 @@ class RowDrafts(DraftedSequence):
 
 @dataclass
 class BatchSpeculation(Speculation):
-    """Makes and records the drafts of one batch's rows."""
+    """Makes the draft of each row of a batch, records how many drafted tokens were accepted, and
+    adds new tokens to the history, from which other samples of the same group draft. Its data are
+    on the host.
+    """
 
     states: dict[TorchSequence, RowDrafts] = field(default_factory=dict[TorchSequence, RowDrafts])
-    """The state of each row from its first draft on: while the gate is off, new rows have no state
-    and cost no time.
+    """The state of each row, from its first draft until it leaves the batch. While the gate
+    (`gate.py`) has turned drafts off, new rows get no state and cost no time.
     """
     entry_lengths: dict[TorchSequence, int] = field(default_factory=dict[TorchSequence, int])
     """The length of each row's sequence when it entered."""
@@ -90,8 +86,8 @@ class BatchSpeculation(Speculation):
         return state
 
     def make_drafts(self, rows: Many[TorchSequence]) -> list[list[int]]:
-        """Return a draft for each row, perhaps empty; no draft contains the last token that the row
-        may generate.
+        """Return a draft for each row, perhaps empty. A draft has fewer tokens than the row may
+        still generate, because a pass gives one token more than it accepts.
         """
         began = self.clock()
         states = [self.state(sequence) for sequence in rows]
@@ -103,7 +99,7 @@ class BatchSpeculation(Speculation):
     def add_gained(
         self, sequence: TorchSequence, draft: list[int], tokens: list[int], given: Floats
     ) -> None:
-        """Record the tokens that a pass with this draft gave, and `given`, their
+        """Record the tokens that a pass with this draft gave the row; `given` has their
         log-probabilities.
         """
         state, gained = self.states[sequence], np.array(tokens, np.uint32)
@@ -113,16 +109,16 @@ class BatchSpeculation(Speculation):
         self.share(sequence)
 
     def add_drawn(self, sequence: TorchSequence, tokens: Tokens, logprobs: Floats) -> None:
-        """Record the newest tokens of the sequence, which plain steps gave."""
+        """Record tokens that plain steps gave; the sequence holds them already, as its newest."""
         state = self.state(sequence)
         state.keep(tokens, logprobs)
         state.statistics.add_drawn(len(tokens))
         state.agreement = HistoryAgreement()
 
     def compare_with_history(self, sequence: TorchSequence, gained: Tokens) -> None:
-        """Compare the newest tokens, which plain steps gave, with the draft that history had for
-        them. Later calls return at once for a while, so that comparisons take at most
-        `LOOKBACK_SHARE` of the time.
+        """Compare `gained`, the newest tokens, with the draft that history had for them, so that
+        the gate can estimate the acceptance rate while only plain steps are made. Later calls
+        return at once for a while, so that comparisons take at most `LOOKBACK_SHARE` of the time.
         """
         if self.gate.forced is not None or (began_s := self.clock()) < self.lookback_from_s:
             return
@@ -134,11 +130,13 @@ class BatchSpeculation(Speculation):
         self.lookback_from_s = end_s + (end_s - began_s) / LOOKBACK_SHARE
 
     def share(self, sequence: TorchSequence, least: int = SHARE_TOKENS_MIN) -> None:
-        """Add the sequence's new tokens to the history, if there are at least `least`."""
+        """Add the tokens since the last `share` to the history, if there are at least `least`."""
         self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], least)
 
     def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
-        """Return the row's draft, cut to its window and its remaining length."""
+        """Return the row's draft, cut to its window (the draft length that its earlier acceptance
+        allows) and to its remaining length.
+        """
         most = min(state.window, sequence.limit - sequence.length - 1)
         newest = self._newest(sequence, sequence.length)
         return self.propose(state, newest, most) if most > 0 else []
@@ -150,8 +148,8 @@ class BatchSpeculation(Speculation):
 
 @dataclass(frozen=True, slots=True)
 class PackedDrafts:
-    """Holds the input of a pass over n tokens; `row_of` (n,) is the row of each token, `drawn`
-    (n, 1) the uniform number with which the token after it is drawn.
+    """Holds the input of a pass over n tokens, those of all rows together. `row_of` (n,) is the row
+    of each token, `drawn` (n, 1) the uniform number with which the token after it is drawn.
     """
 
     drafted: DraftedTokens
@@ -162,7 +160,9 @@ class PackedDrafts:
 def pack_drafts(
     rows: Many[TorchSequence], drafts: Many[Many[int]], device: torch.device
 ) -> PackedDrafts:
-    """Pack each row's newest token, which is not cached yet, and the row's draft after it."""
+    """Pack the newest token of each row, whose KV is not cached yet, and the row's draft after it.
+    Each position draws with the uniform number that a plain step would use there.
+    """
     counts = np.array([1 + len(draft) for draft in drafts])
     ahead = int(counts.max())
     ids: list[int] = []
@@ -174,7 +174,7 @@ def pack_drafts(
     newest = np.array([sequence.length - 1 for sequence in rows])
     positions: NDArray[np.int64] = newest[row_of] + place
     keys = np.array([sequence.key for sequence in rows], np.uint64)[row_of]
-    slots = None
+    slots = None  # every row has `ahead` tokens, so none is padded
     if len(ids) < ahead * len(rows):
         slots = torch.from_numpy(row_of * ahead + place).to(device)  # pyright: ignore[reportUnknownMemberType]
     drafted = DraftedTokens(
@@ -189,8 +189,14 @@ def pack_drafts(
 
 
 def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
-    """Return how many of the drawn tokens the row gains, the accepted ones and one more, and
-    whether the last of these is a stop token; tokens after a stop token are not gained.
+    """Return how many of the `drawn` tokens the row gains, and whether the last of these is a stop
+    token. The row gains the accepted tokens and the one drawn after them, but none after a stop
+    token.
+
+    `drawn` has one token more than `draft`: at each position the token that plain sampling draws
+    there from the model's logits, by (seed, trajectory, position). Drafted tokens are accepted up
+    to the first that differs. This has the distribution and the acceptance rate of rejection
+    sampling (Leviathan, Kalman, Matias, ICML 2023) for drafts of probability 1.
     """
     for index, token in enumerate(drawn):
         if token in stop:

@@ -1,10 +1,10 @@
-"""Implements `Engine` inside the rollout's process, without a thread of its own (the engine
-`torch`).
+"""The engine `torch`: generates with PyTorch inside the rollout's process, without a thread of its
+own (`TorchEngine`, an `Engine`).
 
-The model's configuration chooses the decoder: a fused decode path for the Llama and Qwen families,
-or transformers' forward pass, which is tested before it serves. A model that the engine cannot
-serve is refused before any memory is allocated. `TorchEngine` moves sequences between the queue
-(`queue.py`) and the running batch (`batch.py`, with drafts `speculative.py`).
+`open_decoder` chooses by the model's configuration what computes the model: a fused decode path for
+the Llama and Qwen families, or transformers' forward pass, which is tested before it serves. A
+model that neither can serve is refused before any token is generated. `TorchEngine` moves sequences
+between the queue (`queue.py`) and the running batch (`batch.py`, or `speculative.py` with drafts).
 """
 
 import time
@@ -36,12 +36,14 @@ from rollstream.producers.engines.torch.speculative import SpeculativeBatch
 from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
-# Sliding attention is full attention where its window holds the context.
+# Sliding attention equals full attention if its window is not smaller than the context.
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
-    """Raise `EngineRefused`, which names the property of the configuration that is not served."""
+    """Raise `EngineRefused` if no decoder can serve the configuration at `context_max` tokens; the
+    error names the property that is not served.
+    """
     name = type(config).__name__
     if config.is_encoder_decoder:
         raise EngineRefused(
@@ -51,8 +53,8 @@ def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
         raise EngineRefused(f"{name}: transformers has no causal language model for it")
     rope = getattr(config, "rope_parameters", None) or {}  # pyright: ignore[reportUnknownVariableType]
     if rope.get("rope_type") in ("dynamic", "longrope"):  # pyright: ignore[reportUnknownMemberType]
-        # Its frequencies follow the longest sequence seen, so a token would depend on its
-        # neighbours (invariant 10).
+        # The frequencies of this type follow the longest sequence seen, so a sequence's tokens
+        # would depend on the other sequences of the batch (invariant 10).
         raise EngineRefused(f"{name}: rope type {rope['rope_type']!r} depends on the batch")
     if unserved := set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS:
         raise EngineRefused(f"{name}: layers of type {', '.join(sorted(unserved))} are not served")
@@ -80,9 +82,9 @@ def open_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Decoder, EngineWeights]:
-    """Return a decoder, the fused decode path if it serves the configuration, else transformers'
-    forward pass, and the weights that updates change. Raises `EngineRefused` with the reason if
-    neither serves it.
+    """Return a decoder with these `tensors`, and its weights, which updates change. The decoder is
+    the fused decode path if that serves the configuration, else transformers' forward pass. Raises
+    `EngineRefused` with the reason if neither serves it.
     """
     refuse_unsupported(config, context_max)
     shape = fused_shape(config)
@@ -96,10 +98,16 @@ def open_decoder(
 
 
 class TorchEngine(QueuedEngine[TorchSequence]):
-    """Generates with one decoder-only model by continuous batching.
+    """Generates with one decoder-only model by continuous batching: sequences enter and leave the
+    batch between two decode steps.
 
     `tensors` are the weights of `version` under their checkpoint names, of any floating dtype; the
-    layers compute in `dtype`. Drafts affect only the speed: the tokens are the same.
+    layers compute in `dtype`. Drafts affect only the speed: up to rounding the tokens are the same.
+
+    A prompt is prefilled once for its group (`PrefixCache`). A sequence that waits for its
+    environment leaves the batch and keeps its KV (`parked`). In a run that trains an adapter, an
+    update adds the adapter of its version beside the earlier ones, over the base weights, until no
+    sequence names these any more (`ServedAdapters`).
     """
 
     def __init__(
@@ -142,7 +150,7 @@ class TorchEngine(QueuedEngine[TorchSequence]):
     def _enter(self, sequence: TorchSequence) -> bool:
         past, sequence.parked = sequence.parked, None
         if past is None:
-            kv = self._prefixes.get(self._waiting)  # the KV of the first, which is this one
+            kv = self._prefixes.get(self._waiting)  # of the first waiting one: this sequence
         else:
             new = sequence.prefix[past.shape[2] :]
             grown = CacheExtension(new, past, sequence.request.version)
@@ -225,7 +233,9 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         return self._decoder.adapters
 
     def _unload(self) -> None:
-        """Drop the adapters that no sequence names."""
+        """Drop the adapters that no sequence names, except the newest, and the prompts' KV under
+        them.
+        """
         if self._decoder.adapters is not None:
             named = {sequence.request.version for sequence in self._known.values()}
             self._decoder.adapters.keep(named)
@@ -245,8 +255,8 @@ class TorchEngine(QueuedEngine[TorchSequence]):
             self._busy_s += time.thread_time() - began
 
     def _recompute(self) -> None:
-        """Recompute the KV of all rows and of all held sequences. Appended tokens without KV stay
-        without it until their sequence continues.
+        """Recompute the KV of all rows and held sequences under the present weights. A held
+        sequence may have appended tokens that have no KV yet: they get it when it continues.
         """
         rows, held = self._batch.rows, self._held.values()
         prefixes = [sequence.prefix for sequence in rows]
@@ -264,12 +274,12 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
 
 def _length(kv: torch.Tensor | None) -> int:
-    """Return the number of cached tokens."""
+    """Return the number of tokens whose KV this is."""
     return 0 if kv is None else kv.shape[2]
 
 
 def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
-    """Return a batch; it verifies drafts if `options` has a source of them."""
+    """Return an empty batch; it verifies drafts if `options` has a source of drafts."""
     sizes = options.slots, options.context_max, options.emit_every
     if options.drafts is None:
         return DecodeBatch(decoder, *sizes)

@@ -1,10 +1,10 @@
-"""Runs decoder-only models that the fused path (`llama.py`) does not serve, through transformers'
-own forward over the engine's cache.
+"""Decodes with models other than Llama and Qwen (they have `llama.py`): `TransformersDecoder` calls
+the forward of transformers, but keeps keys and values in the engine's own cache (`KVCache`).
 
-transformers is given a cache whose layers write into the columns of `KVCache` and return the window
-in use, with a mask and positions made here. A model for which this does not work is refused by
-name: the shape of its cache is checked first, then its decode step is compared with its own plain
-forward on a few tokens.
+transformers gets a cache object whose layers store new keys and values where the engine wants them
+(`_StepLayer`, `_PrefillLayer`), with the engine's mask and positions. A model for which this does
+not work is refused by name when the engine starts: first the shape of its cache is checked, then a
+decode step is compared with the model's plain forward (without a cache) on a few tokens.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -38,7 +38,7 @@ from rollstream.streams.values import Tokens
 
 
 class _WindowLayer(CacheLayerMixin):
-    """One layer of the engine's cache with the interface of transformers."""
+    """Has the interface of a cache layer of transformers; subclasses store keys and values."""
 
     is_sliding = False
 
@@ -56,7 +56,10 @@ class _WindowLayer(CacheLayerMixin):
 
 
 class _StepLayer(_WindowLayer):
-    """Writes the new tokens' columns of all rows; attention reads from `first` on."""
+    """Stores the new tokens of all rows in layer `index` of the engine's cache, from the cache's
+    next column on (decode steps and verification passes). Attention reads the columns from `first`
+    to the new ones.
+    """
 
     def __init__(self, cache: KVCache, index: int) -> None:
         super().__init__()
@@ -79,7 +82,10 @@ class _StepLayer(_WindowLayer):
 
 
 class _PrefillLayer(_WindowLayer):
-    """Keeps the new tokens' keys and values; attention reads the past before them."""
+    """Keeps the new tokens' keys and values for the caller, which reads them after the forward.
+    Attention reads `past`, the cached keys and values of earlier tokens (or None), then the new
+    ones.
+    """
 
     def __init__(self, past: torch.Tensor | None) -> None:
         super().__init__()
@@ -101,9 +107,14 @@ class _PrefillLayer(_WindowLayer):
 
 
 class TransformersDecoder:
-    """Implements `Decoder` through transformers' forward."""
+    """Implements `Decoder`, which documents its methods, through transformers' forward.
 
-    # None: a batch that is split into segments would run the whole forward once per segment.
+    The model has random weights until `served` is filled; then `check_forward` must be called. The
+    constructor raises `EngineRefused` for a model with too few positions, or whose forward or cache
+    does not have the form that is needed here.
+    """
+
+    # None: rows are never split into segments, since each segment would need a whole forward.
     segment_overhead_tokens: int | None = None
     adapters: ServedAdapters | None = None
 
@@ -156,7 +167,7 @@ class TransformersDecoder:
         (mask,) = masks_ahead(cache, used, drafted.ahead, 1)
         size = drafted.rows * drafted.ahead
         ids, positions = drafted.ids, drafted.positions
-        if drafted.slots is not None:
+        if drafted.slots is not None:  # pad every row to `ahead` tokens
             ids = ids.new_zeros(size).index_copy_(0, drafted.slots, ids)
             positions = positions.new_zeros(size).index_copy_(0, drafted.slots, positions)
         logits = self.model(
@@ -200,8 +211,9 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def _cached_shape(self, context_max: int) -> KVShape:
-        """The KV of one token. Raises `EngineRefused` where a model does not cache keys and values
-        of one shape.
+        """Return the shape of one token's keys and values, found by a forward over one token.
+        Raises `EngineRefused` unless every layer caches keys and values of all tokens, in one
+        shape.
         """
         cache = DynamicCache(config=self.model.config)
         try:
@@ -237,8 +249,9 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def check_forward(self) -> None:
-        """Compare a prefill and a step of two sequences of different lengths with the plain
-        forward. Raises `EngineRefused` if they differ.
+        """Prefill two sequences of different lengths, decode one step of both, and compare its
+        logits with those of the plain forward. Raises `EngineRefused` if they differ, or if a token
+        attends to later ones.
         """
         sequences = [
             np.arange(1, length + 1, dtype=np.uint32) % self.vocabulary for length in (3, 6)
@@ -266,8 +279,8 @@ class TransformersDecoder:
             )
 
     def _refuse_looking_ahead(self, tokens: Tokens) -> None:
-        """Raise `EngineRefused` if changing the last token changes a logit before it. The shapes
-        are equal, so the rounding is equal.
+        """Raise `EngineRefused` if changing the last token changes a logit before it. Both inputs
+        have one shape and are rounded alike, so the logits must be equal to the bit.
         """
         other = tokens.copy()
         other[-1] = (other[-1] + 1) % self.vocabulary
@@ -275,12 +288,15 @@ class TransformersDecoder:
             raise EngineRefused(f"{self.name}: attends to later tokens, so it is no decoder")
 
     def _plain(self, tokens: Tokens, position: int = -1) -> torch.Tensor:
+        """Return the logits (1, vocabulary) at this position of a forward without a cache."""
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
         return self.model(input_ids=ids, use_cache=False).logits[:, position]
 
 
 def _served_weights(model: PreTrainedModel) -> ServedWeights:
-    """Each tensor in memory once; a checkpoint may hold it under any of its names."""
+    """Return the model's tensors, tied ones once; a checkpoint may hold a tied tensor under any of
+    its names.
+    """
     kept, tied = untie(model.state_dict())
     others: dict[str, tuple[str, ...]] = {}
     for name, owner in tied.items():

@@ -2,17 +2,7 @@
 decodes fastest (`FusedWeights`), and checks whether that path serves a configuration
 (`fused_shape`).
 
-For a configuration that is not served `fused_shape` returns the reason as text, and the model runs
-through transformers' forward pass (`hf_decoder.py`).
-
-Query, key and value projections are one matrix, gate and up another, all stored (in, out): with few
-rows these products are a third faster than with the checkpoint's (out, in). The weight of each norm
-is multiplied into the matrix after it, the scale of attention into the queries. Heads are ordered
-by kv head, each with its queries, its key and its value, so that queries are multiplied with the
-cache without a copy. The dimensions of query and key heads are interleaved, which changes no score,
-so that the rotation by position is one complex product. The output matrix ("head") is fp32 for any
-dtype of the layers: its rounding causes most of the difference between the engine's
-log-probabilities and the trainer's.
+A model that this path does not serve runs through transformers' forward pass (`hf_decoder.py`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -55,7 +45,7 @@ class FusedShape:
 
 
 def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
-    """Return the shape of a model, or the reason why the fused path does not serve it."""
+    """Return the shape of a model, or the reason why the fused path does not serve it, as text."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
     rope = config.rope_parameters
@@ -101,8 +91,10 @@ def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Holds the matrices of one decoder layer. `head_norm` is (queries_per_kv + 1, width): the norm
-    of each query head of a kv head, then the key's.
+    """Holds the matrices of one decoder layer: query, key and value projections are one matrix,
+    gate and up another, all stored (in, out). With few rows these products are a third faster than
+    with the checkpoint's (out, in). `head_norm` is (queries_per_kv + 1, width): the norm of each
+    query head of a kv head, then the key's.
     """
 
     qkv: torch.Tensor
@@ -116,7 +108,8 @@ class FusedLayer:
 
 class FusedWeights:
     """Holds all weights of one model; `views` maps each checkpoint tensor to the served memory that
-    it fills.
+    it fills. The weight of each norm is multiplied into the matrix after it, the scale of attention
+    into the queries.
     """
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
@@ -127,6 +120,8 @@ class FusedWeights:
         s = shape
         out = (s.heads + 2 * s.kv_heads) * s.width
         self.embedding = empty(s.vocabulary, s.hidden)
+        # The output matrix is fp32 for any dtype of the layers: its rounding causes most of the
+        # difference between the engine's log-probabilities and the trainer's.
         self.head = empty(s.vocabulary, s.hidden, kind=torch.float32)
         self.layers = [
             FusedLayer(
@@ -197,7 +192,8 @@ def attention_scale(shape: FusedShape) -> float | None:
 
 def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
     """Return views of the queries, keys and values in a served projection, outputs first, in the
-    checkpoint's order.
+    checkpoint's order. The memory orders heads by kv head, each with its queries, its key and its
+    value, so that queries are multiplied with the cache without a copy.
     """
     by_head = served.unflatten(-1, (shape.kv_heads, shape.queries_per_kv + 2, shape.width))
     by_head = by_head.movedim((-3, -2, -1), (0, 1, 2))
@@ -207,7 +203,8 @@ def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, .
 
 def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
     """Return a view in the checkpoint's order of dimensions; the memory has dimension i of a head
-    next to dimension i + width / 2, because both rotate as a pair.
+    next to dimension i + width / 2, because both rotate as a pair. This order changes no attention
+    score, and makes the rotation by position one complex product.
     """
     return served.unflatten(dimension, (-1, 2)).transpose(dimension, dimension + 1)
 

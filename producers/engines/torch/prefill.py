@@ -1,12 +1,6 @@
-"""Computes the KV of prompts and caches it by prefix, so that a prompt is prefilled once for its
-group and its KV is copied to each row.
-
-`extend_caches` packs sequences of similar length into few forward passes. They are padded on the
-left, so every newest token is in the last column.
-
-`PrefixCache` finds an entry by the tokens and the adapter's version, and is cleared when the
-weights change, so no KV is reused across versions. The prompts of waiting sequences are prefilled
-ahead, many per pass, before slots are free for them.
+"""Computes the KV of prompts (`extend_caches`) and caches it by prefix (`PrefixCache`), so that a
+prompt is prefilled once for its group and its KV is copied to each row. No KV is reused across
+versions.
 """
 
 from collections import OrderedDict
@@ -25,8 +19,8 @@ PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alo
 
 @dataclass(frozen=True, slots=True)
 class CacheExtension:
-    """New tokens of a sequence, and `past`, the KV of its cached tokens before them: (2 · layers,
-    heads, length, width), or None. `version` names the adapter; None: the newest.
+    """Holds the new tokens of a sequence, and `past`, the KV of its cached tokens before them:
+    (2 · layers, heads, length, width), or None. `version` names the adapter; None: the newest.
     """
 
     tokens: Tokens
@@ -41,7 +35,9 @@ class CacheExtension:
 def extend_caches(
     decoder: Decoder, extensions: Sequence[CacheExtension]
 ) -> list[torch.Tensor | None]:
-    """Returns the KV of each sequence, of past and new tokens; None for an empty sequence."""
+    """Return the KV of each sequence, of past and new tokens; None for an empty sequence. Sequences
+    of similar length are packed into few forward passes.
+    """
     found: list[torch.Tensor | None] = [extension.past for extension in extensions]
     waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
     waiting.sort(key=lambda index: len(extensions[index].tokens))
@@ -55,7 +51,7 @@ def extend_caches(
 
 
 def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[list[int]]:
-    """Splits indices, shortest sequence first, into passes of at most `PASS_TOKENS`."""
+    """Split indices, shortest sequence first, into passes of at most `PASS_TOKENS`."""
     passes: list[list[int]] = []
     for index in ascending:
         length = len(extensions[index].tokens)
@@ -67,7 +63,9 @@ def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[
 
 
 def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatch:
-    """Pads new tokens on the left. A token sees the past, itself, and new tokens before it."""
+    """Return the input of one pass. New tokens are padded on the left, so every newest token is in
+    the last column. A token attends to the past, to itself, and to the new tokens before it.
+    """
     rows = len(extensions)
     new = max(len(extension.tokens) for extension in extensions)
     before = max(extension.past_length for extension in extensions)
@@ -130,6 +128,10 @@ AHEAD_PROMPTS = 32
 class PrefixCache:
     """Holds the KV of prompts, at most `tokens_max` tokens or one longer prompt; the least recently
     used ones are evicted.
+
+    An entry is found by the tokens and the adapter's version. The engine drops entries when their
+    weights change (`clear`) or their adapter is dropped (`keep`). The prompts of waiting sequences
+    are prefilled ahead, many per pass, before slots are free for them.
     """
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
@@ -138,8 +140,8 @@ class PrefixCache:
         self._tokens = 0
 
     def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
-        """Returns the KV of the first waiting sequence, without its newest token; None if it has
-        one token. A miss also prefills sequences behind it.
+        """Return the KV of the first waiting sequence, without its newest token; None if the
+        sequence has one token. A miss also prefills sequences behind it.
         """
         first = _key(next(iter(waiting)))
         if not first[1]:

@@ -1,18 +1,6 @@
-"""Keeps the rows of a batch: their order (`RowLayout`), their newest tokens (`TokenBuffer`), and
-the host state of their sequences (`TorchSequence`).
-
-`RowLayout` orders rows such that attention reads little padding. Rows of similar length are
-neighbours: there is a region per length class, the longest first. Rows in use are packed at the
-front. The last row of a region replaces a row that leaves it, the last row of the next region
-replaces that one, and so on. All rows grow by one token per step, so a row rarely changes its
-region. The layout only plans: methods return the moves `(from, to)` that the caller makes in order.
-
-`TokenBuffer` holds the newest generated tokens on the device, a block of steps × rows that is
-copied to the host on demand. Column 0 is copied from the last column of the previous block. The
-newest column of a row holds the token that is the input of its next step.
-
-`TorchSequence` holds one trajectory's tokens on the host, and the places of its newest tokens on
-the device.
+"""Keeps the rows of a batch: their order, in which attention reads little padding (`RowLayout`),
+their newest tokens on the device (`TokenBuffer`), and the host state of their sequences
+(`TorchSequence`).
 """
 
 from collections.abc import Sequence
@@ -29,8 +17,11 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class TokenBuffer:
-    """Buffers the newest tokens of all rows on the device, with the uniform numbers of the next
-    steps. `column` is the newest filled column; `steps` columns fit beside column 0.
+    """Buffers the newest generated tokens of all rows on the device, with the uniform numbers of
+    the next steps: a block of steps × rows that is copied to the host on demand.
+
+    `column` is the newest filled column, whose token is the input of a row's next step. `steps`
+    columns fit beside column 0, which is copied from the last column of the previous block.
     """
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
@@ -138,8 +129,13 @@ def length_classes(context_max: int) -> tuple[int, ...]:
 
 
 class RowLayout:
-    """Counts the rows per region; region 0 has the longest class. `spare` is a row outside of the
-    batch for swaps.
+    """Orders the rows such that attention reads little padding. Rows of similar length are
+    neighbours: there is a region per length class, and region 0 has the longest class.
+
+    Rows in use are packed at the front. The last row of a region replaces a row that leaves it, the
+    last row of the next region replaces that one, and so on. All rows grow by one token per step,
+    so a row rarely changes its region. The layout only counts and plans: methods return the moves
+    `(from, to)` that the caller makes in order. `spare` is a row outside of the batch for swaps.
     """
 
     def __init__(self, bounds: Sequence[int], spare: int) -> None:
@@ -212,7 +208,8 @@ def row_segments(
 
 
 class TorchSequence(QueuedSequence):
-    """Holds the host state of a trajectory.
+    """Holds the host state of a trajectory: its tokens, and the places of its newest tokens on the
+    device.
 
     `tokens[:length]` are on the host. While the sequence is in the batch (`row` ≥ 0), newer tokens
     are in the columns of the token buffer: first in `pieces` `(row, first column, last column)` of

@@ -1,11 +1,8 @@
-"""`draw_tokens` samples a token from each row of logits, as a function of logits, plan and uniform
-numbers only: temperature, then top-k, then top-p, then the inverse cumulative distribution.
+"""Samples a token from each row of logits: temperature, then top-k, then top-p, then the inverse of
+the cumulative distribution.
 
-The inverse CDF in vocabulary order is used rather than Gumbel noise: it needs one uniform per
-position instead of one per vocabulary entry, so drawing costs the same at 18 entries and at 150k,
-and a draft of many positions is verified by one call. The sum is computed in float64, so a token
-changes only if rounding of the logits moves a boundary across the uniform. Greedy rows
-(`temperature` 0) take the largest logit; their log-probability is that of temperature 1.
+A token is a function of the row's logits, its sampling parameters and one uniform number (invariant
+10). docs/explanation/engine.md (Randomness) compares the method with Gumbel noise.
 """
 
 from collections import Counter
@@ -21,8 +18,8 @@ NO_TOKEN = -1  # pads stop tokens: equals no token
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """The sampling parameters of the rows of a batch; tensors are (rows, 1), or (1, 1) if all rows
-    have equal parameters. None: no row uses this parameter.
+    """Holds the sampling parameters of the rows of a batch. Tensors have the shape (rows, 1), or
+    (1, 1) if all rows have equal parameters; None means that no row uses the parameter.
     """
 
     inverse_temperature: torch.Tensor | None
@@ -109,7 +106,7 @@ class SamplingPlanCache:
 
 
 def _kind(sampling: Sampling) -> Sampling:
-    """The parameters on which a draw depends: `tokens_max` is not one of them."""
+    """Returns the parameters on which a draw depends: all but `tokens_max`."""
     return replace(sampling, tokens_max=0)
 
 
@@ -138,6 +135,11 @@ def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Returns tokens (n, 1): the first at which the cumulated probabilities of each row (n,
     vocabulary) exceed the row's uniform number (n, 1) in [0, 1).
+
+    The tokens are in vocabulary order. Gumbel noise would need one random number per vocabulary
+    entry; this needs one per position, whatever the size of the vocabulary, and one call draws the
+    tokens of a draft's many positions. The sum is computed in float64, so a token changes only if
+    rounding of the logits moves a boundary across the uniform number.
     """
     cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # Scaled by the total, so that rounding cannot move a draw beyond the last possible token.
@@ -148,7 +150,8 @@ def draw_tokens(
     logits: torch.Tensor, plan: SamplingPlan, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary)
-    and uniforms (n, 1).
+    and uniforms (n, 1); they depend on these arguments only. Greedy rows (`temperature` 0) get the
+    largest logit; its log-probability is that of temperature 1.
     """
     logprobs = processed_logprobs(logits, plan)
     if plan.all_greedy:

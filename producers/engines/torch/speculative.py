@@ -1,12 +1,10 @@
-"""Decodes a batch with speculative decoding: by passes that verify drafts while these are faster,
-else by plain steps. The tokens are those of `DecodeBatch`, up to rounding.
+"""Decodes a batch with speculative decoding: `SpeculativeBatch` is a `DecodeBatch` that makes
+verification passes, each over the rows' drafts, while these are faster, and plain steps otherwise.
 
-Rows gain different numbers of tokens in a pass, and the cache stays aligned at the right: all rows
-advance by the largest number of tokens that a row gained, and the columns of rejected drafts are
-hidden by the row's mask. A row then has more columns than its sequence has cached tokens. Hidden
-columns are removed (`_squeeze`) before plain steps resume, when columns run out, and when reading
-them has cost as much as removing them. Weights change between two passes or steps, as without
-drafts.
+A plain step draws one token per row. A pass draws several: `drafting` (`draft_verify.py`) proposes
+each row's next tokens from earlier answers, and one forward pass of the model verifies them. `gate`
+(`gate.py`) measures both and decides. The tokens are those of `DecodeBatch`, up to rounding.
+Weights change only between two passes or steps, as without drafts.
 """
 
 import time
@@ -29,14 +27,25 @@ from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.producers.engines.torch.sampling import draw_tokens, plan_of_rows
 from rollstream.streams.values import Drafts, Floats, Tokens
 
-MEASURE_STEPS = 4  # one plain step in this many is measured
+MEASURE_STEPS = 4  # one plain step in this many is measured while drafts are off
 MEASURE_STEPS_HOPELESS = 16  # the same, while drafts are too seldom accepted to be tried
-SQUEEZE_FACTOR = 16  # limit for the hidden columns read, as a multiple of the cached tokens
+SQUEEZE_FACTOR = 16
+"""Hidden columns (see `SpeculativeBatch`) are removed once attention has read more of them, over
+all passes, than this many times the cached tokens: reading them has then cost as much as removing
+them.
+"""
 
 
 class SpeculativeBatch(DecodeBatch):
     """Decodes as `DecodeBatch` does, with drafts from `source` while `gate` is on. While
-    `is_verifying` the tokens are on the host, in the states of `drafting`, not in the block.
+    `is_verifying` generated tokens are not in the block on the device but on the host, in the
+    row states of `drafting`.
+
+    In the KV cache the newest tokens of all rows are in one column, but rows gain different numbers
+    of tokens in a pass. So all rows advance by the largest number that a row gained, and the mask
+    of each row hides its columns beyond the tokens that it gained itself. `_squeeze` removes these
+    hidden columns before plain steps resume, when columns run out, and when reading them has cost
+    as much as removing them.
     """
 
     def __init__(
@@ -58,9 +67,9 @@ class SpeculativeBatch(DecodeBatch):
         self._hidden_read = 0
         """The number of hidden columns read since they were last removed."""
         self._plain_left = 0
-        """Plain steps until the next one that is measured and may follow a decision."""
+        """Unmeasured plain steps before the next measured one; the gate decides before that."""
         self._drawn = 0
-        """The number of tokens collected last from a row without a state."""
+        """The number of tokens collected last from a row that `drafting` has no state of."""
 
     @property
     def drafts(self) -> DraftStats:
@@ -140,14 +149,16 @@ class SpeculativeBatch(DecodeBatch):
 
     @property
     def _steps_between(self) -> int:
-        """Steps from one measured step to the next; the gate decides after at most four of these
-        intervals.
+        """The number of steps from one measured step to the next. All passes are measured, and
+        the plain steps of a probe. Among other plain steps the gate decides after at most four of
+        these intervals.
         """
         if self.is_verifying or self.gate.probing:
             return 1
         return MEASURE_STEPS_HOPELESS if self.gate.is_hopeless else MEASURE_STEPS
 
     def _decide(self) -> None:
+        """Ask the gate, if a decision is due, and change between passes and plain steps."""
         drafts = self.drafting.decide(len(self.rows), self.is_verifying, self._steps_between)
         if drafts and not self.is_verifying:
             self._begin_verifying()
@@ -155,7 +166,7 @@ class SpeculativeBatch(DecodeBatch):
             self._begin_plain()
 
     def _begin_verifying(self) -> None:
-        """Copy all tokens to the host; each later pass copies its tokens there itself."""
+        """Move all tokens from the block to the host; each pass adds its tokens there itself."""
         for sequence in self.rows:
             self.drafting.add_drawn(sequence, *super().collect(sequence))
         super().restart_block()
@@ -164,7 +175,7 @@ class SpeculativeBatch(DecodeBatch):
             self.drafting.share(sequence, least=0)
 
     def _begin_plain(self) -> None:
-        """Remove hidden columns, and fill the block with the newest tokens of the rows."""
+        """Remove hidden columns, and begin a new block with the newest token of each row."""
         self._squeeze(0)
         self.is_verifying = False
         self.block.column = 0
@@ -179,9 +190,11 @@ class SpeculativeBatch(DecodeBatch):
     # ---- verification --------------------------------------------------------------------------
 
     def _verify(self) -> list[TorchSequence]:
-        """Make one verification pass; returns the sequences that ended.
+        """Make one verification pass. Returns the sequences that ended.
 
-        1. Make room.  2. Look up drafts.  3. One forward pass, a draw per position.  4. Accept.
+        1. Make room in the cache.  2. Look up a draft for each row.  3. Run one forward pass over
+        the newest token and the draft of each row, and draw the token after each of these.
+        4. Add to each row the drafted tokens that equal the drawn ones, and one drawn token more.
         """
         began = self._clock()
         if self.cache.column + 1 + self.gate.rule.most > self.cache.columns:  # 1
@@ -213,8 +226,9 @@ class SpeculativeBatch(DecodeBatch):
     def _take(
         self, drafts: list[list[int]], drawn: list[int], logprobs: Floats
     ) -> list[TorchSequence]:
-        """Add the accepted tokens, and the token after them, to the rows. Returns the sequences
-        that ended.
+        """Add the accepted tokens, and the token drawn after them, to the rows. `drawn` and
+        `logprobs` have the rows one after the other, with one token more than each row's draft.
+        Returns the sequences that ended.
         """
         ended: list[TorchSequence] = []
         kept: list[int] = []
@@ -233,7 +247,9 @@ class SpeculativeBatch(DecodeBatch):
         return ended
 
     def _advance(self, kept: list[int]) -> None:
-        """End the pass: advance all rows, and hide each row's columns beyond its `kept` ones."""
+        """End the pass: advance all rows, and hide each row's columns beyond its `kept` ones, the
+        number of tokens that it gained.
+        """
         most, rows = max(kept), len(kept)
         if min(kept) < most:
             self.cache.hide(rows, torch.tensor(kept, device=self.decoder.device), most)
@@ -258,7 +274,9 @@ class SpeculativeBatch(DecodeBatch):
             super()._align(column)
 
     def _squeeze(self, column: int) -> None:
-        """Remove the hidden columns of every row; the next column is at least `column`."""
+        """Remove the hidden columns of every row: write its KV again without them, so that the
+        cache's next column is the longest row's length, and at least `column`.
+        """
         copies = [self.cached(sequence) for sequence in self.rows]
         self.cache.column = max([column, *(kv.shape[2] for kv in copies)])
         for sequence, kv in zip(self.rows, copies, strict=True):

@@ -1,14 +1,8 @@
 """Serves versions that are streamed into an engine: the engine's own memory is the base of deltas,
 so no second copy of the weights is kept.
 
-A served element is the checkpoint's element, times factors, in the type of the layers. If that can
-be undone bit for bit the checkpoint's element is read from the served memory: 16-bit elements in
-fp32 (their products with a factor keep 24 bits, so the quotient rounds to the same 16), and any
-element without a factor in a type that holds it. Other tensors are kept as they arrive: norms, and
-in layers of 16 bits the matrices whose norm or scale is multiplied in.
-
-An update is prepared beside decoding: a pass (`_Pass`) reads, decodes and verifies a segment of
-elements at a time and collects the writes in a file. `StreamedWeights.load` then makes the writes.
+An update is prepared beside decoding: `_Pass` reads, decodes and verifies its tensors.
+`StreamedWeights.load` then makes the writes. docs/explanation/weights.md (Applied) has all steps.
 """
 
 import mmap
@@ -46,18 +40,18 @@ from rollstream.storage.weights.manifest import Manifest, TensorEntry
 from rollstream.storage.weights.streamed import ReadElements, StreamedTensors, TensorPart, WrongBase
 from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hasher
 
-ALIGNMENT = 64  # of arrays in a file
+ALIGNMENT = 64  # bytes, of arrays in a file
 PATCH_SHARE = 6
-"""A part in which more than 1 of this many elements changed is written whole: all its elements take
+"""A part in which more than 1 in this many elements changed is written whole: all its elements take
 less room than the changed ones with their positions.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """Writes a range of a tensor's elements from position `begin`: `values` are the checkpoint's.
-    Each of `views`, which have the factors of their columns, serves them; `kept` is the tensor's
-    own copy, if it has one.
+    """Writes the checkpoint's elements `values` to a range of a tensor that begins at position
+    `begin`: into the served memory of each of `views`, with the factors of its columns, and into
+    `kept`, the tensor's own copy, if it has one.
     """
 
     views: Sequence[tuple[WeightView, Tensor | None]]
@@ -75,7 +69,8 @@ class PartWrite:
 @dataclass(frozen=True, slots=True)
 class StreamedWrites:
     """Holds an update after every tensor was verified against its hash: the writes, whose values
-    are in files, the new tensors without served memory (`norms`), and the others that are `kept`.
+    are in files, the new tensors without served memory (`norms`), and the other tensors that cannot
+    be read back from the new weights (`kept`).
     """
 
     writes: tuple[TensorWrite | PartWrite, ...]
@@ -86,8 +81,9 @@ class StreamedWrites:
 @dataclass(slots=True)
 class StreamedWeights:
     """Updates the weights of one engine through the views of `served`. `kept` are the tensors that
-    cannot be read back from the served memory, by the engine's names. One thread at a time uses an
-    instance, except that `prepare` and `compare`, which change no weights, may run beside decoding.
+    cannot be read back from the served memory (`exact_view`), by the engine's names. One thread at
+    a time uses an instance, except that `prepare` and `compare`, which change no weights, may run
+    beside decoding.
     """
 
     served: ServedWeights
@@ -133,7 +129,9 @@ class StreamedWeights:
         return WeightComparison(len(asked), tuple(differing))
 
     def stored(self, name: str, tensors: StreamedTensors) -> tuple[str, TensorEntry]:
-        """Return under which name a version stores the engine's tensor `name`, and its entry."""
+        """Return the name under which a version stores the engine's tensor `name`, and its entry.
+        Raises `EngineRefused` if the version lacks it.
+        """
         weights = tensors.manifest.weights
         held = weights.owner(self.served.held_as(name, tensors))
         if held not in weights.tensors:
@@ -156,7 +154,15 @@ class StreamedWeights:
         return read
 
     def exact_view(self, name: str, dtype: str, norms: Mapping[str, Tensor]) -> WeightView | None:
-        """Return a view from which the tensor can be read bit for bit; None if it must be kept."""
+        """Return a view from which the tensor can be read bit for bit; None if it must be kept.
+
+        A served element is the checkpoint's element, times factors, in the type of the layers. The
+        checkpoint's element can be read back in two cases: a 16-bit element in fp32, unless a
+        factor is 0 or not finite (its product with a factor keeps 24 bits, so the quotient rounds
+        to the same 16), and any element without a factor in a type that holds it. Other tensors are
+        kept as they arrive: norms, and in layers of 16 bits the matrices whose norm or scale is
+        multiplied in.
+        """
         for view in self.served.views.get(name, ()):
             if is_exact(view, DTYPES[dtype], norms):
                 return view
@@ -176,8 +182,8 @@ class StreamedWeights:
 
 
 def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> EngineWeights:
-    """Serve these tensors, and return the weights that updates change. If the first version is
-    streamed, all later ones must be.
+    """Serve these tensors, and return the object that applies updates to them. If the first version
+    is streamed, all later ones must be.
     """
     if not isinstance(tensors, StreamedTensors):
         served.fill(tensors)
@@ -223,7 +229,7 @@ class _WriteFile:
 
 class _Pass:
     """Makes one pass over a version's tensors: decodes them from the tensors that the engine
-    serves, and verifies them.
+    serves, a segment of elements at a time, verifies them, and collects the writes in a file.
     """
 
     def __init__(self, weights: StreamedWeights, tensors: StreamedTensors) -> None:

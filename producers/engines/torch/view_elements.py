@@ -1,8 +1,10 @@
-"""Reads, writes and compares the elements of a checkpoint tensor in the served memory, a range of
-positions in the checkpoint at a time.
+"""Reads, writes and compares elements of a tensor in the memory from which the engine decodes, for
+a range of positions at a time.
 
-A view (`WeightView`) is the served memory in the checkpoint's shape. Its elements are the
-checkpoint's times `factor`, one number per column, and times the view's scale.
+Positions and elements are those of the checkpoint: the tensor as a version stores it. A view
+(`WeightView`) is its served memory. A served element is the checkpoint's element times the view's
+scale and times the factor of its column (`WeightView.factor`), because the engine multiplies the
+weights of a norm into the matrix after it. The arguments `factor` hold one number per column.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +18,12 @@ BLOCK_ELEMENTS = 1 << 19  # 2 MiB in fp32
 
 
 def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) -> bool:
-    """Return whether elements of `dtype` can be read from the view bit for bit."""
+    """Return whether checkpoint elements of `dtype` can be read from the view bit for bit. `norms`
+    has the tensor from which the view's factor is computed.
+
+    A 16-bit element times a factor keeps 24 bits in fp32, so the quotient rounds to the same
+    element, unless the factor is 0 or not finite.
+    """
     short = dtype in (torch.bfloat16, torch.float16)
     if view.scale is None and view.norm is None:
         return view.view.dtype == dtype or (short and view.view.dtype == torch.float32)
@@ -52,9 +59,9 @@ def _blocks(view: Tensor, begin: int, end: int) -> Iterator[Tensor]:
 def _placed(
     view: WeightView, begin: int, count: int, factor: Tensor | None
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Yield the blocks of `count` elements from `begin`: the range of these elements that a block
-    has, the block, and the factors of its columns. A block is small, because its arithmetic is in
-    fp32.
+    """Yield `count` elements from position `begin` in blocks: the range of a block, counted from
+    `begin`, the block, and the factors of its columns. Blocks are small, because the arithmetic
+    makes fp32 copies of them.
     """
     at = 0
     while at < count:
@@ -84,6 +91,7 @@ def read_elements(
 
 
 def write_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> None:
+    """Write these checkpoint elements from position `begin` on into the served memory."""
     for own, block, columns in _placed(view, begin, len(values), factor):
         block.copy_(view.served(values[own].view(block.shape), columns))
 

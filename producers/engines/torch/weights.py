@@ -1,14 +1,8 @@
-"""The served weights of an engine, by checkpoint tensor: load all, patch some elements, and compare
-them with the tensors that they came from.
+"""Holds the weights that an engine serves, by checkpoint tensor: loads all of them, patches some
+elements, and compares them with the tensors from which they came.
 
-Everything is checked before anything is written: a failed update must not leave a mixture of two
-versions. All slow work of a patch (checks, index arithmetic, products with norms, casts) is done in
-`prepare`, which writes nothing that is served and may run beside decoding; `load` then only copies.
-
-A `WeightView` describes where a checkpoint tensor's elements are in the served memory: a strided
-view in the tensor's order, so that copies, index arithmetic and comparisons follow from shape and
-strides. Every element goes through the same operations in fp32, whether its whole tensor is loaded
-or the element is patched, so both give the same bits.
+Everything is checked before anything is written, because a failed update must not leave a mixture
+of two versions.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -30,12 +24,14 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """The place of one checkpoint tensor in the served memory. `view` holds the tensor's elements
-    in its order; the shapes may differ.
+    """Describes the place of one checkpoint tensor in the served memory. `view` holds the tensor's
+    elements in its order; the shapes may differ. It is a strided view, so copies, index arithmetic
+    and comparisons follow from its shape and strides.
 
     A served element is the checkpoint's times `scale`, times the factor of its column. The factor
     is the weight of `norm` times the root of the number of columns: the decoder's norm before the
-    matrix is computed without both.
+    matrix is computed without both. Every element goes through the same operations in fp32, whether
+    its whole tensor is loaded or the element is patched, so both give the same bits.
     """
 
     view: Tensor
@@ -43,7 +39,9 @@ class WeightView:
     norm: str | None = None
 
     def served(self, values: Tensor, factor: Tensor | None) -> Tensor:
-        """The served form of checkpoint `values`; `factor` holds the factors of their columns."""
+        """Returns the served form of checkpoint `values`; `factor` holds the factors of their
+        columns.
+        """
         values = values.to(self.view.device)
         if self.scale is None and factor is None:
             return values.to(self.view.dtype)
@@ -55,7 +53,7 @@ class WeightView:
         return exact.to(self.view.dtype)
 
     def factor(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """The factor of each column, from the checkpoint's norm; None without a norm."""
+        """Returns the factor of each column, from the checkpoint's norm; None without a norm."""
         if self.norm is None:
             return None
         norm = tensors[self.norm]
@@ -66,7 +64,7 @@ class WeightView:
         self.view.copy_(self.served(tensor, factor).view(self.view.shape))
 
     def positions(self, indices: Indices) -> Indices:
-        """Flat checkpoint indices as positions in `flat`."""
+        """Returns the positions in `flat` of flat checkpoint indices."""
         rest, found = indices, np.full(len(indices), self.view.storage_offset(), np.int64)
         dimensions = _merged(self.view)
         for size, stride in dimensions[:0:-1]:
@@ -84,15 +82,15 @@ class WeightView:
         )
 
     def rowwise(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """The view and a tensor of checkpoint order, both permuted to the order of the served
-        memory, so that a copy runs along it; the tensor is made contiguous.
+        """Returns the view and a tensor of checkpoint order, both permuted to the order of the
+        served memory, so that a copy runs along it; the tensor is made contiguous.
         """
         order = sorted(range(self.view.ndim), key=lambda i: -self.view.stride(i))
         return self.view.permute(order), tensor.view(self.view.shape).permute(order).contiguous()
 
 
 def _merged(view: Tensor) -> list[tuple[int, int]]:
-    """(size, stride) of the view's dimensions; neighbours that are contiguous are joined."""
+    """Returns (size, stride) of the view's dimensions; contiguous neighbours are joined."""
     found: list[tuple[int, int]] = [(1, 0)]
     for size, stride in zip(view.shape, view.stride(), strict=True):
         outer, step = found[-1]
@@ -156,14 +154,14 @@ def _check_finite(name: str, tensor: torch.Tensor) -> None:
 
 
 FILL_COLUMNS = 8  # a matrix after a norm is written whole when 1 in this many columns changed
-FILL_SHARE_MAX = 0.25  # share of elements in whole tensors above which everything is loaded
+FILL_SHARE_MAX = 0.25  # above this share of elements in whole tensors, everything is loaded
 NORM_ROWS = 16  # a norm is read back through this many rows of the smallest matrix after it
 COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs little memory
 
 
 @dataclass(frozen=True, slots=True)
 class TensorWrite:
-    """New values of served elements: of some `positions` of `target`, or of all of it."""
+    """Holds new values of served elements: of some `positions` of `target`, or of all of it."""
 
     target: Tensor
     values: Tensor
@@ -179,7 +177,7 @@ class TensorWrite:
 
 @dataclass(frozen=True, slots=True)
 class PreparedWrites:
-    """A checked update; `writes` turn the weights of `base` into it. None: load all tensors."""
+    """Holds a checked update: `writes` turn the weights of `base` into it; None: load all."""
 
     base: Version | None
     writes: tuple[TensorWrite, ...] | None
@@ -187,15 +185,17 @@ class PreparedWrites:
 
 @dataclass(slots=True)
 class _NormChange:
-    """The elements of a norm that changed, which are columns of the matrix after it; None: all."""
+    """Names the elements of a norm that changed, which are columns of the matrix after it; None:
+    all.
+    """
 
     columns: Indices | None
 
 
 @dataclass(slots=True)
 class ServedWeights:
-    """The weights that one engine serves. `views` maps a checkpoint name to the served memory that
-    the tensor fills; a norm has no entry, because it is multiplied into the matrix after it.
+    """Holds the weights that one engine serves. `views` maps a checkpoint name to the served memory
+    that the tensor fills; a norm has no entry, because it is multiplied into the matrix after it.
     `shapes` has every expected tensor. `tied` has the other names under which a checkpoint may hold
     a tensor. `held` is the version that is completely served; None during a load and after a failed
     one.
@@ -248,8 +248,10 @@ class ServedWeights:
         return PreparedWrites(update.base, tuple(writes))
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """The update with `prepared` set. Its patches are used only if their base is held, else all
-        tensors are loaded. Raises `EngineRefused` as `plan` does.
+        """Returns the update with `prepared` set. All slow work of a patch is done here (checks,
+        index arithmetic, products with norms, casts). Served memory is not written, so the call may
+        run beside decoding; `load` then only copies. The patches are used only if their base is
+        held, else all tensors are loaded. Raises `EngineRefused` as `plan` does.
         """
         if update.base is None or update.base != self.held:
             update = replace(update, base=None, patches=None)
@@ -297,18 +299,18 @@ class ServedWeights:
         return _is_same(few, by_name[other].view(view.view.shape)[:NORM_ROWS], view.factor(by_name))
 
     def _by_expected_name(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The expected tensors under the names of `shapes`, whatever tied name they came under."""
+        """Returns the expected tensors by their names in `shapes`; tied names are translated."""
         found = ((name, self.held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in found if held in tensors}
 
     def held_as(self, name: str, tensors: Container[str]) -> str:
-        """The name under which these tensors hold the expected tensor `name`."""
+        """Returns the name under which these tensors hold the expected tensor `name`."""
         names = (name, *self.tied.get(name, ()))
         return next((one for one in names if one in tensors), name)
 
     def _changes_by_name(self, update: WeightUpdate) -> tuple[dict[str, TensorPatch], set[str]]:
-        """The update's patches, and the names of the tensors that it replaces whole, under the
-        names of `shapes`. A delta holds tied tensors once, under any of their names.
+        """Returns the update's patches, and the names of the tensors that it replaces whole, under
+        the names of `shapes`. A delta holds tied tensors once, under any of their names.
         """
         owners = untie(update.tensors)[1]
         by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
@@ -325,14 +327,14 @@ class ServedWeights:
         return patches, whole
 
     def _is_mostly_whole(self, update: WeightUpdate) -> bool:
-        """Whether the update restates so many tensors whole that loading all of them is faster."""
+        """Returns whether so many tensors are replaced whole that loading all is faster."""
         sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
         restated = sum(sizes.get(name, 0) for name in update.whole)
         return restated > FILL_SHARE_MAX * sum(sizes.values())
 
 
 def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
-    """Whether a norm changed in so many columns that the matrix after it is written whole."""
+    """Returns whether so many columns of a norm changed that the matrix is written whole."""
     columns = norm_change.columns
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
@@ -351,7 +353,7 @@ def _elements(
 def _columns(
     view: WeightView, norm_change: _NormChange, tensor: Tensor, by_name: Mapping[str, Tensor]
 ) -> TensorWrite:
-    """The elements that a changed norm changes in the matrix after it."""
+    """Returns a write of the elements that a changed norm changes in the matrix after it."""
     assert norm_change.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
@@ -372,6 +374,6 @@ def _is_same(view: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
 
 
 def bits_of_elements(tensor: Tensor) -> Tensor:
-    """The bits as integers, so that −0 differs from +0."""
+    """Returns the bits as integers, so that −0 differs from +0."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(widths[tensor.element_size()])

@@ -1,16 +1,8 @@
 """Serves LoRA adapters of several versions in one vLLM engine, over base weights that never change.
 
-Under `keep_version` each version is an adapter of its own in vLLM (a LoRA request): its name is the
-version, its integer id has the term in the upper bits and the number in the lower 32. Under the
-in-flight modes all requests follow one adapter, whose factors are replaced in place between two
-steps. vLLM keys blocks of its prefix cache by the name and the path of a request's adapter, and
-every load has a path of its own, so no request reads keys and values of another version or of an
-earlier load.
-
-vLLM reads an adapter from a PEFT folder, which exists only during the load: vLLM keeps as many
-adapters as an engine can have in use (`AdapterSizes.kept`), so it reads none a second time.
-
-`open_core_and_weights` opens vLLM, with room for adapters if the run trains one.
+Under `keep_version` each version is an adapter of its own in vLLM. Under the in-flight modes all
+requests follow one adapter, whose factors are replaced in place between two steps. No request reads
+keys and values of another version (docs/explanation/lora.md).
 """
 
 import json
@@ -47,13 +39,15 @@ FOLLOWED = ("newest", 1)
 larger, because the terms of trainers start at 1.
 """
 TOGETHER = 8
-"""Limit of adapters in one step: vLLM allocates the factors of so many. Requests of further
-versions wait inside vLLM.
+"""Limit of adapters in one step: vLLM allocates memory for the factors of so many. Requests of
+further versions wait inside vLLM.
 """
 
 
 def adapter_name(version: Version) -> tuple[str, int]:
-    """Return the name and the id that this version's adapter has in vLLM."""
+    """Return the name and the id of this version's adapter (a LoRA request) in vLLM: the version as
+    text, and an integer with the term in its upper bits and the number in the lower 32.
+    """
     assert version.term >= 1, "term 0 is the base"
     return str(version), version.term << 32 | version.number
 
@@ -141,8 +135,8 @@ class VllmAdapters:
         return None if named is None else self.loaded[named]
 
     def keep(self, named: Collection[Version | None]) -> None:
-        """Unload the adapters of versions that are neither named nor followed nor the newest or
-        latest one.
+        """Unload the adapters of versions that are neither named nor followed, except the newest
+        version and the version that was loaded last.
         """
         kept = {*named, self.followed, self._latest, max(self.loaded, default=None)}
         for version in self.loaded.keys() - kept:
@@ -162,6 +156,14 @@ class VllmAdapters:
         return WeightComparison(len(asked), tuple(sorted(set[str]().union(*found))))
 
     def _load(self, update: WeightUpdate, name: str, number: int) -> None:
+        """Load the adapter under this name and id. Raises `EngineRefused` if vLLM does not load it.
+
+        vLLM reads an adapter from a PEFT folder, which exists only during the load: vLLM keeps as
+        many adapters as an engine can have in use (`AdapterSizes.kept`), so it reads none a second
+        time. Every load has a path of its own. vLLM keys blocks of its prefix cache by the name and
+        the path of a request's adapter, so no request reads keys and values of another version or
+        of an earlier load.
+        """
         if not isinstance(update.prepared, PreparedAdapter):
             update = self.prepare(update)
         prepared = update.prepared
@@ -210,7 +212,7 @@ def open_core_and_weights(
     drafts: int = 0,
 ) -> tuple[EngineCore, EngineWeights, VllmAdapters | None]:
     """Open the core of an engine, on this machine or at a URL, and return it with its weights, and
-    its adapters if it is to serve any. It has dummy weights until the first load. At most `drafts`
+    its adapters if the run trains one. It has dummy weights until the first load. At most `drafts`
     tokens of a sequence are drafted per step. Raises `ConfigurationError` or `EngineRefused`, which
     names the missing part.
     """

@@ -1,14 +1,5 @@
 """Implements `EngineCore` (`protocol.py`) with vLLM's engine on this machine; all code that uses
-vLLM's request and output classes is here.
-
-vLLM's core runs in a process of its own, which computes between our calls of `step` too, or in this
-process, where each step is a call. All tokens returned before `pause` returned have one version.
-Engines of one process share torch's process groups, and collecting one engine destroys the groups
-of the next, so no engine is ever closed: the next engine of the same model and shape reuses it.
-
-vLLM 0.32 waits without end if its core's process dies during a call (`call_utility`): no code fails
-the pending future. A rollout that hangs there neither generates nor is restarted. So every call of
-vLLM's client goes through `call_core`, which checks once a second that the core is alive.
+vLLM's request and output classes is here. docs/how-to/vllm.md compares the ways to run vLLM.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -52,7 +43,12 @@ CHECK_S = 1.0
 
 
 def call_core(client: Any, method: str, *arguments: Any) -> Any:
-    """Return the core's result. Raises vLLM's `EngineDeadError` if the core's process has ended."""
+    """Return the core's result. Raises vLLM's `EngineDeadError` if the core's process has ended.
+
+    vLLM 0.32's own `call_utility` waits without end if the core's process dies during a call,
+    because no code fails the pending future. A rollout that hangs there neither generates nor is
+    restarted, so this function checks once a second that the core is alive.
+    """
     from rollstream.producers.engines.vllm.release import EngineCoreRequestType
 
     answer, name = Future[Any](), time.monotonic_ns()
@@ -78,11 +74,16 @@ FP32_HEAD = {"head_dtype": "float32"}
 difference between the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
 """
 
+# Engines of one process share torch's process groups, and collecting one engine destroys the groups
+# of the next, so no engine is ever closed: the next one of the same model and shape reuses it.
 _CORES: list["LocalCore"] = []
 
 
 class LocalCore:
-    """Runs one model in vLLM, with dummy weights until weights are loaded."""
+    """Runs one model in vLLM, with dummy weights until weights are loaded. With `shape.process`
+    vLLM's core runs in a process of its own, which computes between the calls of `step` too;
+    otherwise it runs in this process, where each step is a call.
+    """
 
     def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
         from rollstream.producers.engines.vllm.release import LLMEngine
@@ -147,7 +148,9 @@ class LocalCore:
         return outputs
 
     def pause(self) -> PauseResult:
-        """Make no step until `resume`. Returns the outputs of the last steps."""
+        """Make no step until `resume`. Returns the outputs of the last steps. All tokens that were
+        returned up to here are of the version that was served before the pause.
+        """
         if not self.has_process:
             return PauseResult([])
         with self._locked():
@@ -328,7 +331,7 @@ def _lora_request(adapter: ServedAdapter, load_inplace: bool = False) -> Any:
 
 
 def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
-    """Return the arguments for LoRA adapters. vLLM takes some ranks, and pads smaller ones."""
+    """Return the arguments for LoRA adapters. vLLM takes only some ranks, and pads smaller ones."""
     return {
         "enable_lora": sizes is not None,
         "max_lora_rank": 16 if sizes is None else min(r for r in LORA_RANKS if r >= sizes.rank),
@@ -371,8 +374,8 @@ def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
         "kv_cache_memory_bytes": shape.kv_bytes,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
-        # Within one process an unfinished step would end under the next version; and a draft
-        # needs the tokens of the step before.
+        # Off within one process, where an unfinished step would end under the next version, and
+        # with drafts, because a draft needs the tokens of the step before.
         "async_scheduling": None if shape.process and not shape.drafts else False,
         "speculative_config": draft_config(shape.drafts, shape.slots, shape.eager),
         "worker_extension_cls": WORKER_CLASS,

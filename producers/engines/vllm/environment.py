@@ -1,10 +1,10 @@
-"""Checks the installed vLLM and prepares its environment (`require_vllm`), and computes the size of
-an engine on this machine (`shape_for`).
+"""Checks which vLLM is installed and sets its environment variables (`require_vllm`), and computes
+the arguments of an engine from a run's settings and the device (`shape_for`, a `VllmShape`).
 
 vLLM's interfaces for reinforcement learning change between releases, so one release is supported at
-a time, and any other is refused before it can fail inside vLLM. vLLM's environment variables must
-be set before its first import. `VllmShape` has the sizes of an engine, computed from a run's
-settings and the device.
+a time, and any other is refused before it can fail inside vLLM. vLLM reads its environment
+variables when it is imported: `require_vllm` must be called before the first import. This module
+itself imports no vLLM.
 """
 
 import math
@@ -19,15 +19,16 @@ from transformers import PreTrainedConfig
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import EngineArgument, VllmSettings
 
-CPU_BLOCK_TOKENS = 32  # tokens; the block size of vLLM's attention on the CPU
-CPU_STEP_TOKENS = 2048  # tokens
+CPU_BLOCK_TOKENS = 32  # tokens in a block of the KV cache, as vLLM's attention on the CPU needs
+CPU_STEP_TOKENS = 2048  # on the CPU one step may compute at least this many tokens
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """Describes the room for LoRA adapters of at most `rank` on the layers whose names end with one
-    of `targets`: `together` adapters in one step, `kept` adapters loaded.
+    """States for how many LoRA adapters an engine has memory: at most `together` different ones in
+    one step, and `kept` loaded ones in all. Each has at most this `rank`, on the layers whose names
+    end with one of `targets`.
     """
 
     rank: int
@@ -38,11 +39,15 @@ class AdapterSizes:
 
 @dataclass(frozen=True, slots=True)
 class VllmShape:
-    """Holds the arguments of one vLLM engine. The KV cache has `blocks` blocks of `block` tokens in
-    `kv_bytes` of memory; a step computes at most `step_tokens` tokens, and with `chunked` it may
-    compute part of a prompt. None leaves a size to vLLM. With `process` vLLM's core is a process of
-    its own; with `head_float32` logits are computed in float32. At most `drafts` tokens of a
-    sequence are drafted per step.
+    """Holds the arguments of one vLLM engine; None leaves a choice to vLLM.
+
+    The engine decodes `slots` sequences of at most `context_max` tokens together, on
+    `tensor_parallel` GPUs, of whose memory it takes `memory_share`. With `process` vLLM's core is a
+    process of its own; with `eager` the model is not compiled. The KV cache has `blocks` blocks of
+    `block` tokens in `kv_bytes` of memory. A step computes at most `step_tokens` tokens, and with
+    `chunked` it may compute a part of a prompt. At most `drafts` tokens of a sequence are drafted
+    in a step (0: no drafts). Layers compute in `dtype`; with `head_float32` the logits are computed
+    in float32. `adapters` is None in a run without adapters.
     """
 
     slots: int
@@ -72,8 +77,10 @@ def shape_for(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> VllmShape:
-    """Return the arguments of an engine. On the CPU the KV cache holds all slots at full context,
-    as in the embedded engine, unless `kv_gib` is less. On a GPU vLLM divides the memory itself.
+    """Return the arguments of an engine; the caller adds `adapters`. On the CPU the KV cache has
+    room for all slots at full context, as in the engine `torch`, unless `kv_gib` allows less; it
+    always has room for one such sequence. On a GPU vLLM chooses the sizes of the cache and of a
+    step, within `memory_share` or `kv_gib`.
     """
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype
@@ -107,8 +114,8 @@ def shape_for(
         block=CPU_BLOCK_TOKENS,
         blocks=blocks,
         kv_bytes=block_bytes * blocks,
-        # vLLM on the CPU cannot cut the prompt of a request with a seed: it would rewind a random
-        # generator, which CPU generators do not support.
+        # On the CPU vLLM cannot compute a seeded request's prompt in parts: for that it rewinds the
+        # request's random generator, which CPU generators do not support.
         chunked=False,
         step_tokens=max(CPU_STEP_TOKENS, context_max, slots * (1 + drafts)),
         drafts=drafts,
@@ -118,7 +125,7 @@ def shape_for(
 
 
 def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
-    """Return the bytes of the keys and values of one token."""
+    """Return the bytes of the keys and values of one token, over all layers."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -127,24 +134,26 @@ def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
 
 
 RELEASE = "0.32"
+"""The supported release of vLLM, with any patch number."""
 INSTALL = "the CPU build by `make vllm`, the GPU build by `pip install 'rollstream[vllm]'`"
 
 _ALWAYS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # set for each engine separately
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a rollout has threads when its engine starts
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # `VllmShape.process` decides for each engine
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a rollout has threads, so it must not fork
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "NUMBA_NUM_THREADS": "1",
 }
 _WITHOUT_A_GPU = {
     "TORCHDYNAMO_DISABLE": "1",  # else 16 s of compilation in the first batch
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # rollouts of a machine would share the first cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all rollouts of a machine share its first cores
 }
 
 
 def require_vllm() -> None:
-    """Prepare the process for importing vLLM. Raises `ConfigurationError`, which names the package
-    to install, if the supported release is missing.
+    """Set vLLM's environment variables, except those that the user has set. Raises
+    `ConfigurationError`, which names the package to install, if vLLM is missing or of another
+    release than `RELEASE`.
     """
     found = installed_release()
     if found is None:
@@ -159,7 +168,7 @@ def require_vllm() -> None:
 
 
 def installed_release() -> str | None:
-    """Return the installed release of vLLM, None if it is missing."""
+    """Return the version of the installed vLLM, GPU or CPU build; None if there is none."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)

@@ -1,13 +1,9 @@
 """Determines which tensors a checkpoint of a model must hold (`expected_tensors`), and where vLLM
-serves them (`served_part`).
+serves them (`served_part`) and the factors of adapters (`served_factors`), so that served weights
+can be read back and compared.
 
-The expected tensors follow from the model's configuration alone: transformers builds the model on
-the meta device, without memory, and names its tensors.
-
-`served_part` finds the parameter of vLLM that holds a worker's part of a checkpoint's tensor, and
-the rows in it. On the CPU vLLM computes with packed copies of matrices and drops most of the plain
-ones. A packed copy is read by multiplying the unit matrix with it: each product has one term that
-is not zero, so the result has the same bits.
+vLLM packs several tensors of a checkpoint into one parameter, and splits parameters among its
+workers. A tensor's part at a worker is therefore a range of rows of that worker's parameter.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -53,8 +49,9 @@ class ExpectedTensors:
 
 
 def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
-    """Return the tensors that a checkpoint must hold. Raises `EngineRefused` if transformers has no
-    causal language model for `config`.
+    """Return the tensors that a checkpoint must hold. They follow from the configuration alone:
+    transformers builds the model on the meta device, without memory, and names its tensors. Raises
+    `EngineRefused` if transformers has no causal language model for `config`.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{type(config).__name__}: transformers has no causal language model")
@@ -106,7 +103,12 @@ class ServedPart:
 
     @torch.inference_mode()
     def copies(self) -> list[torch.Tensor]:
-        """Return all copies of the part that are served and can be read."""
+        """Return all copies of the part that are served and can be read.
+
+        On the CPU vLLM computes with packed copies of matrices and drops most of the plain ones. A
+        packed copy is read by multiplying the unit matrix with it: each sum of products has one
+        term that is not zero, so the result has the same bits.
+        """
         layer, tensor = self.layer, getattr(self.layer, self.kind)
         copies = [tensor.detach()] if tensor.numel() else []
         if self.kind == "weight" and hasattr(layer, "cpu_linear"):
@@ -117,8 +119,8 @@ class ServedPart:
 
 
 def served_part(model: torch.nn.Module, name: str) -> ServedPart:
-    """Return this worker's part of the tensor. Raises `EngineRefused` if vLLM's model has no known
-    parameter for it.
+    """Return the parameter of vLLM that holds this worker's part of a checkpoint's tensor, and the
+    rows in it. Raises `EngineRefused` if vLLM's model has no known parameter for it.
     """
     path, _, kind = name.rpartition(".")
     mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -152,9 +154,10 @@ def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str,
 def served_factors(
     manager: Any, adapter: int, name: str, whole: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return all copies of a factor of the adapter with this id, each with its part of the `whole`
-    factor: the copy that vLLM's manager of adapters keeps, and while the adapter is active the
-    stacked one that steps read, with its padding. Raises `EngineRefused` if there is no copy.
+    """Return all copies of a factor of the adapter with this id, each with the part of the `whole`
+    factor that it must equal. vLLM's adapter manager keeps one copy; while the adapter is active, a
+    second is in the stacked tensor that decode steps read, with padding. Raises `EngineRefused` if
+    there is no copy.
     """
     attribute = "lora_a" if name.endswith(LOW) else "lora_b"
     place, part, count = _packed_place(manager.packed_modules_mapping, layer_of(name))

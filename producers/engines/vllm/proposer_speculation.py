@@ -1,17 +1,8 @@
 """Decides after each step of vLLM which rows draft how many tokens (`ProposerSpeculation`), and
 counts how many of these are accepted (`DraftCounters`).
 
-vLLM packs the tokens of a step without padding and takes a different number of them from each row,
-so drafts need not have equal lengths. While the gate is off, a draft is looked up from time to
-time, kept, and compared with the tokens that the model generates afterwards (a trial). It is looked
-up before they exist: otherwise a history that already contains these tokens would appear to have
-predicted them.
-
-The statistics are in shared memory (`DraftCounters`), in total and for each stay (one request to
-vLLM, see `engine.py`). vLLM's worker adds to them and the rollout reads them, in the same or in
-another process; a call to the worker would wait for the end of a step. A stay has a place of its
-own in this memory, where its numbers only grow, so a reader that takes differences counts each
-event exactly once. The counts of a step are written before the rollout gets its tokens.
+vLLM's worker drafts and counts; the rollout reads the counts from shared memory, in the same or in
+another process. docs/explanation/drafts.md (On vLLM) has the cases.
 """
 
 import mmap
@@ -26,14 +17,22 @@ from rollstream.producers.drafts.index import NO_DRAFT, Draft
 from rollstream.producers.drafts.planner import HistoryAgreement
 from rollstream.producers.drafts.speculation import DraftedSequence, DraftsBuilder, Speculation
 from rollstream.producers.engines.base import DraftStats
-from rollstream.producers.engines.vllm.staging import open_shared, shared_path
+from rollstream.producers.engines.vllm.staging import open_shared
+from rollstream.storage.weights.streamed import path_of_open_file
 from rollstream.streams.values import Drafts, accepted_tokens
 
-_ALL, _EACH = len(fields(DraftStats)), 6  # words; the first word of a place is its stay
+_ALL, _EACH = len(fields(DraftStats)), 6  # in words; a place begins with its stay
 
 
 class DraftCounters:
-    """Reads and writes the counters in a mapped file, which only one process writes."""
+    """Reads and writes the counters in a mapped file, which only one process writes: vLLM's worker.
+    The rollout reads them there, because a call to the worker would wait for the end of a step.
+
+    The counts are kept in total and for each stay (one request to vLLM, see `engine.py`). A stay
+    has a place of its own in the file, where its numbers only grow, so a reader that takes
+    differences counts each event exactly once. The counts of a step are written before the rollout
+    gets its tokens.
+    """
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
@@ -72,13 +71,13 @@ class DraftCounters:
 
 @contextmanager
 def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
-    """Create counters, all zero; gives them and the path at which another process can map them
+    """Create counters, all zero; yields them and the path at which another process can map them
     during the context.
     """
     with open_shared("rollstream-tally") as file:
         file.write(bytes(8 * (_ALL + places * _EACH)))
         file.flush()
-        yield DraftCounters(shared_path(file)), shared_path(file)
+        yield DraftCounters(path_of_open_file(file)), path_of_open_file(file)
 
 
 @dataclass(slots=True)
@@ -157,7 +156,11 @@ class _ProposerRow(DraftedSequence):
 
 @dataclass
 class ProposerSpeculation(Speculation):
-    """Makes the drafts of one engine; writes all counts to `counters` after each step."""
+    """Makes the drafts of one engine; writes all counts to `counters` after each step.
+
+    vLLM packs the tokens of a step without padding and takes a different number of them from each
+    row, so drafts need not have equal lengths.
+    """
 
     counters: DraftCounters | None = None
     _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
@@ -242,7 +245,11 @@ class ProposerSpeculation(Speculation):
         return {seen.key: draft[:length] for (seen, _), draft, length in cut}
 
     def _trial(self, row: _ProposerRow, seen: SteppedRequest) -> None:
-        """Compare the last trial draft with the tokens generated since; look up the next one."""
+        """Compare the last trial draft with the tokens generated since; look up the next one.
+
+        Trials are made while the gate is off. The draft is looked up before the tokens exist:
+        otherwise a history that already contains these tokens would appear to have predicted them.
+        """
         if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
             self.add_trial(row.tried, seen.tokens[row.tried_at :].tolist())
             row.tried = self.look_up_trial(row.prompt, self._newest(seen), TRIAL_TOKENS)

@@ -1,7 +1,8 @@
 """Defines the protocol between the rollout and vLLM's engine, which is in this process, in one of
 its own, or behind a URL: plain values, and the calls that each kind of engine implements.
 
-All tokens that an engine returned before `pause` returned have one version.
+Weights change only between `pause` and `resume`. A token that was computed before a pause is never
+returned after `pause` has returned.
 """
 
 from collections.abc import Iterable
@@ -16,8 +17,8 @@ TEMPERATURES = (0.01, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """Identifies a LoRA adapter in vLLM: the name and the id of its requests, the folder from which
-    it was loaded, and the number of that load.
+    """Identifies a LoRA adapter in vLLM: its name, its id, the folder from which it was loaded, and
+    the number of that load, counted over all adapters of the engine.
     """
 
     name: str
@@ -30,8 +31,8 @@ class ServedAdapter:
 class CoreRequest:
     """Asks vLLM for at most `room` tokens after `tokens`. Requests of equal `salt` and `adapter`
     share blocks of the prefix cache. `prompt` and `group` identify the sequence in the draft
-    history. A stay is the time from a sequence's `add` to its end in vLLM, numbered `stay`; the
-    worker counts the drafts of a stay in the block `place` of the shared draft counters.
+    history. A stay is the life of one request in vLLM; the engine numbers its stays (`stay`).
+    vLLM's worker process counts the drafts of this stay at `place` in the shared draft counters.
     """
 
     key: str
@@ -62,8 +63,8 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class PauseResult:
-    """Holds the outputs of the last steps, and the keys of the requests that the engine dropped:
-    the caller restarts them with their tokens so far.
+    """Holds the outputs of the steps before the pause, and the keys of the requests that the engine
+    dropped: the caller adds these again with their tokens so far.
     """
 
     outputs: list[StepOutput]
@@ -94,7 +95,9 @@ class EngineCore(Protocol):
         ...
 
     def pause(self) -> PauseResult:
-        """Make no step until `resume`. Returns the outputs of the steps before."""
+        """Make no step until `resume`. Returns the outputs of earlier steps that were not returned
+        yet.
+        """
         ...
 
     def resume(self) -> None: ...

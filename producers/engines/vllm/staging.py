@@ -1,11 +1,9 @@
-"""Chunks of an update as messages to vLLM's workers: tensors within a process, and for another
-process of this machine a staged file in shared memory.
+"""Makes messages to vLLM's workers from chunks of an update: tensors within a process, and for
+another process of this machine a staged file in shared memory.
 
-A staged file is written once, named by a path that the other process opens, and described by plain
-values: a message between the processes contains names, types, shapes and offsets only. The kernel
-frees the file when its last user ends. At most two chunks of an update are staged at any time.
-Tensors that are in a file already (`MappedTensors`) are not copied: the messages describe that
-file, and each worker reads its own part of it.
+At most two chunks of an update are staged at any time. Tensors that are in a file already
+(`MappedTensors`) are not copied: the messages describe that file, and each worker reads its own
+part of it.
 """
 
 import mmap
@@ -24,6 +22,7 @@ import torch
 
 from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.storage.weights.resident import TensorPatch
+from rollstream.storage.weights.streamed import path_of_open_file
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_of
 
 ALIGNMENT = 64
@@ -33,7 +32,7 @@ STAGED_MAX = 2  # chunks: one is loaded while the next one is written
 
 
 class StagedTensor(TypedDict):
-    """Where one tensor is in a staged file; `begin` and `bytes` count bytes."""
+    """Describes where one tensor is in a staged file; `begin` and `bytes` count bytes."""
 
     name: str
     dtype: str
@@ -43,8 +42,10 @@ class StagedTensor(TypedDict):
 
 
 class StagedFile:
-    """A file with named tensors that other processes open by `path` and `entries`. It is a copy in
-    shared memory, which exists until `close`, or the file `held` that has the tensors already.
+    """Holds named tensors in a file that other processes open by `path`. It is a copy in shared
+    memory, which is written once and exists until `close`, or the file `held` that has the tensors
+    already. `entries` describe the tensors by plain values: a message between the processes
+    contains names, types, shapes and offsets only.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class StagedFile:
 
     @property
     def path(self) -> str:
-        """The path at which other processes open the file while this one has it open."""
+        """The path at which other processes open the file while this process has it open."""
         if self._held is not None:
             return self._held.file.path
         assert self._file is not None, "opened above"
-        return shared_path(self._file)
+        return path_of_open_file(self._file)
 
     def close(self) -> None:
         if self._file is not None:
@@ -81,7 +82,9 @@ class StagedFile:
 
 
 def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
-    """The tensors that `entries` describe. They share the file's memory and must not be written."""
+    """Return the tensors that `entries` describe. They share the file's memory and must not be
+    written.
+    """
     if not entries:
         return []
     with open(path, "rb") as file:
@@ -97,19 +100,12 @@ def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str
 
 
 def open_shared(name: str) -> IO[bytes]:
-    """An empty file in memory; the kernel frees it when its last user ends. Outside Linux it is a
-    temporary file.
+    """Open an empty file in memory; the kernel frees it when its last user ends. Outside Linux it
+    is a temporary file.
     """
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create(name), "w+b")
     return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix=f"{name}-"))
-
-
-def shared_path(file: IO[bytes]) -> str:
-    """The path at which other processes open the file while this one has it open."""
-    if isinstance(file.name, str):
-        return file.name
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
@@ -134,9 +130,9 @@ class StagedMessage:
 
 
 class StagedChunks:
-    """The chunks of one update, at most `STAGED_MAX` of them in shared memory. The constructor
-    stages the first `STAGED_MAX` chunks. Chunk n + 2 is staged once chunk n is loaded, in a thread
-    beside the loading of chunk n + 1.
+    """Holds the chunks of one update, at most `STAGED_MAX` of them in shared memory. The
+    constructor stages the first `STAGED_MAX` chunks. Chunk n + 2 is staged once chunk n is loaded,
+    in a thread beside the loading of chunk n + 1.
     """
 
     def __init__(self, staged: Iterator[StagedMessage]) -> None:
@@ -146,7 +142,7 @@ class StagedChunks:
         """Whether `messages` was called: a staged chunk is loaded once."""
 
     def messages(self) -> Iterator[ChunkMessage]:
-        """Yields the message of each chunk; a chunk's memory is released when the next message is
+        """Yield the message of each chunk; a chunk's memory is released when the next message is
         requested. Raises an error that occurs while a chunk is staged.
         """
         self.is_used = True
@@ -171,26 +167,26 @@ def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:
 
 
 def patch_parts(patches: Sequence[TensorPatch]) -> list[tuple[str, torch.Tensor]]:
-    """The positions and the values of each patch, one after the other."""
+    """Return the positions and the values of each patch, one after the other."""
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 
 
 def describe_patches(patches: Sequence[TensorPatch]) -> tuple[tuple[list[int], str], ...]:
-    """Shapes and types of the tensors that the patches change."""
+    """Return shapes and types of the tensors that the patches change."""
     return tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
 
 
 def read_staged_patches(
     path: str, entries: Sequence[StagedTensor], patched: Sequence[tuple[list[int], str]]
 ) -> list[TensorPatch]:
-    """The patches in a staged file."""
+    """Return the patches in a staged file."""
     return patches_from_parts(staged_tensors(path, entries), patched)
 
 
 def patches_from_parts(
     parts: NamedTensors, patched: Sequence[tuple[list[int], str]]
 ) -> list[TensorPatch]:
-    """Patches from their positions and values, which come one after the other."""
+    """Return patches from their positions and values, which come one after the other."""
     return [
         TensorPatch(name, tuple(shape), DTYPES[kind], indices, values)
         for (shape, kind), (name, indices), (_, values) in zip(

@@ -14,21 +14,8 @@ from typing import Any
 import torch
 
 from rollstream.errors import EngineRefused
+from rollstream.producers.engines.vllm import release
 from rollstream.producers.engines.vllm.parameter_map import served_part
-from rollstream.producers.engines.vllm.release import (
-    CheckpointWeightPatch,
-    PPMissingLayer,
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-    finalize_layerwise_reload,
-    get_layerwise_info,
-    initialize_layerwise_reload,
-    load_checkpoint_weight_patches,
-    materialize_meta_tensor,
-    restore_layer_refs,
-    to_meta_tensor,
-)
 from rollstream.producers.engines.vllm.remote.uploads import UPLOADS
 from rollstream.producers.engines.vllm.staging import (
     StagedTensor,
@@ -40,12 +27,12 @@ from rollstream.storage.weights.resident import TensorPatch
 
 
 @dataclass
-class NoInitInfo(WeightTransferInitInfo):
+class NoInitInfo(release.WeightTransferInitInfo):
     """Is empty: no connection is needed, because tensors come with the chunks."""
 
 
 @dataclass
-class WeightChunk(WeightTransferUpdateInfo):
+class WeightChunk(release.WeightTransferUpdateInfo):
     """Holds some tensors of a version, or some patches, never both in one update. From another
     process they come as the `entries` of the staged file at `path`, from another machine as the
     checked `upload`. `patched` has the shapes and types of the patched tensors, None for whole
@@ -74,8 +61,10 @@ class WeightChunk(WeightTransferUpdateInfo):
         return [], read_staged_patches(self.path, self.entries, self.patched)
 
 
-class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
-    """Receives updates of vLLM's weights: a start, chunks, and a finish; a failed chunk ends it."""
+class VersionTransfer(release.WeightTransferEngine[NoInitInfo, WeightChunk]):
+    """Receives updates of vLLM's weights. An update is a start, chunks, and a finish; a failed
+    chunk ends its update.
+    """
 
     init_info_cls = NoInitInfo
     update_info_cls = WeightChunk
@@ -92,7 +81,8 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
         pass
 
     def start_weight_update(self) -> None:
-        # Tied ones once; a layer that vLLM wraps for adapters loads under its own name.
+        # Tied parameters are listed once; a layer that vLLM wraps for adapters loads under its own
+        # name, without `base_layer`.
         names = (name for name, _ in self.model.named_parameters())
         self._wanted = {name.replace(".base_layer.", ".") for name in names}
         self._loaded = set()
@@ -100,10 +90,10 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
     def receive_weights(self, update_info: WeightChunk) -> None:
         tensors, patches = update_info.received()
         if patches:
-            load_checkpoint_weight_patches(
+            release.load_checkpoint_weight_patches(
                 self.model,
                 [
-                    CheckpointWeightPatch(p.name, p.shape, p.dtype, p.values, p.indices)
+                    release.CheckpointWeightPatch(p.name, p.shape, p.dtype, p.values, p.indices)
                     for p in patches
                 ],
                 validate_unique_indices=False,
@@ -112,7 +102,7 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
         try:
             if not self._reloading:
                 self._reloading = True
-                initialize_layerwise_reload(self.model)
+                release.initialize_layerwise_reload(self.model)
             model: Any = self.model
             self._loaded |= set(model.load_weights(tensors))
         except BaseException:
@@ -140,16 +130,16 @@ class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
         if not self._reloading:
             return
         for layer in self.model.modules():
-            received = get_layerwise_info(layer)
+            received = release.get_layerwise_info(layer)
             received.loaded_weights, received.load_numel = [], 0
         self._close()
 
     def _close(self) -> None:
         """End the reload. Layers without a received tensor keep their weights. A tied layer may
-        have packed a copy of the other layer's memory, so it is packed again.
+        have packed a copy of the other layer's memory, so tied layers are packed again.
         """
         self._reloading = False
-        finalize_layerwise_reload(self.model, self.model_config)
+        release.finalize_layerwise_reload(self.model, self.model_config)
         for layer in self._tied:
             layer.quant_method.process_weights_after_loading(layer)
 
@@ -171,7 +161,7 @@ def _tied_layers(model: torch.nn.Module) -> list[Any]:
 def is_elsewhere(model: Any, name: str) -> bool:
     """Return whether the layer of this tensor is in another pipeline stage."""
     layers = model.named_modules()
-    absent = {path for path, layer in layers if isinstance(layer, PPMissingLayer)}
+    absent = {path for path, layer in layers if isinstance(layer, release.PPMissingLayer)}
     return not absent.isdisjoint(accumulate(name.split("."), "{}.{}".format))
 
 
@@ -184,16 +174,18 @@ def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     part = served_part(model, name)
     parameters, served = part.layer._parameters, part.layer._parameters[part.kind]
     # The parameter's shape before vLLM packed it; a bias is not recorded there, and is not packed.
-    recorded = get_layerwise_info(part.layer).restore_metadata[0].get(part.kind)
+    recorded = release.get_layerwise_info(part.layer).restore_metadata[0].get(part.kind)
     with torch.device("cpu"):
-        scratch = materialize_meta_tensor(to_meta_tensor(served) if recorded is None else recorded)
+        scratch = release.materialize_meta_tensor(
+            release.to_meta_tensor(served) if recorded is None else recorded
+        )
     loader: Any = getattr(scratch, "weight_loader", None)
     # An earlier reload wrapped the loader.
     while getattr(loader, "__name__", "") == "online_process_loader":
         loader = loader.__wrapped__
     if loader is not None:
         scratch.weight_loader = loader
-    parameters[part.kind] = restore_layer_refs(scratch, part.layer)
+    parameters[part.kind] = release.restore_layer_refs(scratch, part.layer)
     try:
         loaded: set[str] = model.load_weights([(name, tensor)])
     finally:

@@ -1,15 +1,9 @@
 """Loads weight versions into vLLM, and compares the served weights with the tensors from which they
 were loaded.
 
-An update is checked and cut into chunks before any weight is written. Patches are used only if the
-served version is their base and vLLM stores its matrices unpacked. On the CPU vLLM packs its
-matrices, so there a version is always loaded whole.
-
-From the start of a load until one succeeds, no version is held. All work that can run beside
-decoding is done in `prepare`: checks, and for a core in another process the copy to shared memory
-of as many chunks as may be staged. The other chunks are copied while earlier ones are loaded.
-Tensors in a file (`MappedTensors`) are not copied: workers map the file, load their own parts of it
-and are compared with it.
+An update is checked before any weight is written, and loaded in chunks. From the start of a load
+until one succeeds, no version is held. All work that can run beside decoding is done in
+`VllmWeights.prepare`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +32,7 @@ from rollstream.streams.values import Version
 Item = TypeVar("Item")
 
 CHUNK_BYTES = 256 << 20
-WHOLE_SHARE_MAX = 0.25  # share of elements; a whole tensor as a patch takes three times its bytes
+WHOLE_SHARE_MAX = 0.25  # of the elements: as a patch, a whole tensor takes three times its bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +50,10 @@ class PreparedUpdate:
 def check_update(
     update: WeightUpdate, needed: ExpectedTensors, held: Version | None, in_place: bool
 ) -> PreparedUpdate:
-    """Check an update and choose between patches and whole tensors. `held` is the served version;
-    `in_place` permits patches. Raises `EngineRefused`, which names the wrong tensor.
+    """Check an update and choose between patches and whole tensors. Patches are used only if
+    `held`, the served version, is their base and vLLM stores its matrices unpacked (`in_place`). On
+    the CPU vLLM packs its matrices, so there a version is always loaded whole. Raises
+    `EngineRefused`, which names the wrong tensor.
     """
     own = needed.own(update.tensors)
     usable = in_place and update.base is not None and update.base == held
@@ -148,6 +144,11 @@ class VllmWeights:
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Return the update with `prepared` set. Raises `EngineRefused`, which names the wrong
         tensor.
+
+        All work that can run beside decoding is done here: checks, and for a core in another
+        process the copy to shared memory of as many chunks as may be staged. The other chunks are
+        copied while earlier ones are loaded. Tensors in a file (`MappedTensors`) are not copied:
+        workers map the file, load their own parts of it, and compare what they serve with it.
         """
         prepared = check_update(update, self._needed, self.held, self._in_place)
         if self._core.has_process:

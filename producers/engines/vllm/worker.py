@@ -1,15 +1,8 @@
 """Extends vLLM's worker by methods that load weights, read them back, and turn drafts on.
 
 vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
-transfer engine there, replaces a wrong function of the sampler, and makes a worker in another
-process end with the rollout that started it, also after `kill -9`: otherwise it would keep
-computing and keep its memory.
-
-vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory that
-was never written (upstream issue 55005): its kernel for the CPU writes into a copy that is never
-read. The function that calls the kernel is replaced if triton is missing. A runner that can
-verify drafts runs verification in every step, also without drafts: on the CPU such a step is made a
-plain one.
+transfer engine there, replaces a faulty function of the sampler (`patch_sampler`), and makes a
+worker in another process end with the rollout that started it (`end_with_parent`).
 """
 
 import ctypes
@@ -76,8 +69,9 @@ class DraftingWorker:
 
 
 def skip_empty_verification(runner: Any) -> None:
-    """Make later steps without drafts plain ones: for a small model, rejection sampling of no
-    drafts takes a tenth of a step or more. Idempotent.
+    """Make later steps without drafts plain ones. A runner that can verify drafts runs verification
+    in every step, also without drafts; for a small model, this rejection sampling of no drafts
+    takes a tenth of a step or more. Idempotent.
     """
     if "_prepare_inputs" in vars(runner):
         return
@@ -96,7 +90,12 @@ def skip_empty_verification(runner: Any) -> None:
 
 
 def patch_sampler() -> None:
-    """Replace the wrong function of vLLM; does nothing if triton is installed."""
+    """Replace a faulty function of vLLM; does nothing if triton is installed.
+
+    vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory
+    that was never written (upstream issue 55005): its kernel for the CPU writes into a copy that is
+    never read. The function that calls the kernel is replaced.
+    """
     if not HAS_TRITON:
         rejection_sampler.expand_batch_to_tokens = expand_to_tokens
 
@@ -119,8 +118,8 @@ _POLL_S = 0.5
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends; does nothing if Python's multiprocessing did not start
-    it.
+    """End this process when its parent ends, also after `kill -9`: otherwise a worker would keep
+    computing and keep its memory. Does nothing if Python's multiprocessing did not start it.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
@@ -163,7 +162,9 @@ class WorkerExtension(DraftingWorker):
     def call_staged(
         self, method: str, arguments: tuple[Any, ...], path: str, entries: list[StagedTensor]
     ) -> Any:
-        """Return the result of a method below whose last argument are a staged file's tensors."""
+        """Return the result of a method of this class whose last argument are a staged file's
+        tensors.
+        """
         return getattr(self, method)(*arguments, staged_tensors(path, entries))
 
     def compare_part(self, names: list[str], tensors: NamedTensors) -> PartState:

@@ -28,18 +28,8 @@ from rollstream.consumers.replay.offline_log import (
 from rollstream.errors import ConfigurationError
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
+from rollstream.runs import replay_output
 from rollstream.runs.replay import is_wanted_trajectory, needs_steps, parse_conditions
-from rollstream.runs.replay_output import (
-    OfflineTraining,
-    ReplaySource,
-    check_outside_run,
-    lock_replay_folder,
-    open_replay_source,
-    read_replay_request,
-    refuse_other_request,
-    replay_configuration,
-    write_replay_request,
-)
 from rollstream.streams.admissible import REFUSAL_KINDS
 from rollstream.streams.values import Address
 
@@ -62,13 +52,15 @@ def main(arguments: argparse.Namespace) -> int:
     folder = RunFolder(Path(arguments.out).absolute())
     for named in arguments.runs:
         path = Path(named).absolute()
-        check_outside_run(folder.path, path.parent if path.name == "config.json" else path)
+        replay_output.check_outside_run(
+            folder.path, path.parent if path.name == "config.json" else path
+        )
     configuration = _configuration(arguments, folder)
     sources = [named if "://" in named else str(Path(named).absolute()) for named in arguments.runs]
     request = {"sources": sources, "name": arguments.name, "where": list(arguments.where)}
-    recorded = read_replay_request(folder.path)
+    recorded = replay_output.read_replay_request(folder.path)
     if recorded is not None:
-        refuse_other_request(folder.path, recorded, request)
+        replay_output.refuse_other_request(folder.path, recorded, request)
     result = _gather_and_train(arguments, folder, configuration, request, recorded or {})
     history = open_history(folder)
     write_report(history, summarise(history), folder.report)
@@ -90,7 +82,7 @@ def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configur
             f"{model} holds no initial model; name a folder with a Hugging Face checkpoint: "
             "--set model.path=DIR"
         )
-    own = replay_configuration(given, folder.path, model)
+    own = replay_output.replay_configuration(given, folder.path, model)
     return own.model_copy(update={"dispatch": own.dispatch.model_copy(update={"max_lag": None})})
 
 
@@ -107,22 +99,22 @@ def _gather_and_train(
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in recorded else _sources(arguments, configuration, stack)
-        training = OfflineTraining(folder, configuration)
+        training = replay_output.OfflineTraining(folder, configuration)
         if sources:
             _check(sources, training.vocabulary)
-        stack.enter_context(lock_replay_folder(folder.path))
+        stack.enter_context(replay_output.lock_replay_folder(folder.path))
         if "gathered" not in recorded:
-            write_replay_request(folder.path, request)
+            replay_output.write_replay_request(folder.path, request)
         write_configuration(folder, configuration)
         gathered = recorded.get("gathered")
         if gathered is None:
             with progress_bar("gathering", None):
                 gathered = dict(training.gather(sources))
-            write_replay_request(folder.path, request, {"gathered": gathered})
+            replay_output.write_replay_request(folder.path, request, {"gathered": gathered})
         _print_gathered(gathered, configuration)
         count_steps(training.train(), configuration.trainer.steps)
         result = {"gathered": gathered, **training.outcome()}
-        write_replay_request(folder.path, request, result)
+        replay_output.write_replay_request(folder.path, request, result)
     return result
 
 
@@ -144,7 +136,9 @@ def _sources(
             steps: dict[Address, int] = {}
             source = JsonLines(path, encode)
         else:
-            opened: ReplaySource = stack.enter_context(open_replay_source(named, arguments.name))
+            opened: replay_output.ReplaySource = stack.enter_context(
+                replay_output.open_replay_source(named, arguments.name)
+            )
             steps = opened.recorded().step_of() if with_steps else {}
             source = RecordedSource(opened.log)
         found.append(LabelledSource(label, source, partial(_is_wanted, conditions, steps)))

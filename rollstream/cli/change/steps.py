@@ -31,26 +31,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import OverlaidRun, write_overlay
 from rollstream.report.summary import open_history, read_history, summarise
 from rollstream.report.write import write_report
-from rollstream.runs.replay import (
-    ReplayRequest,
-    differing_steps,
-    find_replay_start,
-    message_filter,
-    needs_steps,
-    parse_conditions,
-    replay_request,
-    run_replay,
-)
-from rollstream.runs.replay_output import (
-    ReplaySource,
-    check_outside_run,
-    lock_replay_folder,
-    open_replay_source,
-    read_replay_request,
-    refuse_other_request,
-    replay_configuration,
-    write_replay_request,
-)
+from rollstream.runs import replay, replay_output
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Message
@@ -66,15 +47,15 @@ def main(arguments: argparse.Namespace) -> int:
     """
     run = run_folder(arguments.runs[0])
     out = Path(arguments.out).absolute()
-    check_outside_run(out, run.path)
-    with open_replay_source(str(run.path)) as source:
+    replay_output.check_outside_run(out, run.path)
+    with replay_output.open_replay_source(str(run.path)) as source:
         if source.store is None:
             name = source.location.name
             raise ConfigurationError(f"{name} has no store, so it has no checkpoint to replay from")
-        recorded, before = source.recorded(), read_replay_request(out)
+        recorded, before = source.recorded(), replay_output.read_replay_request(out)
         request = _request(arguments, run, recorded, before)
         if before is not None:
-            refuse_other_request(out, before, request.identity())
+            replay_output.refuse_other_request(out, before, request.identity())
         folder = RunFolder(out)
         result = _repeat_steps(source, source.store, recorded, request, before, folder)
         pages = _reports(request, folder, source.log, source.store)
@@ -90,33 +71,33 @@ def _request(
     run: RunFolder,
     recorded: RecordedSteps,
     before: dict[str, Any] | None,
-) -> ReplayRequest:
+) -> replay.ReplayRequest:
     """Returns the request of the command line. A resumed replay keeps its last step, even if the
     run has made further steps. `before` is the request and result of an earlier call.
     """
     last = arguments.to_step
     if last is None and before is not None:
         last = before.get("to_step")
-    return replay_request(
+    return replay.replay_request(
         run, arguments.overrides, arguments.where, arguments.from_step, last, recorded
     )
 
 
 def _repeat_steps(
-    source: ReplaySource,
+    source: replay_output.ReplaySource,
     store: ObjectStore,
     recorded: RecordedSteps,
-    request: ReplayRequest,
+    request: replay.ReplayRequest,
     before: dict[str, Any] | None,
     folder: RunFolder,
 ) -> dict[str, Any]:
     """Repeats the steps; returns the counts and the differing steps."""
     model = model_folder(request.before, request.folder.path).absolute()
-    own = folder, replay_configuration(request.now, folder.path, model)
-    start, learner = find_replay_start(store, request, before, own)
+    own = folder, replay_output.replay_configuration(request.now, folder.path, model)
+    start, learner = replay.find_replay_start(store, request, before, own)
     recorded.check_whole(range(start.behind.step + 1, request.last + 1))
-    with lock_replay_folder(folder.path):
-        write_replay_request(folder.path, request.identity(), start.begun())
+    with replay_output.lock_replay_folder(folder.path):
+        replay_output.write_replay_request(folder.path, request.identity(), start.begun())
         write_configuration(*own)
         _print_start(request, start.step, start.checkpoint or "the initial model")
         if start.behind.ledger is not None:
@@ -124,20 +105,22 @@ def _repeat_steps(
         hashes = {configured.configuration_hash for configured in recorded.configured}
         if hashes - {fingerprint(request.before)}:
             warn("the run changed its configuration; all steps use its last configuration")
-        count_steps(run_replay(source.log, recorded, request, start, learner, own), request.last)
+        count_steps(
+            replay.run_replay(source.log, recorded, request, start, learner, own), request.last
+        )
         last = request.first if request.is_experiment else request.last
         result = {
             **start.begun(), "trained_again": request.first - start.step,
             "steps": request.last - request.first, "experiment": request.is_experiment,
             "compared": last - start.step,
-            "differing": differing_steps(own, recorded, start.step + 1, last),
+            "differing": replay.differing_steps(own, recorded, start.step + 1, last),
         }  # fmt: skip
-        write_replay_request(folder.path, request.identity(), result)
+        replay_output.write_replay_request(folder.path, request.identity(), result)
     return result
 
 
 def _reports(
-    request: ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
+    request: replay.ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
 ) -> list[Path]:
     """Writes the replay's report and a page that compares it with the run; returns both paths."""
     history = open_history(folder)
@@ -152,7 +135,7 @@ def _reports(
     return [folder.report, folder.path / OVERLAY_FILE]
 
 
-def _print_start(request: ReplayRequest, start: int, named: str) -> None:
+def _print_start(request: replay.ReplayRequest, start: int, named: str) -> None:
     repeated, further = request.first - start, request.last - request.first
     warn(
         f"from {named}: {repeated} steps are repeated up to step {request.first}, "
@@ -162,7 +145,7 @@ def _print_start(request: ReplayRequest, start: int, named: str) -> None:
         warn(f"experiment from step {request.first + 1} on: {request.words()}")
 
 
-def _print_result(request: ReplayRequest, result: dict[str, Any], pages: list[Path]) -> None:
+def _print_result(request: replay.ReplayRequest, result: dict[str, Any], pages: list[Path]) -> None:
     wrong, compared = result["differing"], result["compared"]
     if wrong:
         print(f"{len(wrong)} of {compared} steps differ from the ledger: {wrong}")
@@ -181,7 +164,7 @@ def publish(arguments: argparse.Namespace) -> int:
         check_topic(topic)
         if is_dead_letter_topic(topic):
             raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
-    with open_replay_source(arguments.runs[0], arguments.name) as source:
+    with replay_output.open_replay_source(arguments.runs[0], arguments.name) as source:
         here = _present(source, topics, bool(arguments.topic))
         wanted = CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
         with closing(open_bus(arguments.to)) as target:
@@ -196,7 +179,7 @@ def publish(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
+def _present(source: replay_output.ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
     """Returns the topics with records in the source. Raises `ConfigurationError` if a topic that
     the user `named` has none, or if all are empty.
     """
@@ -218,13 +201,15 @@ def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[s
 
 
 def _keep(
-    source: ReplaySource, where: Sequence[str], topics: Sequence[str]
+    source: replay_output.ReplaySource, where: Sequence[str], topics: Sequence[str]
 ) -> Callable[[Message], bool] | None:
     if not where:
         return None
-    conditions = {topic: parse_conditions(where, topic) for topic in topics}
-    with_steps = any(needs_steps(conditions[topic]) for topic in topics if topic == "trajectories")
-    return message_filter(conditions, source.recorded().step_of() if with_steps else {})
+    conditions = {topic: replay.parse_conditions(where, topic) for topic in topics}
+    with_steps = any(
+        replay.needs_steps(conditions[topic]) for topic in topics if topic == "trajectories"
+    )
+    return replay.message_filter(conditions, source.recorded().step_of() if with_steps else {})
 
 
 def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:

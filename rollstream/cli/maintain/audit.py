@@ -160,8 +160,8 @@ def _opened(location: RunLocation, opened: ExitStack) -> Audit:
 
 
 def audit_policy(location: RunLocation) -> AuditPolicy:
-    """Returns the settings of `config.json` that the audit needs; `known` is False if it lacks
-    them.
+    """Returns the settings of `config.json` that the audit needs; `known` is False if that file
+    lacks them.
     """
     configuration = location.configuration
     on_update = configuration.get("rollouts", {}).get("on_update")
@@ -182,7 +182,8 @@ def _rule(
     trainer: Mapping[str, Any], location: RunLocation, keep_version: bool
 ) -> TrainingRule | None:
     """Returns the trainer's rule for which samples of a group are trained, from its resolved
-    settings; None if a setting is missing. If the model no longer exists, any token id is accepted.
+    settings; None if a setting is missing. If no vocabulary size is found, because the model's
+    folder no longer exists, any token id is accepted.
     """
     settings = SimpleNamespace(**trainer)
     unknown = TrainingBounds()

@@ -1,7 +1,8 @@
-"""`rollstream forward RUN --to wandb|tensorboard`: sends a run's metrics files to a tracker.
+"""`rollstream forward RUN --to wandb|tensorboard`: sends the lines of a run's metrics files
+(`metrics/*.jsonl`) to TensorBoard or Weights & Biases, the target. `Forwarder` does the work.
 
-The position up to which lines were sent is stored in the run's folder, so the next start resumes
-there.
+Beside these files the command stores, for each target, up to which line they were sent, so the next
+start resumes there. A crash can send lines again, and loses none.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from rollstream.config.run_folder import RunFolder, run_folder
 from rollstream.config.settings import Configuration
 from rollstream.metrics.forwarder import Forwarder, Sink, TensorBoardSink, WandbSink
 
-POLL_S = 1.0
+POLL_S = 1.0  # between two looks for new lines with --follow
 PRIVATE_SETTINGS = ("bus", "store")  # URLs may contain names of hosts and users
 
 
@@ -30,7 +31,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Forward the lines since the last start, and with `--follow` new ones until Ctrl-C."""
+    """Forward the lines of the metrics files that were not sent yet, and with `--follow` new ones
+    until Ctrl-C; returns the exit code.
+    """
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     folder = run_folder(arguments.run)
     configuration = load(folder.configuration)
@@ -50,7 +53,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def open_sink(to: str, id: str, configuration: Configuration, folder: RunFolder) -> Sink:
-    """Opens the target. Raises `ConfigurationError` that names the package if one is missing."""
+    """Returns the sink that writes to the target `to`. `id` names the run at Weights & Biases, so a
+    later start continues it there. Raises `ConfigurationError` if the target's package is not
+    installed.
+    """
     if to == "tensorboard":
         return TensorBoardSink(folder.metrics / "tensorboard")
     kept = {k: v for k, v in essential_settings(configuration).items() if k not in PRIVATE_SETTINGS}

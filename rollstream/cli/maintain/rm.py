@@ -17,15 +17,7 @@ from rollstream.cli.arguments import CommandParser, run_path
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import byte_size
-from rollstream.runs.removal import (
-    KEEPS,
-    Keep,
-    RemovalPlan,
-    check_not_living,
-    find_run_place,
-    plan_removal,
-    remove,
-)
+from rollstream.runs import removal
 from rollstream.storage.stores.base import ListedObject
 from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RunLock
@@ -50,20 +42,20 @@ def add_arguments(command: CommandParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Show the plan, ask, and delete."""
     keep = _keeps(arguments.keep)
-    place = find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
+    place = removal.find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
     if place.bus is not None:
         check_reachable(place.bus)
     with ExitStack() as held:
         if place.folder is not None:
             held.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))
-        check_not_living(place)
-        plan = plan_removal(place, keep)
+        removal.check_not_living(place)
+        plan = removal.plan_removal(place, keep)
         if not arguments.json:
             print("\n".join(_lines(plan)))
         if plan and not arguments.yes and not _confirmed(place.run):
             print("rollstream: nothing was deleted", file=sys.stderr)
             return EXIT_INTERRUPTED
-        for part in remove(plan, keep):
+        for part in removal.remove(plan, keep):
             if plan and not arguments.json:
                 print(f"deleted: {part}", flush=True)
     if arguments.json:
@@ -71,12 +63,12 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _keeps(text: str) -> tuple[Keep, ...]:
+def _keeps(text: str) -> tuple[removal.Keep, ...]:
     parts = [part for part in text.split(",") if part]
     for part in parts:
-        if part not in KEEPS:
-            raise ConfigurationError(f"--keep {part}: known are {', '.join(KEEPS)}")
-    return tuple(cast(Keep, part) for part in parts)
+        if part not in removal.KEEPS:
+            raise ConfigurationError(f"--keep {part}: known are {', '.join(removal.KEEPS)}")
+    return tuple(cast(removal.Keep, part) for part in parts)
 
 
 def _confirmed(run: str) -> bool:
@@ -84,7 +76,7 @@ def _confirmed(run: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _lines(plan: RemovalPlan) -> Iterator[str]:
+def _lines(plan: removal.RemovalPlan) -> Iterator[str]:
     place, objects = plan.place, plan.objects
     yield f"run {place.run}"
     if plan.log is not None:
@@ -112,7 +104,7 @@ def _objects(entries: tuple[ListedObject, ...]) -> str:
     return f"{len(entries):,} objects, {byte_size(sum(entry.bytes for entry in entries))}"
 
 
-def _json(plan: RemovalPlan) -> dict[str, object]:
+def _json(plan: removal.RemovalPlan) -> dict[str, object]:
     log, objects = plan.log, plan.objects
     return {
         "run": plan.place.run,

@@ -1,9 +1,10 @@
-"""Turns a failed request into a value with advice for people, and decides when it is sent again.
+"""Classifies failed S3 requests (`S3Failure`), repeats them under the operation's deadline
+(`Attempts`), and turns the last failure into a typed error with advice (`translate_s3_errors`).
 
-`in_doubt` is the central field: a request that may have reached the server may have taken effect,
-whatever its response was. Retries pause exponentially with jitter under one deadline. botocore's
-own retries are off: they respect neither the operation's deadline nor an earlier request in doubt,
-and would multiply with these.
+The central field is `in_doubt`: a request whose response was lost, or was a server error, may have
+taken effect. The store then examines the object before it reports that another writer was first.
+Pauses between attempts grow exponentially, with jitter. botocore's own retries are off: they
+respect neither the deadline nor a request in doubt, and would multiply with these.
 """
 
 import logging
@@ -20,7 +21,7 @@ from rollstream.errors import ObjectMissing, StoreError, StoreTimeout
 
 
 class FailureKind(Enum):
-    """States how an operation continues after a failed request."""
+    """States why a request failed, and so whether it is sent again."""
 
     MISSING = auto()  # no object has this key
     PRECONDITION = auto()  # If-Match or If-None-Match did not hold
@@ -33,7 +34,9 @@ class FailureKind(Enum):
 
 
 class S3Failure(Exception):
-    """One request failed, with the server's `code` and `text`; this never leaves `storage/`."""
+    """Raised if one request failed, with the server's error `code` and `text`. With `in_doubt` the
+    request may have taken effect. It never leaves `storage/` (`translate_s3_errors`).
+    """
 
     def __init__(self, kind: FailureKind, code: str, text: str, in_doubt: bool) -> None:
         super().__init__(f"{code}: {text}")
@@ -94,7 +97,9 @@ _ADVICE = {
 
 
 def classify_failure(status: int, code: str, message: str) -> S3Failure:
-    """Return the failure for an HTTP response; `code` is the error code in its body."""
+    """Return the failure for an HTTP response with an error; `code` and `message` are those in its
+    body. A retried server error (5xx) is in doubt.
+    """
     kind = _CODES.get(code) or _STATUSES.get(status)
     if kind is None and code == "404":
         kind = FailureKind.TRANSIENT  # S3 servers always send a code: this response was cut off
@@ -109,13 +114,16 @@ def classify_failure(status: int, code: str, message: str) -> S3Failure:
 
 
 def advice(code: str) -> str:
-    """Return advice for a refused request."""
+    """Return advice for people, by the error code of a refused request."""
     return _ADVICE.get(code, "nothing acknowledged was lost")
 
 
 @contextmanager
 def translate_s3_errors(action: str, where: str) -> Generator[None]:
-    """Raise an `S3Failure` of the block as the project's typed error, with advice."""
+    """Turn an `S3Failure` of the block into an error with advice: `ObjectMissing`, `StoreTimeout`
+    for a kind that is retried until the deadline, else `StoreError`. The text contains the `action`
+    (e.g. `write`) and `where` (bucket and key), and states if a write may have taken effect.
+    """
     try:
         yield
     except S3Failure as failure:
@@ -132,9 +140,9 @@ def translate_s3_errors(action: str, where: str) -> Generator[None]:
 
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0
-SILENCE_S_MAX = 20.0  # one part of 16 MiB at 0.8 MB/s, with eight parts in parallel
-BLOCKED_MAX = 4  # VersityGW also reports a folder that a concurrent delete is emptying
-SLOWEST_BYTES_S = 8 << 20  # adds size / this rate to `deadline_s` of a large object
+SILENCE_S_MAX = 20.0  # a part of 16 MiB at 0.8 MB/s, which is one of eight parts in parallel
+BLOCKED_MAX = 4  # VersityGW reports IN_THE_WAY also for a folder that a concurrent delete empties
+SLOWEST_BYTES_S = 8 << 20  # a large object gets size / this rate more than `deadline_s`
 RETRIED_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.CONFLICT})
 
 _T = TypeVar("_T")
@@ -143,9 +151,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Divides `deadline_s`: an operation that sent its last request at `begin_s` still ends in
-    time, because connecting (`connect_s`) and waiting for bytes (`silence_s`) have limits of their
-    own.
+    """Divides the time `deadline_s` of an operation. Requests begin within its first `begin_s`
+    seconds; each may take `connect_s` to connect, and then wait `silence_s` without a byte. So an
+    operation whose last request began at `begin_s` still ends in time.
     """
 
     begin_s: float
@@ -154,25 +162,29 @@ class TimeLimits:
 
 
 def time_limits(deadline_s: float) -> TimeLimits:
-    """Return the limits for starting requests, for connecting and for waiting without bytes."""
+    """Return the limits for an operation with this deadline: a quarter of it, at most
+    `SILENCE_S_MAX`, each for connecting and for waiting; the rest for beginning requests.
+    """
     quarter = min(SILENCE_S_MAX, deadline_s / 4)
     return TimeLimits(deadline_s - 2 * quarter, quarter, quarter)
 
 
 def allowance_s(begin_s: float, size: int) -> float:
-    """Return the seconds in which requests of an operation on `size` bytes may start."""
+    """Return the seconds within which an operation on `size` bytes may begin requests."""
     return begin_s + size / SLOWEST_BYTES_S
 
 
 def pause_s(failures: int, draw: float) -> float:
-    """Return the pause after so many failures; `draw` in [0, 1) spreads clients over half of it."""
+    """Return the pause after this number of failures: between half and all of the longest one,
+    which doubles up to `PAUSE_S_MAX`. `draw` in [0, 1) picks the pause, so clients spread out.
+    """
     longest = min(PAUSE_S_MAX, PAUSE_S_FIRST * 2.0 ** min(failures - 1, 10))
     return longest * (0.5 + draw / 2)
 
 
 class Attempts:
-    """Sends the requests of one operation. `in_doubt` is set once one of them may have taken effect
-    without a response.
+    """Sends the requests of one operation and repeats those that failed, until `deadline`.
+    `in_doubt` is set once a failed request may have taken effect.
     """
 
     def __init__(
@@ -187,8 +199,9 @@ class Attempts:
         self._draw, self._sleep = draw, sleep
 
     def run(self, step: Callable[[], _T], again: Collection[FailureKind] = RETRIED_KINDS) -> _T:
-        """Return the result of `step`, which is repeated while it fails with a kind in `again` (an
-        object in the way: a few times) and time is left.
+        """Return the result of `step`, which sends a request. It is repeated while it fails with a
+        kind in `again` and time is left; on `IN_THE_WAY` only within the first `BLOCKED_MAX`
+        failures. Raises the last `S3Failure`.
         """
         while True:
             try:

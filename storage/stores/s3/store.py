@@ -1,13 +1,9 @@
 """Stores objects in a bucket (`s3://bucket/prefix?endpoint=…`), for any number of machines.
 
-An object appears when its one PUT, or the completion of its parts, is acknowledged, so a reader
-sees the complete object or none. `create` uses If-None-Match and `swap` uses If-Match; the server
-decides who wins. Every operation ends before its deadline: in success, or in a typed error with
+An object appears with its one PUT, or with the completion of its parts, so a reader sees the
+complete object or none. `create` uses If-None-Match and `swap` uses If-Match; the server decides
+which writer wins. Every operation ends before its deadline: in success, or in a typed error with
 advice. `docs/reference/s3.md` has the interleavings.
-
-A conditional write that is repeated after its response was lost may find its own object. Each write
-therefore puts a nonce (a number drawn for it alone) into the object's metadata. If a condition
-fails after a request in doubt, the object's nonce shows whose write it was.
 """
 
 import logging
@@ -147,6 +143,9 @@ class S3Writer:
     ) -> str:
         """Return the etag that `write` returns. If its condition failed after a request in doubt,
         the object's nonce decides whether that request had written it.
+
+        A conditional write that is repeated after its response was lost may find its own object.
+        Each write therefore puts a nonce (a number drawn for it alone) into the object's metadata.
         """
         try:
             return attempts.run(write, again)

@@ -1,11 +1,8 @@
-"""Encodes one tensor as its difference from the parent's, and applies such a difference in place.
-Pure functions of bytes, bit-exact for every pattern of every dtype.
+"""Encodes one tensor as its difference from the same tensor of the parent version, and applies such
+a difference in place. The result is exact for every bit pattern of every dtype.
 
-The encoder chooses the smallest coding: unchanged, a sparse difference, or all new bytes.
-`apply_tensor` reads and checks the complete payload before it writes: after `CorruptObject` the
-tensor is unchanged. `SegmentDecoder` needs less memory and writes segment by segment: after
-`CorruptObject` the tensor is a mixture. Neither detects a base that is not the parent; only the
-tensor's hash, which the caller checks, proves that the result is right.
+A base that is not the parent's may remain undetected here; only the tensor's hash, which the caller
+checks, proves that the result is right.
 """
 
 import numpy as np
@@ -33,11 +30,14 @@ from rollstream.storage.weights.delta.sparse import (
     segments,
 )
 
-SURELY_SPARSE = 4  # below a fourth of the raw bytes the dense coding is not tried
+SURELY_SPARSE = 4  # a sparse payload up to a fourth of the raw bytes is kept; dense is not tried
 
 
 def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
-    """The difference between two tensors of one dtype and length, by safetensors' dtype name."""
+    """Return the difference between two tensors of one length and one dtype (safetensors' name):
+    `same`, `sparse` (the changed elements), or `dense` (all new bytes). Dense is tried only if the
+    sparse payload is large, and chosen if its own is not larger.
+    """
     element = element_of(dtype)
     old_bits, new_bits = bits_of(base, element), bits_of(new, element)
     assert len(old_bits) == len(new_bits), (
@@ -54,7 +54,7 @@ def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
 
 
 def encode_whole(new: Data, dtype: str) -> CodedTensor:
-    """The complete tensor, coded without a base: for a new or reshaped tensor, or one that changed
+    """Encode the complete tensor without a base: for a new or reshaped tensor, or one that changed
     nearly everywhere.
     """
     element = element_of(dtype)
@@ -66,7 +66,7 @@ def encode_whole(new: Data, dtype: str) -> CodedTensor:
 
 
 def bits_of(data: Data, element: Element) -> Bits:
-    """The elements' raw bits as integers; they share the memory of `data`."""
+    """Return the elements' raw bits as integers, which share the memory of `data`."""
     raw = memoryview(data).cast("B")
     assert raw.nbytes % element.bytes == 0, "not a whole number of elements"
     return np.frombuffer(raw, element.bits) if raw.nbytes else np.zeros(0, element.bits)
@@ -78,8 +78,9 @@ Target = bytearray | memoryview | npt.NDArray[np.uint8]  # contiguous and writab
 def apply_tensor(
     coding: Coding, values: ValueCoding, payload: Data, into: Target, dtype: str
 ) -> Changes | None:
-    """Turn the parent's bytes in `into` into the new ones. Extra memory grows with the number of
-    changes. Raises `CorruptObject` before anything is written.
+    """Turn the parent's bytes in `into` into the new ones. The complete payload is read and checked
+    before anything is written, so after `CorruptObject` the tensor is unchanged. Needs extra
+    memory for all replaced elements.
 
     Returns the replaced elements; None if more than half were replaced, so that the caller treats
     all elements as replaced.
@@ -107,9 +108,10 @@ def _check_coding(coding: Coding, values: ValueCoding) -> None:
 
 
 class SegmentDecoder:
-    """Applies a sparse or dense payload to the consecutive parts of a tensor that `segments` names;
-    `finish` follows the last one. Memory grows with the size of one segment. Every call raises
-    `CorruptObject` if the payload does not fit.
+    """Applies a sparse or dense payload to the consecutive `segments` of a tensor; `finish` follows
+    the last one. It needs memory for one segment only, but checks each segment alone: every call
+    raises `CorruptObject` if the payload does not fit, and the tensor is then a mixture of old and
+    new segments.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class SegmentDecoder:
         return changes.indices
 
     def finish(self) -> None:
+        """Raise `CorruptObject` if the payload does not end here."""
         self._reader.finish()
 
 

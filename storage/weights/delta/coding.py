@@ -1,13 +1,8 @@
 """Defines the encoded difference between one tensor's bytes and its parent's, and the byte streams
 that hold it.
 
-A coding of `same` has no payload. `sparse` holds the changed elements and needs the parent's bytes.
-`dense` holds all new bytes and needs no base. Elements are compared as bits, never as values: −0
-and +0 differ, and so do two NaNs with different payloads.
-
-Streams consist of numbers of variable length and of bytes that zstd compresses where that helps. A
-stream does not carry its full length: readers derive it from earlier fields and check it before
-they allocate memory, so a damaged payload costs no more memory than a valid one.
+Elements are compared as bits, never as values: −0 and +0 differ, and so do two NaNs with different
+payloads.
 """
 
 from collections.abc import Sequence
@@ -22,6 +17,9 @@ from rollstream.errors import CorruptObject
 from rollstream.storage.stores.base import Data
 
 Coding = Literal["same", "sparse", "dense"]
+"""`same` has no payload. `sparse` holds the changed elements and needs the parent's bytes. `dense`
+holds all new bytes and needs no base.
+"""
 ValueCoding = Literal["ulp", "absolute", ""]
 Bits = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]
@@ -114,7 +112,9 @@ def corrupt_delta(what: str) -> CorruptObject:
 
 
 class StreamWriter:
-    """Builds a payload from numbers and streams."""
+    """Builds a payload from numbers of variable length and from streams, which are bytes that zstd
+    compresses where that makes them smaller. A stream does not carry its full length.
+    """
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -158,7 +158,11 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Takes a payload apart; every method raises `CorruptObject` rather than read past its end."""
+    """Takes a payload apart; every method raises `CorruptObject` rather than read past its end.
+
+    The caller derives the full length of a stream from earlier fields. The length is checked before
+    memory is allocated, so a damaged payload costs no more memory than a valid one.
+    """
 
     def __init__(self, payload: Data) -> None:
         self._data = memoryview(payload).cast("B")

@@ -1,37 +1,8 @@
-"""Encodes and decodes sparse payloads: segment after segment of 4 194 304 elements (the last may be
-shorter), each with the positions and new values of changed elements. Segments are independent, so
-encoding needs memory for one. Decoding needs memory for all changes, because nothing is written
-before the whole payload is found to fit. The layout of a segment:
+"""Encodes and decodes sparse payloads: segment after segment, each with the positions and the new
+values of its changed elements. `docs/explanation/weights.md` ("A payload, byte by byte") has the
+layout.
 
-    number n            changed elements; nothing follows a 0
-    number p            low bytes of every gap, 0 to 2
-    number s            bytes of the escaped plane
-    stream of s         gaps ≫ 8p: a byte below 255, after a byte 255 for every 255 more
-    p streams of n      the gaps' low bytes, the lowest first
-    values ulp:
-      stream of ⌈n/8⌉   steps down, a bit each, the first in the lowest
-      stream of ⌈n/8⌉   steps of more than 1, likewise; m of them
-      number w          bytes of each size; present only if m > 0, as are the following
-      w streams of m    sizes − 2, the lowest bytes first
-    values absolute:
-      streams of n      the new elements' bytes, as many streams as an element has bytes
-
-A number is LEB128: seven bits a byte, the lowest first; a set top bit means that more follow. A
-stream is a number, stored bytes × 2 + (1 if they are a zstd frame that carries its content's size),
-and those bytes; its full length follows from earlier fields. A dense payload is, per segment, as
-many streams of all its elements' bytes. Elements are little-endian.
-
-Positions are encoded as gaps, the numbers of unchanged elements before each changed one. A gap is
-split into low bytes and a rest; there are as many low bytes as make the rest small. The rests form
-the escaped plane: each is a byte below 255, preceded by a byte 255 for every 255 that it is larger.
-Gaps between random positions are geometrically distributed, hence memoryless, so this plane
-compresses near its entropy at any density; the planes beneath it are noise.
-
-Values are encoded as distances from the old ones, counted in representable numbers (ulps). A
-float's sign and magnitude are mapped one to one to an unsigned integer in numeric order (−NaN … −0,
-+0 … +NaN), and differences are taken modulo its width, so every bit pattern is restored. Integers
-are their own order. An optimiser moves most changed weights by one or two such steps, where the
-changed bits themselves look random.
+Segments are independent of each other, so encoding needs memory for one.
 """
 
 from collections.abc import Iterator
@@ -53,7 +24,10 @@ from rollstream.storage.weights.delta.coding import (
 
 
 def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
-    """Return the steps from old to new, modulo the width."""
+    """Return the distances from old to new, counted in representable numbers (ulps, units in the
+    last place) and modulo the element's width. An optimiser moves most changed weights by one or
+    two such steps, where the changed bits themselves look random.
+    """
     return _ordered(new, element) - _ordered(old, element)
 
 
@@ -63,8 +37,9 @@ def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
 
 
 def _ordered(bits: Bits, element: Element) -> Bits:
-    """Return the elements as integers in numeric order. Negative floats get all bits flipped,
-    others only the sign; an arithmetic shift makes the mask.
+    """Return the elements as unsigned integers in numeric order (−NaN … −0, +0 … +NaN). The mapping
+    is one to one, so every bit pattern is restored. Negative floats get all bits flipped, others
+    only the sign; an arithmetic shift makes the mask. Integers are their own order.
     """
     if not element.is_float:
         return bits
@@ -82,8 +57,8 @@ def _unordered(order: Bits, element: Element) -> Bits:
 
 
 def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
-    """Write non-zero steps: first which of them go down, then which are larger than 1, then by how
-    much those exceed 2.
+    """Write non-zero steps: a flag each for the steps down, a flag each for the steps larger than
+    1, then by how much the latter exceed 2.
     """
     signed = steps.view(element.signed)
     sizes = np.abs(signed).view(element.bits)  # right for the lowest number too, as unsigned
@@ -112,11 +87,18 @@ def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
 
 ESCAPE = 255
 LOW_PLANES_MAX = 2  # with two, the rest of any gap within a segment is below 256
-GAP_MEAN_MAX = 256  # of the rests in the escaped plane; above it one more low byte is split off
+GAP_MEAN_MAX = 256  # largest mean rest of a gap; above it one more low byte is split off
 
 
 def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> None:
-    """Write one or more ascending positions below `elements`."""
+    """Write one or more ascending positions below `elements`, as gaps: the numbers of unchanged
+    elements before each changed one.
+
+    A gap is split into low bytes and a rest; there are as many low bytes as make the rest small
+    (`GAP_MEAN_MAX`). The rests form the escaped plane (`_escape`). Gaps between random positions
+    are geometrically distributed, hence memoryless, so this plane compresses near its entropy at
+    any density; the planes of low bytes are noise.
+    """
     planes = 0
     while elements // len(positions) >> (8 * planes) > GAP_MEAN_MAX:
         planes += 1
@@ -150,6 +132,7 @@ def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
 
 
 def _escape(gaps: Indices) -> Bytes:
+    """Return each number as a byte below 255, after a byte 255 for every 255 in the number."""
     last = gaps.astype(np.uint8)
     far = np.flatnonzero(gaps >= ESCAPE)
     if not len(far):
@@ -167,7 +150,7 @@ def _unescape(escaped: Bytes, count: int) -> Indices:
     return np.diff(np.cumsum(escaped, dtype=np.int64)[ends], prepend=0)
 
 
-SEGMENT = 1 << 22  # elements
+SEGMENT = 1 << 22  # elements; the last segment of a tensor may be shorter
 COMPARED = 1 << 17  # elements compared at a time, so that they stay in cache
 TRIED = 1 << 14  # so many changed elements are coded both ways, to choose the smaller coding
 
@@ -197,7 +180,8 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding,
 
 def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Element) -> Changes:
     """Return the changes that the payload makes to the elements of `base`, which stay as they are.
-    Raises `CorruptObject` if the payload does not fit them.
+    It needs memory for all changes, because nothing may be written before the whole payload is
+    found to fit. Raises `CorruptObject` if the payload does not fit the elements.
     """
     reader = StreamReader(payload)
     found: list[Changes] = []

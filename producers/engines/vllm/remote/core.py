@@ -1,10 +1,10 @@
 """Implements `protocol.EngineCore` with a vLLM server on another machine.
 
-The server computes continuously and streams its tokens, so at a pause its workers report how many
-tokens each request has. The client reads that many tokens of each request, and drops the requests
-that the workers do not have (not started, or just ended). All tokens returned before new weights
-are therefore of the old weights, also those that were in transit at the pause. Each start of a
-rollout claims the server: afterwards the server refuses the previous owner's calls.
+The server computes continuously and streams its tokens. At a pause, before new weights are loaded,
+its workers report how many tokens each request has, and the client reads that many. So `pause`
+returns the last tokens of the old weights, also those in transit. Requests that the workers do not
+have (not started, or just ended) are dropped; the caller adds them again with their tokens so far.
+Each start of a rollout claims the server, which then refuses the calls of its previous owner.
 """
 
 import threading
@@ -27,7 +27,7 @@ from rollstream.producers.engines.vllm.remote.http import (
 from rollstream.producers.engines.vllm.remote.streams import TokenStreams
 
 METRICS_POLL_S = 0.5
-HEALTH_CHECK_S = 30.0
+HEALTH_CHECK_S = 30.0  # time without tokens after which the server must answer a health check
 
 
 class RemoteCore:

@@ -37,8 +37,9 @@ SERVER_COMMAND = (
 def open_remote(
     config: PreTrainedConfig, slots: int, context_max: int, settings: VllmSettings
 ) -> tuple[RemoteCore, RemoteWeights]:
-    """Claim the server at `settings.url`, pause it and drop its requests, and return its core and
-    its weights. Raises `ConfigurationError` for a server that was not started as in
+    """Pause the server at `settings.url`, drop its requests and claim it; return the objects that
+    generate on it and that load its weights. A rollout that had claimed the server before is
+    refused at its next update. Raises `ConfigurationError` for a server that was not started as in
     `SERVER_COMMAND`, `EngineRefused` for one that does not answer.
     """
     assert settings.url is not None, "without a URL vLLM is opened on this machine"
