@@ -51,8 +51,15 @@ def test_one_archive_killed_at_every_boundary_and_started_again(after: bool) -> 
         world.assert_exactly_once()
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("then_dies", [False, True])
+@pytest.mark.parametrize(
+    ("then_dies", "after"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
 def test_two_archives_at_every_pair_of_boundaries(after: bool, then_dies: bool) -> None:
     """While the first archiver is stopped at boundary m the log grows and the second one runs until
     its own boundary n; then the first continues or dies.

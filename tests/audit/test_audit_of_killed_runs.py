@@ -13,7 +13,7 @@ from testbed.recount import places_of, recount
 from testbed.run_process import STEPS, random_model, role, role_restarted, started, steps_done
 from testbed.waiting import WAIT_S, wait_for
 
-pytestmark = pytest.mark.slow  # a minute of processes
+pytestmark = pytest.mark.long  # a minute of processes
 
 
 def audit(folder: Path) -> tuple[int, dict]:

@@ -155,8 +155,14 @@ def _is_compacted(key: str) -> bool:
     return segment is not None and segment.topic not in SAFE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("nth", [1, 12, 40])
+@pytest.mark.parametrize(
+    "nth",
+    [
+        pytest.param(1, marks=pytest.mark.long),
+        pytest.param(12, marks=pytest.mark.slow),
+        pytest.param(40, marks=pytest.mark.long),
+    ],
+)
 def test_a_backup_that_was_killed_is_completed_by_the_same_command(
     run: Path, tmp_path: Path, nth: int
 ) -> None:

@@ -69,6 +69,7 @@ def test_each_piece_that_needs_no_other_package_runs_tiny(name: str, capsys):
     assert ("adapter of rank" in text) == (name == "train-1.5b-lora")
 
 
+@pytest.mark.slow
 def test_a_check_continues_with_the_pieces_that_are_missing(tmp_path: Path, capsys, monkeypatch):
     """A finished piece is not repeated, one whose package is missing is passed over by name."""
     monkeypatch.setattr("benchmarks.gpu_check.__main__.installed_release", lambda: None)

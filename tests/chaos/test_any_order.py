@@ -30,7 +30,7 @@ def wait_for_step(run: RunByHand, wanted: int) -> None:
     run.wait_for(lambda: steps_done(run.folder) >= wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_roles_start_die_and_start_again_in_any_order(tmp_path: Path) -> None:
     """Promise 1. All roles are killed in one order and started in another; then each is killed and
     restarted in a third order. The draft history is removed at the end, whichever rollout wrote it.

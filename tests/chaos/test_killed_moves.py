@@ -65,7 +65,7 @@ def run_killed(base: Path, aims: list[Aim]) -> AimFolder:
                 pytest.mark.long,
                 [Aim("dispatch", ASKED, "after")],
             ),
-            ("dispatch-before-the-resume", pytest.mark.slow, [Aim("dispatch", ORDERED)]),
+            ("dispatch-before-the-resume", pytest.mark.long, [Aim("dispatch", ORDERED)]),
         ]
     ],
 )

@@ -48,7 +48,7 @@ def calm_run(base: Path, model: Path) -> AimFolder:
     return calm
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_before_or_after_a_kind_of_write_loses_nothing(tmp_path: Path) -> None:
     """Promise 1. Every role writes something, and the moments of the chaos benchmark are moments of
     a run.

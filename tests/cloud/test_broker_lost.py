@@ -31,7 +31,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_whose_broker_lost_its_disk_continues_as_a_fork(tmp_path: Path, model: Path) -> None:
     folder, fork, store_url = tmp_path / "run", tmp_path / "fork", versity.new_url()
     broker = KafkaBroker()

@@ -100,11 +100,11 @@ FAULTS = [
     for faults, mark in [
         ((broker_killed,), pytest.mark.slow),
         ((broker_paused,), pytest.mark.long),
-        ((errors, done_but_reported_as_failed), pytest.mark.slow),
+        ((errors, done_but_reported_as_failed), pytest.mark.long),
         ((slow, cut_off), pytest.mark.long),
         ((resets,), pytest.mark.long),
         ((outage,), pytest.mark.long),
-        ((outage_in_which_the_trainer_dies,), pytest.mark.slow),
+        ((outage_in_which_the_trainer_dies,), pytest.mark.long),
         ((both_down,), pytest.mark.long),
     ]
 ]

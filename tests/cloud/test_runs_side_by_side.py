@@ -64,7 +64,7 @@ def start_all(root: Path, model: Path, urls: dict[str, list[str]]) -> Sequence[s
         return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_runs_share_a_broker_and_a_bucket_and_one_is_deleted(
     tmp_path: Path, model: Path
 ) -> None:

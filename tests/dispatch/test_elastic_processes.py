@@ -55,7 +55,7 @@ def ended(folder: Path) -> set[str]:
     return {t.trajectory for t in read(folder, "trajectories", Trajectory)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
     tmp_path: Path, model: Path
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
     assert (statuses[-1].health, statuses[-1].running, statuses[-1].waiting) == ("leaving", 0, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
     tmp_path: Path, model: Path
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_standby_takes_over_from_a_dispatch_that_was_killed(tmp_path: Path, mo
     assert_the_log_adds_up(folder, STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
     tmp_path: Path, model: Path
 ) -> None:

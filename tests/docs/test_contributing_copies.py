@@ -14,7 +14,7 @@ import pytest
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 
-pytestmark = pytest.mark.slow  # conformance suites and a run in processes of their own
+pytestmark = pytest.mark.long  # conformance suites and a run in processes of their own
 PARTS = (
     "CONTRIBUTING.md", "rollstream", "streams", "storage", "producers", "consumers", "simulator",
     "testbed", "tests", "pyproject.toml",

@@ -17,7 +17,7 @@ from testbed.run_process import (
 )
 from testbed.waiting import WAIT_S, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 WRITES = "this process fills the history"
 
 

@@ -113,7 +113,7 @@ def check_rollout(folder: Path) -> None:
     assert value(found, "rollstream_reader_behind_records", topic="weights") >= 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_roles_come_back_with_a_new_endpoint_and_one_line_per_step(
     tmp_path: Path, model: Path
 ):
@@ -149,7 +149,7 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_does_no_harm(
     tmp_path: Path, model: Path
 ):

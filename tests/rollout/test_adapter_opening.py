@@ -88,6 +88,7 @@ def measure(folder: Path) -> None:
     print(memory.peaks["open"] - private_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is read from /proc")
 def test_opening_an_adapter_run_takes_bounded_memory_beyond_the_engine(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

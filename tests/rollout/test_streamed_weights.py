@@ -54,8 +54,15 @@ def held_manifest(run: Followed, version: Version) -> Manifest:
     return read_manifest(run.store, version)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("share", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("share", "dtype"),
+    [
+        (1, torch.bfloat16),
+        (1 << 20, torch.float32),
+        pytest.param(1, torch.float32, marks=pytest.mark.slow),
+        pytest.param(1 << 20, torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_chain_of_versions_serves_the_bits_of_each(
     run: Followed, monkeypatch: pytest.MonkeyPatch, share: int, dtype: torch.dtype
 ) -> None:

@@ -49,7 +49,7 @@ def gone_on(folder: Path) -> Generator[subprocess.Popen[bytes]]:
         yield process
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fork_of_a_living_run_continues_under_kills_and_both_are_clean(tmp_path: Path) -> None:
     folder, fork = tmp_path / "run", tmp_path / "fork"
     with started(folder, random_model(tmp_path / "model"), PARENT) as process:

@@ -63,7 +63,7 @@ def assert_all_that_was_trained_was_scored_once(folder: Path) -> None:
     assert set(used) <= noted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_trainer_makes_the_same_weights_again(tmp_path: Path) -> None:
     """Promise 1 with neither a model nor an accelerator: the audit finds nothing."""
     folder = tmp_path / "run"

@@ -38,7 +38,7 @@ def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
     assert (folder / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_run_resumes_from_its_last_checkpoint(tmp_path: Path, model: Path) -> None:
     """Ctrl-C, then the same command again; with so many steps that no machine has finished by
     then.

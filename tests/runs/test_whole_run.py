@@ -94,7 +94,7 @@ def test_max_lag_zero_trains_nothing_stale(tmp_path: Path) -> None:
         assert sum(d.counts["masked_tokens"] for d in run.records("ledger", StepDone)) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_update_slower_than_the_heartbeat_timeout_generates_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

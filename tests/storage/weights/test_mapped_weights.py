@@ -173,6 +173,7 @@ for number in (0, 1, 0):
 """
 
 
+@pytest.mark.slow
 def test_memory_beside_the_file_does_not_grow_with_the_version(tmp_path: Path) -> None:
     """256 MiB of tensors, of which half change: in memory they would take all of it, and the
     positions of the changes five times their bytes.

@@ -108,7 +108,7 @@ def test_a_killed_rank_or_launcher_starts_all_again_and_nothing_is_lost(
     assert len({one.state_hash for one in read(folder, "ledger", StepDone)}) == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_run_stops_its_ranks_in_order_and_resumes(
     tmp_path: Path, model: Path
 ) -> None:

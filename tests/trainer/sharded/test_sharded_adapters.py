@@ -153,8 +153,10 @@ def test_one_process_resumes_from_two_ranks_over_the_same_base_only(two, alone):
     other.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_another_number_of_ranks_resumes(two, alone, tmp_path, size):
     """The model is loaded whole here: the base has the same hash."""
     shutil.copytree(two[0] / "store", tmp_path / "store")
@@ -163,7 +165,7 @@ def test_another_number_of_ranks_resumes(two, alone, tmp_path, size):
     assert difference(kept(tmp_path, 99), alone[0][LAST + 1]) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_offloaded_and_recomputed_layers_give_the_same_bits(two, tmp_path):
     build(MODEL).save_pretrained(tmp_path / MODEL)
     changed = {"cpu_offload": True, "gradient_checkpointing": True}

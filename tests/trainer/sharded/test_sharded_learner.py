@@ -122,15 +122,17 @@ def test_an_anchor_of_several_ranks_is_a_checkpoint_for_transformers(two):
     assert all(entry.file in index for entry in manifest.weights.tensors.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_number_of_ranks_resumes_bit_for_bit(two, tmp_path):
     folder, result = two
     again = run_ranks(copied(folder, tmp_path), 2, ["resume:4", f"train:4-{LAST}"])
     assert again["hashes"] == result["hashes"][3:]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_another_number_of_ranks_resumes_up_to_rounding(two, alone, tmp_path, size):
     _, states, _ = alone
     folder = copied(two[0], tmp_path)
@@ -152,8 +154,14 @@ def test_one_process_resumes_from_two_ranks(two, alone):
     assert largest_difference(learner.state(), states[LAST + 1]) < 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(1, 2, marks=pytest.mark.long),
+        pytest.param(2, 4, marks=pytest.mark.slow),
+        pytest.param(4, 2, marks=pytest.mark.long),
+    ],
+)
 def test_a_resume_on_other_ranks_has_the_same_losses(before, after, tmp_path):
     """The checkpoint of one process has whole tensors, as that of earlier releases."""
     own, again = f"train:4-{LAST}", ["resume:4", f"train:4-{LAST}"]
@@ -165,7 +173,7 @@ def test_a_resume_on_other_ranks_has_the_same_losses(before, after, tmp_path):
             assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize("name", [MODEL, pytest.param("llama_scaled_rope", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [MODEL, pytest.param("llama_scaled_rope", marks=pytest.mark.long)])
 def test_ranks_that_read_their_rows_of_a_checkpoint_learn_what_one_process_learns(tmp_path, name):
     build(name).save_pretrained(tmp_path / name)
     run_ranks(tmp_path, 3, [f"model={name}", "train:0-3", "publish:0", "keep:4"])
@@ -181,8 +189,13 @@ def test_ranks_that_read_their_rows_of_a_checkpoint_learn_what_one_process_learn
     assert held.tensors.keys() == build(name).state_dict().keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama_scaled_rope"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("gpt2", marks=pytest.mark.slow),
+        pytest.param("llama_scaled_rope", marks=pytest.mark.long),
+    ],
+)
 def test_models_without_and_with_ties_and_recomputed_layers(tmp_path, name):
     run_ranks(tmp_path, 3, [f"model={name}", "train:0-3", "keep:1"], gradient_checkpointing=True)
     learner = TorchLearner(build(name), rules())
@@ -200,7 +213,7 @@ def test_models_without_and_with_ties_and_recomputed_layers(tmp_path, name):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_offloaded_slices_and_recomputed_layers_give_the_same_bits(two, tmp_path):
     build(MODEL).save_pretrained(tmp_path / MODEL)  # read by rows
     changed = {"cpu_offload": True, "gradient_checkpointing": True}

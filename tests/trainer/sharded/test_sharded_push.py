@@ -103,6 +103,7 @@ def test_the_parts_of_a_rank_whose_push_is_refused_come_from_the_store(net: Rela
         assert relay.figure("pushed_bytes_total") == pushed
 
 
+@pytest.mark.slow
 def test_no_version_is_completed_while_a_part_of_a_rank_is_not_stored(net: RelayNet) -> None:
     """Invariant 6: `create` of a pushing store returns before the object is stored."""
     (net.folder / "other").mkdir()

@@ -103,7 +103,7 @@ def test_a_restart_by_torchrun_itself_resumes(tmp_path, model):
     assert_it_is_as_if_nothing_had_died(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_number_of_ranks_resumes_after_a_clean_stop(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
@@ -128,7 +128,7 @@ def test_another_number_of_ranks_resumes_after_a_clean_stop(tmp_path, model):
     assert not groups & {record.group for record in read(folder, "ledger", GroupClosed)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_resumes_on_another_number_of_ranks_wherever_rank_0_dies(tmp_path, model):
     """Two ranks until all files of the base but its manifest are there; three, until there is a
     checkpoint of step 4 and no manifest of version 5; then one process.
