@@ -218,10 +218,20 @@ class ForeignCompletions:
 
     def has(self, record: Trajectory) -> bool:
         """Whether the completion is foreign; False if not all admissions are available."""
+        return self._lacks(record.group, record.trajectory)
+
+    def among(self, rows: TrajectoryRows) -> list[int]:
+        """Returns the rows that are foreign. Members of admitted groups are in the ledger once a
+        take began their group, so only the other rows are looked up.
+        """
+        others = np.flatnonzero(~rows.uses(self.ledger).is_named).tolist()
+        return [row for row in others if self._lacks(rows.groups[row], rows.names[row])]
+
+    def _lacks(self, number: int, trajectory: str) -> bool:
         if not starts_complete(self.coverage["admissions"]):
             return False
-        group = self.admitted.get(record.group)
-        return group is None or record.trajectory not in group.names
+        group = self.admitted.get(number)
+        return group is None or trajectory not in group.names
 
 
 @dataclass(slots=True)
@@ -258,10 +268,11 @@ class SpanAudit:
             )
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Count the well-formed rows at once (foreign ones among them count as trajectories), and
-        apply every other row as a record.
+        """Count the well-formed rows of admitted trajectories at once, and apply every other row as
+        a record.
         """
         right = _well_formed(rows)
+        right[self.foreign.among(rows)] = False
         self.result.counts["trajectories"] += int(np.count_nonzero(right))
         self.result.counts["spans"] += int(rows.spans.count[right].sum())
         self.result.counts["tokens"] += int(rows.generated[right].sum())

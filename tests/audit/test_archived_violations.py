@@ -64,6 +64,8 @@ def test_archived_trajectories_are_read_as_rows_and_odd_ones_as_records(folder: 
     run.complete(completion(6, 0, 2, reason='\x01 " \\ \n ü \u2028', finish="dead"))
     run.complete(completion(6, 1, 2, environment='{"turn": 1}', scores={"a": 0.1, 'b"': 1e-9}))
     run.complete(completion(6, 1, 2, reward=None, temperature=float("1.0"), attempt=2))
+    run.complete(completion(99, 0, 2))  # of a group that was never admitted
+    run.complete(completion(99, 1, 1, 2))
     run.bus.close()
     logged = found(audited(folder))
     archive(folder)
