@@ -78,13 +78,8 @@ def hashes(folder: Path) -> dict[int, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("sqlite and files", marks=pytest.mark.slow),
-        pytest.param("kafka and s3", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite and files", "kafka and s3"])
 def test_a_living_run_is_backed_up_lost_and_restored(
     tmp_path: Path, model: Path, kind: str
 ) -> None:

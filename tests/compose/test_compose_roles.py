@@ -113,7 +113,7 @@ def in_order(found: Mapping[str, Service]) -> list[Service]:
     return ordered
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_services_start_are_healthy_and_learn(tmp_path: Path, machine: Machine) -> None:
     """Every role with the file's command and environment only; the test changes just the number of
     steps.

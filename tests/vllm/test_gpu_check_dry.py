@@ -9,7 +9,7 @@ import pytest
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def measured(piece: str) -> list[str]:

@@ -17,7 +17,7 @@ from tests.support.engine_samples import (
 )
 from tests.vllm.vllm_samples import open_vllm, vllm_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 CRITICAL = 42.3  # χ² with 18 degrees of freedom, p = .001
 COUNT = 3_000
 

@@ -14,7 +14,7 @@ from testbed.run_process import steps_done
 from tests.support.decided_model import decided_model
 from tests.support.drafted_runs import drafted_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 STEPS, GROUPS, CONTEXT = 12, 4, 128
 SIZES = {
     "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "max_position_embeddings": CONTEXT,

@@ -11,7 +11,7 @@ import pytest
 from testbed.repository import EXAMPLES
 from testbed.waiting import WAIT_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 EXAMPLE = EXAMPLES / "epochs.toml"
 SMALL = {
     "model.config.num_hidden_layers": 1,
