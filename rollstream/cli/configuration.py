@@ -1,4 +1,9 @@
-"""Loads the configuration that a command's arguments name, and finds the folder of its run."""
+"""Loads the configuration that a command's arguments name, and finds the folder of its run.
+
+Commands that run something (a run, a role, the warm-up) use `load_and_settle`, which also settles
+the run's folder: it writes `config.json` there, or refuses a configuration that differs from that
+of the run. Commands that leave `config.json` as it is use `load_configuration`.
+"""
 
 import argparse
 from pathlib import Path
@@ -14,14 +19,17 @@ from rollstream.errors import ConfigurationError
 
 
 def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and validate the configuration, and write it into the run's folder unless it came
-    unchanged from there. Raises `ConfigurationError` if the folder is a replay's, or if a started
-    run has another configuration and the arguments do not accept the change.
+    """Load and validate the configuration, and write it into the run's folder as `config.json`,
+    unless it is that file and neither `--set` nor `--seed` changes it.
+
+    Raises `ConfigurationError` if the folder belongs to a replay, or if it has a run with other
+    settings and these must not change: some may always, some with `--accept-config`, some never.
     """
     configuration, folder = load_configuration(arguments)
     if (folder.path / REPLAY_FILE).exists():
         raise ConfigurationError(f"{folder.path} holds a replay, which no role can resume")
-    if _file(arguments).absolute() != folder.configuration or arguments.overrides:
+    changed = arguments.overrides or arguments.seed is not None
+    if _file(arguments).absolute() != folder.configuration or changed:
         accepted = getattr(arguments, "accept_config", False)
         write_configuration(
             folder, configuration, accepted, lambda: reach(configuration, folder.path)
@@ -30,7 +38,9 @@ def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFo
 
 
 def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and validate the configuration without writing to the run's folder."""
+    """Load and validate the configuration; nothing is written. `--set`, `--seed` and `--run` of the
+    arguments override settings of the file.
+    """
     overrides: list[str] = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")
@@ -42,8 +52,9 @@ def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, Ru
 
 
 def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
-    """Raise `ConfigurationError` with one line if the file has the settings of another kind than
-    `model`: of a simulation in place of a run, or of a run in place of a simulation.
+    """Raise `ConfigurationError` if the file configures a simulation where a run is wanted, or the
+    other way round; `model` is the class of the wanted settings. Without this check the error would
+    list every setting as unknown.
     """
     keys = file_layer(path).values.keys() - {CODE_REVISION}
     if keys <= model.model_fields.keys():

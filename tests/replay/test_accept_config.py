@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollstream.cli.main import main
+from rollstream.cli.configuration import load_and_settle
+from rollstream.cli.main import main, parse
 from rollstream.config.config import (
     accept_change,
     configuration_key,
@@ -121,3 +122,12 @@ def test_the_command_line_accepts_it_and_the_folder_follows(tmp_path: Path, caps
     assert main([*words, "--accept-config"]) == 2
     assert "cannot change in a run" in capsys.readouterr().err
     assert '"updates_per_step": 1' in (tmp_path / "config.json").read_text()
+
+
+def test_another_seed_beside_the_runs_own_configuration_is_refused(tmp_path: Path):
+    write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
+    line = ["train", str(tmp_path / "config.json"), "--seed", "5"]
+    with pytest.raises(ConfigurationError, match=r"seed: 0 in the run, 5 asked for"):
+        load_and_settle(parse(line))
+    load_and_settle(parse([*line, "--accept-config"]))
+    assert '"seed": 5' in (tmp_path / "config.json").read_text()
