@@ -1,8 +1,10 @@
-"""Evaluates a version: an engine generates several samples and one greedy answer for each held-out
-prompt, and `measure` turns their rewards into metrics.
+"""Evaluates a version (`evaluate`): for each held-out prompt an engine generates several sampled
+answers and one greedy answer, the reward pool judges them, and `measure` turns the rewards into
+metrics (`Evaluation`).
 
-Every version gets the same prompts, names and seed, so two evaluations differ by the version only.
-The reward pool judges the answers, so a task's code cannot end the evaluation.
+Sampling depends on seed, trajectory name and position (invariant 10), and every version gets the
+same prompts, names and seed, so two evaluations differ by the version only. If the task's code
+fails in a process of the pool, the answer is dead and the evaluation continues.
 """
 
 import time
@@ -32,8 +34,8 @@ _IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """Holds the verdict on an answer to a held-out prompt, its `length` in generated tokens, and
-    its `task`, if the prompts are of a mixture of tasks.
+    """Holds the verdict on an answer to a held-out prompt, the answer's `length` in generated
+    tokens, and the name of its task if the run has a mixture of tasks.
     """
 
     verdict: RewardVerdict
@@ -43,12 +45,13 @@ class JudgedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Holds a version's metrics on held-out prompts. Lengths (tokens) and style `shares` are those
-    of the sampled answers; `accuracy_by_task` is sampled too, and empty with a single task. An
+    """Holds a version's metrics on held-out prompts. Accuracy is the mean reward. Lengths (in
+    tokens), `shares` and `accuracy_by_task` are those of the sampled answers. `shares` has the mean
+    of each score that the task names `style/…`; `accuracy_by_task` is empty with a single task. An
     answer without a reward (dead) counts as wrong, and adds to `dead`.
 
-    Sampled accuracy (temperature 1) is the metric to watch. Greedy answers change all together when
-    the most likely style changes; that is a change of mode, not of skill.
+    Sampled accuracy (temperature 1) is the metric to watch. When the model's most likely style
+    changes, all greedy answers change at once, although the model's skill does not.
     """
 
     accuracy_sampled: float
@@ -78,7 +81,7 @@ class Evaluation:
 
 
 def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> Evaluation:
-    """Return the metrics of at least one answer of each kind. Accuracy is the mean reward."""
+    """Return the metrics of these answers; there must be at least one of each kind."""
     assert sampled, "no sampled answer to measure"
     assert greedy, "no greedy answer to measure"
     lengths = np.array([answer.length for answer in sampled])
@@ -105,7 +108,7 @@ def _accuracy(answers: Sequence[JudgedAnswer]) -> float:
 
 
 def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    """Return the mean of every `style/…` score over all answers."""
+    """Return the mean of each `style/…` score over all answers; a missing score counts as 0."""
     totals: dict[str, float] = {}
     for answer in answers:
         for name, value in answer.verdict.scores.items():
@@ -129,8 +132,9 @@ class EvaluationPlan:
 
 @dataclass(slots=True)
 class HeldOutAnswer:
-    """Holds one trajectory in progress. `state` is the environment's state; `over` means that the
-    last turn is complete.
+    """Holds one answer in progress. `tokens` and `sources` are the pieces after the prompt, in
+    order: generated tokens and replies of the environment. `state` is the environment's state;
+    `over` means that no further turn follows.
     """
 
     prompt: TaskPrompt
@@ -141,14 +145,17 @@ class HeldOutAnswer:
     over: bool = False
 
     def add(self, tokens: Tokens, source: int) -> None:
+        """Append a piece; all of its tokens have this source."""
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), source, np.uint8))
 
     def turns(self) -> list[list[int]]:
+        """Return the tokens after the prompt, cut into turns of the model and the environment."""
         return turns_of(np.concatenate(self.tokens), np.concatenate(self.sources))
 
     @property
     def sampled(self) -> bool:
+        """True for a sampled answer, False for a greedy one."""
         return self.request.sampling.temperature > 0
 
     def generated(self) -> int:
@@ -188,7 +195,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the version that `engine` serves; returns its metrics once every answer is judged.
 
-    The engine must be idle and serving; the pool must have no other questions.
+    The engine must have no other trajectories, and the pool no other answers to judge.
     """
     answers_by_name = held_out_answers(task, plan)
     judged = _EvaluationRound(engine, rewards, answers_by_name).run(sleep)
@@ -200,7 +207,10 @@ def evaluate(
 
 @dataclass(slots=True)
 class _EvaluationRound:
-    """Runs one evaluation. The answers in `to_judge` wait for room in the reward pool."""
+    """Runs one evaluation. An answer whose turn has ended waits in `to_judge` for room in the
+    reward pool. The pool returns a verdict, which ends the answer, or the reply of an environment,
+    with which the engine continues it.
+    """
 
     engine: Engine
     rewards: RewardPool
@@ -209,6 +219,7 @@ class _EvaluationRound:
     to_judge: deque[HeldOutAnswer] = field(default_factory=deque[HeldOutAnswer])
 
     def run(self, sleep: Callable[[float], None]) -> dict[str, JudgedAnswer]:
+        """Generate and judge all answers; returns them by name."""
         for answer in self.answers_by_name.values():
             self.engine.submit(answer.request)
         while len(self.judged) < len(self.answers_by_name):
@@ -225,12 +236,14 @@ class _EvaluationRound:
         return self.judged
 
     def _grow(self, answer: HeldOutAnswer, emission: Emission) -> None:
+        """Add new tokens to an answer; at the end of a turn queue it for the reward pool."""
         answer.add(emission.tokens, GENERATED)
         if emission.finish is not None:
             answer.over = emission.finish == "length" or not answer.request.hold
             self.to_judge.append(answer)
 
     def _judge(self, answer: HeldOutAnswer) -> None:
+        """Submit a complete answer for its reward, or an ended turn for the environment's reply."""
         name, reference, turns = answer.request.trajectory, answer.prompt.reference, answer.turns()
         if answer.over:
             self.rewards.submit(name, reference, turns)
@@ -240,8 +253,8 @@ class _EvaluationRound:
     def _apply_outcome(
         self, name: str, answer: HeldOutAnswer, outcome: RewardVerdict | Reply
     ) -> None:
-        """Apply a result of the pool: a verdict ends the answer; a reply of the environment
-        continues it, or completes it if the reply is empty.
+        """Apply a result of the pool: a verdict ends the answer. A reply of the environment
+        continues it; an empty reply completes it, so that it is queued for its reward.
         """
         if isinstance(outcome, Reply) and outcome.tokens:
             tokens = np.array(outcome.tokens, np.uint32)

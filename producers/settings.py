@@ -1,5 +1,8 @@
-"""Settings of everything that writes trajectories: task, prompts, rollouts, evaluation. One
-docstring line per field.
+"""Settings of everything that writes trajectories or judges them: task, scorers, sampling, rollouts
+with their engines, evaluation.
+
+Each class is one table of the configuration (`rollstream/config/settings.py` joins them), and each
+field has a docstring for its user: the reference page of settings is generated from these.
 """
 
 from typing import Annotated, Literal
@@ -10,8 +13,8 @@ from rollstream.producers.tasks.base import Option
 from rollstream.storage.settings import ESSENTIAL, INCIDENTAL, Settings
 
 OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")
-"""Prefixes of the variables with the run's credentials and settings; a task's code gets none of
-them.
+"""Prefixes of the environment variables that hold the run's credentials and settings. The processes
+that run a task's code get no such variable.
 """
 
 
@@ -19,13 +22,15 @@ class PartSettings(Settings):
     """One task of a mixture."""
 
     name: str
-    """Registered task, or `module:attribute` of your own."""
+    """Registered task, as in `task.name`, or `module:attribute` of your own."""
     label: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,40}$")
-    """Name of the part in prompts, trajectories and metrics; default: its data set or its name."""
+    """Name of the part in prompts, trajectories and metrics; default: the name of its data set,
+    else of its task.
+    """
     weight: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
-    """Its share of the prompts, relative to the other parts."""
+    """The part's share of the prompts, relative to the other parts."""
     options: dict[str, Option] = Field(default_factory=dict)
-    """The task's own parameters."""
+    """Parameters of this task."""
 
 
 class TaskSettings(Settings):
@@ -36,59 +41,68 @@ class TaskSettings(Settings):
     or `module:attribute` of your own.
     """
     options: dict[str, Option] = Field(default_factory=dict)
-    """The task's own parameters."""
+    """Parameters of the task."""
     parts: tuple[PartSettings, ...] = Field(default=(), max_length=64)
     """The tasks of a `mixture`, each a `[[task.parts]]`."""
     template: Literal["chat", "plain"] = "chat"
-    """How a text task builds its prompts: by the tokenizer's chat template, or from the
-    text alone.
+    """How a task of texts builds its prompts: `chat`, by the tokenizer's chat template; `plain`,
+    from the text alone.
     """
     system: str = ""
-    """System message for chats without one."""
+    """System message for prompts that have none, with the template `chat`."""
     tokenizer: str | None = None
-    """Folder with the tokenizer of a text task; default: the model's."""
+    """Folder with the tokenizer of a task of texts; default: the model's folder."""
     reward_timeout_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
-    """A reward that takes longer kills its process; the trajectory ends dead with this reason."""
+    """Most seconds for one reward. After them its process is killed and its trajectory ends dead,
+    with the time-out as the reason.
+    """
     reward_processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1)
-    """Processes that compute rewards, per rollout."""
+    """Processes per rollout that compute rewards."""
     reward: Literal["inline", "late"] = "inline"
     """`inline`: rollouts compute the rewards of their trajectories. `late`: trajectories are
     published without a reward, and a scorer adds it as an annotation (docs/how-to/late-rewards.md).
     """
     environment: Annotated[tuple[str, ...], INCIDENTAL] = Field(default=(), max_length=64)
-    """Environment variables that rewards, environments and scorers get from their role, besides the
-    usual ones (docs/reference/tasks.md); the run's own credentials are refused.
+    """Further environment variables that the processes of rewards, environments and scorers get, by
+    name (docs/reference/tasks.md lists those that they always get). The run's own credentials are
+    refused.
     """
 
 
 class ScoringSettings(Settings):
-    """Scorers, which write annotations about finished trajectories."""
+    """Scorers: processes that write annotations about finished trajectories, such as late rewards
+    (docs/how-to/late-rewards.md).
+    """
 
     count: Annotated[int, INCIDENTAL] = Field(default=0, ge=0)
-    """Scorers that the supervisor starts; more may run elsewhere (`rollstream score`)."""
+    """Number of scorers that the supervisor starts; more may run elsewhere (`rollstream score`)."""
     names: tuple[str, ...] = Field(default=("reward",), min_length=1, max_length=16)
-    """Annotations that a scorer writes about each trajectory."""
+    """Names of the annotations that a scorer writes about each trajectory."""
     function: str = ""
-    """`module:function` that is called with each finished trajectory; empty: the task's
-    own judge.
+    """`module:function` that is called with each finished trajectory; empty: the task's own
+    `judge`.
     """
     timeout_s: Annotated[float, INCIDENTAL] = Field(default=60.0, gt=0)
-    """A call that takes longer kills its process; the annotations record this reason
-    and no value.
+    """Most seconds for one call. After them its process is killed, and the trajectory's annotations
+    get the time-out as their reason and no value.
     """
     processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1)
-    """Processes per scorer, which is the number of concurrent calls."""
+    """Processes per scorer; each makes one call at a time."""
 
 
 class SamplingSettings(Settings):
     """Sampling parameters of training trajectories."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
+    """Divides the logits before sampling; training needs a value above 0 (0 is greedy)."""
     top_k: int = Field(default=0, ge=0)
-    """0 is off. Training with it is refused, because the set of kept tokens is not recorded."""
+    """Sample among the k likeliest tokens only; 0 is off. Training refuses other values, because
+    the log does not record which tokens these were.
+    """
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """1 is off. Training with it is refused, because the set of kept tokens is not recorded."""
+    """Sample among the likeliest tokens with this total probability only; 1 is off. Training
+    refuses other values, because the log does not record which tokens these were.
+    """
     tokens_max: int = Field(default=420, ge=1)
     """Most generated tokens of a trajectory."""
 
@@ -121,8 +135,8 @@ OWN_ARGUMENTS = {
     "max_cpu_loras": "the engine (several versions side by side)",
     "lora_target_modules": "model.lora.targets",
 }
-"""Arguments of vLLM's engine that a run sets itself, each with its setting; they are refused in
-`rollouts.vllm.args`.
+"""Arguments of vLLM's engine that are refused in `rollouts.vllm.args`, because the run sets them
+itself; each with the setting or the part that decides it, for the error's text.
 """
 
 
@@ -130,72 +144,82 @@ class VllmSettings(Settings):
     """Settings of the engine `vllm` (docs/how-to/vllm.md)."""
 
     process: bool = True
-    """Run vLLM in its own process; false: in the rollout's process, stepped by its loop."""
+    """Run vLLM in a process of its own; false: in the rollout's process, whose loop calls each
+    decode step.
+    """
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of its computation; `auto` is float32 on the CPU and bfloat16 on a GPU."""
+    """Type in which vLLM computes; `auto` is float32 on the CPU and bfloat16 on a GPU."""
     kv_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Memory of the KV cache in GiB; default: on the CPU enough for full slots, on a GPU what
-    `memory_share` leaves.
+    """Memory of the KV cache in GiB; default: on the CPU enough for `rollouts.slots` longest
+    sequences, on a GPU what `memory_share` leaves beside the model.
     """
     memory_share: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory that one engine takes."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
-    """GPUs of one engine."""
+    """Number of GPUs over which one engine spreads the model (tensor parallel)."""
     head_float32: bool = True
-    """Compute logits in float32 for every `dtype`, as the trainer does; false where vLLM cannot: a
-    quantised head.
+    """Compute logits in float32 whatever the `dtype`, as the trainer does. Set it to false where
+    vLLM cannot do so: with a quantised output layer.
     """
     args: dict[str, EngineArgument] = Field(default_factory=dict)
-    """Further arguments of vLLM's engine by their names there, such as `quantization`,
+    """Further arguments of vLLM's engine, under vLLM's names, such as `quantization`,
     `pipeline_parallel_size`, `attention_backend` or a table `kv_transfer_config`.
     """
     url: str | None = Field(default=None, pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")
-    """A vLLM server (`http://host:8000`) that generates for this rollout alone. The other settings
-    of this section are then the server's.
+    """URL of a vLLM server (`http://host:8000`) that generates for this rollout alone. The other
+    settings of this table, but for `api_key_env`, are then decided by the server's own arguments.
     """
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable with the server's API key."""
 
 
 class RolloutSettings(Settings):
-    """The rollouts of this machine."""
+    """The rollouts of this machine: the processes that generate trajectories, and their engines."""
 
     count: int = Field(default=2, ge=1)
-    """Processes that the supervisor starts."""
+    """Number of rollouts that the supervisor starts."""
     engine: Annotated[str, ESSENTIAL] = "torch"
-    """`torch` (embedded), `vllm` (docs/how-to/vllm.md), or `paced`, which has no model
-    (docs/explanation/paced-engine.md).
+    """What generates tokens: `torch` (the project's own engine), `vllm` (docs/how-to/vllm.md), or
+    `paced`, which has no model and only keeps the pace of one (docs/explanation/paced-engine.md).
     """
     on_update: Annotated[Literal["keep_version", "in_flight", "in_flight_recompute"], ESSENTIAL] = (
         "in_flight"
     )
-    """How a rollout takes new weights."""
+    """How a rollout takes new weights. `in_flight`: between two decode steps; running trajectories
+    continue under the new version, with their KV cache kept. `in_flight_recompute`: the same, with
+    the KV cache computed again. `keep_version`: a trajectory ends under the version that it started
+    with (docs/how-to/choose-lag-and-loss.md).
+    """
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     """Device of the engine `torch`, also for evaluation; `auto`: CUDA if available."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type in which the layers of the engine `torch` compute; its head stays float32."""
+    """Type in which the layers of the engine `torch` compute; its output layer stays float32."""
     slots: int = Field(default=64, ge=1)
-    """Sequences decoded together."""
+    """Most sequences that a rollout decodes together."""
     context_max: Annotated[int, ESSENTIAL] = Field(default=512, ge=2)
-    """Longest sequence, prompt included."""
+    """Most tokens of a sequence, prompt included."""
     batch_max: int | None = Field(default=None, ge=1)
-    """B_max: rows above which another row makes a decode step notably slower; default: from the
-    engine or its profile (`rollstream profile`), else `slots`.
+    """Batch size above which another sequence makes a decode step notably slower; repack fills a
+    rollout up to it. Default: from the engine or its profile (`rollstream profile`), else `slots`.
     """
     profile: str | None = None
-    """Profile of this engine and model; default: the one in the run's folder, if any."""
+    """File with the measured speed of this engine and model (`rollstream profile` writes it);
+    default: the one in the run's folder, if any.
+    """
     quota: int | None = Field(default=None, ge=1)
-    """New trajectories drawn per version under `keep_version`; default 2 × slots."""
+    """Most new trajectories that a rollout starts under one version with `keep_version`, once a
+    newer version waits; default 2 × slots.
+    """
     threads: int = Field(default=1, ge=1)
     """Torch threads per rollout."""
     niceness: int = Field(default=0, ge=0, le=19)
-    """Lowers the rollouts' priority where they share cores with the trainer: rollouts run ahead, so
-    the trainer's steps limit the run.
+    """Lowers the priority of the rollouts' processes (Unix niceness). It helps where they share
+    cores with the trainer: rollouts run ahead, so the trainer's steps limit the run.
     """
     partial_tokens: int = Field(default=64, ge=1)
-    """A partial is published after this many new tokens …"""
+    """New tokens of a trajectory after which a partial is published."""
     partial_s: float = Field(default=2.0, gt=0)
-    """… or after this many seconds, whichever is first."""
+    """Seconds after which a partial is published, if fewer than `partial_tokens` are new."""
     status_s: float = Field(default=0.5, gt=0)
     """Seconds between two status records (heartbeats)."""
     vllm: VllmSettings = VllmSettings()
@@ -203,50 +227,51 @@ class RolloutSettings(Settings):
     drafts: Literal["auto", "history", "off"] = "auto"
     """`history`: draft the next tokens from earlier answers to the same prompt, and verify several
     in one pass where that is faster; the generated tokens stay the same
-    (docs/explanation/drafts.md). `auto`: with every engine that can.
+    (docs/explanation/drafts.md). `auto`: `history` with every engine that can draft, else `off`.
     """
     drafts_tokens: int = Field(default=262_144, ge=1024, le=1 << 30)
-    """Tokens of earlier answers in a node's draft history; each takes 160 to 330 bytes."""
+    """Most tokens of earlier answers that a node keeps for drafts; each takes 160 to 330 bytes."""
     drafts_window: Literal["marginal", "additive", "multiplicative"] = "marginal"
-    """Limit of a draft's length besides the expected gain. `marginal`: 32 tokens. `additive`: 2
-    more, up to 32, after a wholly accepted draft, else back to 2. `multiplicative`: twice as many
-    up to 16, or half.
+    """Most tokens of a draft; within it the expected gain decides. `marginal`: always 32.
+    `additive`: 2 more after a wholly accepted draft, up to 32, else 2 again. `multiplicative`:
+    twice as many after a wholly accepted draft, up to 16, else half.
     """
     drafts_choice: Literal["priority", "newest", "count"] = "priority"
-    """Which continuation is drafted where earlier answers differ: the one with the highest reward
-    in the newest pass, the newest, or the most frequent.
+    """Which continuation is drafted where earlier answers differ. `priority`: the one with the
+    highest reward in the newest pass over the prompts. `newest`: the newest. `count`: the most
+    frequent.
     """
 
     @property
     def has_server(self) -> bool:
-        """Whether an external vLLM server generates."""
+        """Returns whether an external vLLM server generates (`vllm.url`)."""
         return self.engine == "vllm" and self.vllm.url is not None
 
     @property
     def can_draft(self) -> bool:
-        """False for an external vLLM server, whose owner decides on drafts, and for `paced`, which
-        has no model.
+        """Returns whether the engine can draft: not an external vLLM server, whose owner decides on
+        drafts, and not `paced`, which has no model.
         """
         return self.engine in ("torch", "vllm") and not self.has_server
 
     @property
     def is_drafting(self) -> bool:
-        """Whether a draft history is kept and used."""
+        """Returns whether a draft history is kept and used."""
         return self.drafts == "history" or (self.drafts == "auto" and self.can_draft)
 
 
 class EvaluationSettings(Settings):
-    """Evaluation of versions on held-out prompts, in a role of its own."""
+    """Evaluation of versions on held-out prompts, in a process of its own."""
 
     enabled: bool = True
-    """Start the role."""
+    """Whether the supervisor starts the role `eval`."""
     every: int = Field(default=10, ge=1)
     """Versions between evaluations; version 0 and the last one are always evaluated."""
     prompts: int = Field(default=200, ge=1)
-    """Held-out prompts."""
+    """Number of held-out prompts that an evaluation asks."""
     samples: int = Field(default=2, ge=1)
-    """Samples per prompt at temperature 1, besides one greedy answer."""
+    """Answers per prompt that are sampled at temperature 1, besides one greedy answer."""
     slots: int = Field(default=128, ge=1)
-    """Sequences decoded together."""
+    """Most sequences that the evaluation decodes together."""
     threads: int = Field(default=1, ge=1)
-    """Torch threads."""
+    """Torch threads of the evaluation."""

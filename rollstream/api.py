@@ -1,10 +1,10 @@
-"""Exports the names that user code imports; they keep their meaning from release to release
+"""Exports all names that user code imports; they keep their meaning from release to release
 (docs/reference/python-api.md). Importing this module is light: torch, Kafka and DuckDB are imported
-only where they are used.
+only when they are first used.
 
-`Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText` and `shuffled` define a task of your
-own. A scoring function gets a `Finished`. `open_run` opens a run as Arrow tables. `open_bus`,
-`publish` and `Annotation` append a late reward to a run's log from any program.
+For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`. For
+a scoring function: `Finished`, the trajectory that it gets. To read a run as Arrow tables:
+`open_run`. To append a late reward to a run's log: `open_bus`, `publish`, `Annotation`.
 """
 
 from rollstream import open_run

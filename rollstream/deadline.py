@@ -1,5 +1,5 @@
-"""Bounds the time of a whole operation: its calls share one `Deadline` instead of each having a
-timeout of its own.
+"""Bounds the time of a whole operation by one `Deadline`. The operation passes it to all its calls
+and retries, which wait at most `remaining_s`, instead of each having a full timeout of its own.
 """
 
 import time
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """Passes `seconds` after its creation, by the monotonic `clock`. A deadline of 0 seconds has
-    passed at once.
+    """A point in time, `seconds` after its creation by the monotonic `clock`. It interrupts
+    nothing: callers check it. A deadline of 0 seconds has passed at once.
     """
 
     __slots__ = ("_clock", "_end")
@@ -22,4 +22,5 @@ class Deadline:
         return max(0.0, self._end - self._clock())
 
     def passed(self) -> bool:
+        """Returns whether no time is left."""
         return self._clock() >= self._end

@@ -54,7 +54,7 @@ class BusTimeout(BusError, TimeoutError):
 
 class PositionLost(BusError, LookupError):
     """The record at a reader's position was truncated or compacted away. The reader's owner decides
-    where to go on, because reading from elsewhere would silently skip records.
+    where to continue, because reading from elsewhere would silently skip records.
     """
 
 

@@ -1,8 +1,9 @@
-"""A bounded HTTP server for relays and metrics: it never blocks its process.
+"""A bounded HTTP server for relays and metrics (`BoundedServer`), which serves in threads of its
+own beside the work of its process. A subclass of `HttpResponder` answers the requests.
 
-At most `requests_max` requests are served at the same time; others get 503. A client that stops
-reading or writing for the responder's `timeout` is dropped. Every response has a length. Headers
-are bounded by the standard library (64 KiB a line, 100 lines).
+At most `requests_max` connections are served at the same time; others get 503 and are closed. A
+client that stops reading or writing for the responder's `timeout` is dropped. Every response states
+its length. The standard library bounds the headers (64 KiB a line, 100 lines).
 """
 
 import logging
@@ -21,7 +22,9 @@ _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection
 
 
 class HttpResponder(BaseHTTPRequestHandler):
-    """The base class of request handlers; it logs no requests and sends small responses at once."""
+    """The base class of request handlers. A subclass defines `do_GET` and the like, and sets
+    `timeout` in seconds. Requests are not logged. Small responses are sent at once (TCP_NODELAY).
+    """
 
     def setup(self) -> None:
         super().setup()
@@ -31,6 +34,7 @@ class HttpResponder(BaseHTTPRequestHandler):
         pass
 
     def head(self, status: int, length: int, headers: Mapping[str, str]) -> None:
+        """Send the status and the headers of a response whose body has `length` bytes."""
         self.send_response_only(status)
         for name, value in {"Content-Length": str(length), **headers}.items():
             self.send_header(name, value)
@@ -44,8 +48,9 @@ class HttpResponder(BaseHTTPRequestHandler):
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Serves requests from its own thread until `end` is called, at most `requests_max` at a time.
-    The constructor raises `OSError` if the address is unavailable.
+    """Accepts connections in a thread of its own until `end` is called, and serves each in another
+    thread, at most `requests_max` at a time. The standard library calls a connection a request. The
+    constructor raises `OSError` if the address is unavailable.
     """
 
     daemon_threads = True
@@ -69,6 +74,7 @@ class BoundedServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def end(self) -> None:
+        """Stop accepting connections and close the socket; those in progress are not awaited."""
         self.shutdown()
         self.server_close()
         self._thread.join()
@@ -79,6 +85,7 @@ class BoundedServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.port
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve the connection in a new thread, or answer 503 if no place is free."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
             return

@@ -1,8 +1,10 @@
-"""Imports a user's own code by `module:attribute`, and finds the Python of child processes.
+"""Imports a user's own code, which a setting names as `module:attribute` (`find_callable`), and
+gives the command line and environment of child processes (`module_command`, `module_environment`).
 
-A user's folder may hold `storage.py` or `queue.py`. Child processes run with `-P`, so Python never
-imports such a file in place of a module of Rollstream or of the standard library; Python searches
-the working directory last, and only for code that a setting names.
+A user's working directory may hold a `storage.py` or `queue.py`, which must not be imported in
+place of a module of Rollstream or of the standard library. So child processes run with Python's
+option `-P`, which leaves the working directory out of the search for modules; `find_callable` then
+makes it the last folder of the search.
 """
 
 import os
@@ -15,6 +17,7 @@ from pathlib import Path
 from rollstream.errors import ConfigurationError
 
 OLD_ROOTS = ("streams", "storage", "producers", "consumers", "simulator")
+"""Packages of release 0.1 that users imported by these names; they are now inside `rollstream`."""
 _API = "rollstream.api"
 _NEW_NAMES = {
     "consumers.trainer.choice": "rollstream.consumers.trainer.data.selection",
@@ -24,16 +27,17 @@ _NEW_NAMES = {
     "streams.records": _API,
     "streams.writer": _API,
 }
-"""Maps import names of release 0.1 that users wrote to the present modules; every other old name
-only gets `rollstream.` in front.
+"""Maps import names of release 0.1 to the present modules, where more changed than the
+`rollstream.` in front.
 """
 
 
 def find_callable(path: str, setting: str) -> Callable[..., object]:
-    """Import the callable that `path` names; error messages name the setting `setting`.
+    """Import the callable that `path`, a text `module:attribute`, names. The module may be in the
+    working directory.
 
-    Raises `ConfigurationError` if there is none, with the setting, the failure and, for an import
-    name of release 0.1, the new name.
+    Raises `ConfigurationError` if there is no such callable. The message names `setting`, from
+    which `path` comes, and the cause; for an import name of release 0.1 it has the new name.
     """
     module_name, colon, attribute = path.partition(":")
     if not (colon and module_name and attribute):
@@ -67,22 +71,25 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns `; did you mean 'x'?` with the nearest known name, or "" if none is near."""
+    """Returns the end of an error message about an unknown name: `; did you mean 'x'?` with the
+    most similar known name, or "" if none is similar enough (`cutoff`, from 0 to 1).
+    """
     near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command line that runs `module` with this Python. The child's environment must
-    contain `module_environment()`.
+    """Returns the command line that runs `module` in a child process, with the same Python as this
+    process. The child's environment must contain `module_environment()`.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """Returns the variable `PYTHONPATH` for a child process, or no variable if none is needed. A
-    parent finds an uninstalled checkout through the working directory or `sys.path`; `-P` removes
-    the first and a child does not inherit the second.
+    """Returns the variable `PYTHONPATH` with which a child process finds Rollstream, or no variable
+    if none is needed. If this process uses a checkout that is not installed, it found the checkout
+    in the working directory or in `sys.path`. The child would not find it: `-P` leaves out the
+    working directory, and `sys.path` is not inherited. So the checkout is added to `PYTHONPATH`.
     """
     here = str(Path(__file__).resolve().parents[1])
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -93,7 +100,9 @@ def module_environment() -> dict[str, str]:
 
 
 def _renamed(missing: str, module_name: str) -> str:
-    """Returns a hint with the new name of a module of release 0.1; "" if neither name is one."""
+    """Returns a hint with the new import name if one of the two names (the module that was not
+    found, and the one that the user wrote) is from release 0.1; "" otherwise.
+    """
     for name in (module_name, missing):
         if name.partition(".")[0] in OLD_ROOTS:
             new = _NEW_NAMES.get(name, f"rollstream.{name}")

@@ -1,8 +1,9 @@
-"""Defines how a running role offers its metrics: as plain numbers under documented names.
+"""Defines the form in which a running role offers its metrics: values by name (`MetricValues`).
 
-A role counts while it works; the metrics server reads the counts at any moment from another thread.
-So a role's `metric_values()` only reads, never waits, and copies values that the role may change
-meanwhile. Names, units and meanings are those of `docs/reference/metrics.md`, without the prefix.
+A role counts while it works. The process's HTTP endpoint reads the counts from another thread, at
+any moment, by calling `metric_values()`. So `metric_values()` only reads, never waits, and copies
+what the role may change meanwhile. `docs/reference/metrics.md` lists all names with units and
+meanings; here they are without the prefix `rollstream_`.
 """
 
 from bisect import bisect_left
@@ -10,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""Bounds of the histograms of durations, in seconds."""
 LAG_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Bounds of the histograms of lag, in steps."""
 
 
 class MetricHistogram:
-    """Counts values by the smallest of `bounds` that they do not exceed, and values above all
-    bounds. One thread adds; any thread reads.
+    """Counts values in buckets, and keeps their `sum`. A value counts in the bucket of the smallest
+    of the ascending `bounds` that is not below the value; a last bucket counts values above all
+    bounds. One thread adds, any thread reads.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -24,21 +28,27 @@ class MetricHistogram:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float, times: int = 1) -> None:
+        """Count the value `times` times."""
         self._counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def counts(self) -> tuple[int, ...]:
-        """Returns the number of values per bucket, not accumulated; the last bucket counts values
-        above all bounds.
+        """Returns the number of values in each bucket alone; Prometheus expects running totals,
+        which the endpoint computes.
         """
         return tuple(self._counts)
 
 
 MetricValue: TypeAlias = float | Mapping[str, float] | MetricHistogram
-"""A metric's value is a number, numbers by the value of its one label, or a histogram."""
+"""A metric's value: a number, or numbers by the value of its one label, or a histogram."""
 MetricValues: TypeAlias = Mapping[str, MetricValue]
+"""Values by the metric's name."""
 
 
 @runtime_checkable
 class ProvidesMetrics(Protocol):
-    def metric_values(self) -> MetricValues: ...
+    """Offers metrics. Not every bus does, so the user of a bus checks this by `isinstance`."""
+
+    def metric_values(self) -> MetricValues:
+        """Returns the present values; any thread may call it."""
+        ...

@@ -1,8 +1,9 @@
-"""The code revision, for the ledger and `config.json`: the one that the build wrote into the
-package, or git's in a checkout of this project.
+"""Finds the revision of this code, the git commit, which the ledger, `config.json` and `rollstream
+--version` state. In a built package the build wrote it into `_revision.py` (`setup.py`); in a
+checkout of this project git states it.
 
-Git is asked only in a checkout of this project: otherwise a virtual environment inside a user's
-repository would report the user's commit.
+Git's answer counts only for a checkout of this project: a package in a virtual environment inside a
+user's own repository would otherwise report the user's commit.
 """
 
 import subprocess
@@ -11,12 +12,12 @@ from pathlib import Path
 
 UNKNOWN = "unknown"
 _PACKAGE = Path(__file__).parent
-_GIT_TIMEOUT_S = 5.0
+_GIT_TIMEOUT_S = 5.0  # of each call of git; after it the revision is unknown
 
 
 def code_revision(package: Path = _PACKAGE) -> str:
-    """The commit, with `+changes` if tracked files differ from it; `unknown` for a copy of the
-    sources that is neither built nor a checkout. `package` is the folder of this package.
+    """Returns the commit, with `+changes` if tracked files differ from it; `unknown` for a copy of
+    the sources that is neither built nor a checkout. `package` is the folder of this package.
     """
     if (package / "_revision.py").is_file():
         return str(import_module("rollstream._revision").REVISION)
@@ -29,6 +30,7 @@ def code_revision(package: Path = _PACKAGE) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
+    """Returns the output of a git command; "" if it fails or git is missing."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],

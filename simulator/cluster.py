@@ -1,6 +1,9 @@
 """Describes the machines of a simulation as one value (`Cluster`), which `cluster_of` computes from
-constants, a model and a number of GPUs; and defines the dispatcher's state of one rollout and of
-one open group.
+a model, a number of GPUs, a scheduling policy (`policies.py`) and the constants (`constants.py`).
+`Job` holds the work and the settings of dispatch.
+
+Also defines the state that the simulated dispatch (`dispatch.py`) keeps of each rollout and of each
+open group. A replica (`replica.py`) is the engine of one rollout, on `tp` GPUs (tensor parallel).
 """
 
 from collections.abc import Mapping
@@ -18,18 +21,23 @@ ConstantValues = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Holds the costs of generation, training and transfers, in seconds and tokens, and the number
-    of rollouts.
+    """Holds the number of rollouts, their sizes (in sequences and tokens), and what generation,
+    training, transfers and failures cost (in seconds).
     """
 
     rollouts: int
     roofline: Roofline
+    """The seconds of a decode step and of a prefill, as functions of rows and tokens."""
     slots: int
+    """Sequences that a rollout decodes together at most."""
     kv_capacity: int
     """Capacity of one rollout's KV cache, in tokens."""
     batch_max: int
+    """Batch size at which another row is no longer nearly free in a decode step."""
     train_token_s: float
+    """Seconds of training per token, on all training GPUs together."""
     train_fixed_s: float
+    """Seconds of a step beside its tokens."""
     update_s: float
     """Seconds for which a rollout stands still to take new weights."""
     publish_s: float = 0.0
@@ -41,6 +49,7 @@ class Cluster:
     move_s: float = 0.0
     """Seconds for which a moved trajectory stands still before its prefill."""
     repack_every_s: float = 5.0
+    """Seconds between two checks whether to repack."""
     speeds: tuple[float, ...] = (1.0,)
     """Relative speeds of the rollouts; the list repeats."""
     failures_per_hour: float = 0.0
@@ -48,27 +57,32 @@ class Cluster:
     preemptions_per_hour: float = 0.0
     """Preemptions of each rollout. A preemption comes with notice and loses nothing."""
     repair_s: float = 252.0
+    """Seconds from the end of a rollout, by either cause, until it is back."""
     partial_every: int = 256
     """Tokens of a trajectory between two of its partials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Holds the size of the training job and the dispatcher's settings."""
+    """Holds the size of the training job and the settings of dispatch."""
 
     groups_per_step: int
     steps: int
     skip: int = 0
     """Steps before the measurement starts."""
     max_lag: int = 4
-    """η of the bounded policies, which limit the lag to η steps. The other policies may have (η +
-    1)·B groups outstanding (B: `groups_per_step`), those of the present step included; that is the
-    same number.
+    """Policies with `bounded` limit the lag to this many steps. The others limit the groups that
+    are admitted and not trained to the number that this bound would allow: (`max_lag` + 1) ·
+    `groups_per_step`, the groups of the present step included.
     """
     quota: int = 0
-    """A rollout draws at most this many trajectories under one version; 0: 2 × slots."""
+    """The most new trajectories that a rollout takes under one version; 0 stands for 2 × slots.
+    `SchedulingPolicy.batches` states when the quota applies.
+    """
     queue_per_slot: float = 1.0
+    """Trajectories that may wait in a rollout, as a multiple of its slots."""
     dispatch_every_s: float = 0.25
+    """Seconds between two rounds of dispatch."""
     ends: bool = False
     """Admit only the groups that `steps` steps train, as a real run does. Otherwise the load stays
     constant to the end.
@@ -90,9 +104,9 @@ def constant_values(**changed: float) -> dict[str, float]:
 def cluster_of(
     model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues
 ) -> Cluster:
-    """Returns the cluster of `gpus` accelerators. The share `share` of them generates, unless the
-    policy time-shares all between both sides. Raises `ConfigurationError` if the model and one
-    longest answer do not fit a replica.
+    """Returns the cluster of `gpus` GPUs. `share` of them generate and the others train; under a
+    `colocated` policy all of them generate and train in turn. Raises `ConfigurationError` if one
+    side gets too few GPUs, or if a replica cannot hold the model and one longest answer.
     """
     generating = gpus if policy.colocated else round(gpus * share / model.tp) * model.tp
     training = gpus if policy.colocated else gpus - generating
@@ -159,8 +173,9 @@ def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues)
 def transfers_s(
     model: Model, policy: SchedulingPolicy, constants: ConstantValues
 ) -> tuple[float, float, float]:
-    """Returns the seconds for which one version stops the rollout, the seconds for which it stops
-    the trainer, and the seconds until rollouts can take it.
+    """Returns three durations of a new version, in seconds: for how long each rollout stands still
+    to load it, for how long the trainer stands still to publish it, and how long it takes from the
+    end of the step until rollouts can load it.
     """
     size = model.weight_bytes()
     if policy.colocated:
@@ -175,18 +190,23 @@ def transfers_s(
 
 @dataclass(slots=True, eq=False)
 class SimulatedRollout:
-    """Holds the dispatcher's state of one rollout, with its replica."""
+    """Holds what the simulated dispatch knows of one rollout, and the rollout's replica."""
 
     replica: Replica
     speed: float = 1.0
     alive: bool = True
     failing: str = ""
-    """The rollout dies at the end of the present step: `failure`, or `preemption` with notice."""
+    """Why the rollout dies at the end of its present decode step: `failure`, or `preemption`, which
+    comes with notice; "" if it does not die.
+    """
     pulling: bool = False
+    """The rollout loads new weights and takes no work."""
     wanted: int = 0
     """The version that the rollout takes next or is taking."""
     draining: bool = False
-    """The rollout's quota is drawn and a newer version is visible; only the timeline uses it."""
+    """The rollout has used up its quota and a newer version is available, so it takes no new
+    trajectories; only the timeline uses this field.
+    """
     moving: dict[str, str] | None = None
     """Maps each trajectory that the rollout is about to give up to its target rollout, or to "" for
     a restart.
@@ -194,12 +214,14 @@ class SimulatedRollout:
     expecting: int = 0
     """Number of trajectories on their way to the rollout."""
     drawn: int = 0
-    """Number of new trajectories since the rollout took its version or became empty."""
+    """Number of new trajectories since the rollout took its version; under a policy with `batches`
+    since it became empty, if that is later.
+    """
     tokens: float = 0.0
     """Predicted tokens of the rollout's trajectories."""
     kv_previous: int = 0
-    """KV use at the last repack check, or the maximum under its version
-    (`SchedulingPolicy.peak`).
+    """Tokens in the KV cache at the last repack check; with `SchedulingPolicy.peak` the most at any
+    check under the present version.
     """
 
     def held(self) -> int:
@@ -213,7 +235,9 @@ class SimulatedRollout:
 
 @dataclass(slots=True)
 class SimulatedGroup:
-    """Tracks a group that is admitted and not complete: `missing` samples have not finished."""
+    """Tracks a group that is admitted and not complete: `missing` of its samples have not
+    finished.
+    """
 
     wave: int
     missing: int

@@ -1,9 +1,9 @@
 """Lists every number that the simulator assumes, with its source; all were written before any
-result.
+result. `cluster_of` (`cluster.py`) computes the simulated machines from them.
 
-A constant has a source (a data sheet, a model's published configuration, a paper), or it is assumed
-and then has a range. `benchmarks/simulator/` prints the results over those ranges. No constant
-was fitted to a published ratio, and none may be: a change of a value needs its new source.
+A constant is known from its source (a data sheet, a published configuration, a paper), or it is
+assumed and then has a range, over which `benchmarks/simulator/` prints the results. No constant was
+fitted to a published ratio, and none may be: a change of a value needs its new source.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Holds a number with its unit and source. `low` and `high` bound an assumed value and equal a
-    known one.
+    """Holds a number with its unit and source. `low` and `high` are the range of an assumed value;
+    both equal `value` if it is known.
     """
 
     value: float
@@ -23,10 +23,12 @@ class Constant:
 
 
 def known(value: float, unit: str, source: str) -> Constant:
+    """Returns a constant that its source states."""
     return Constant(value, unit, source, value, value)
 
 
 def assumed(value: float, unit: str, why: str, low: float, high: float) -> Constant:
+    """Returns a constant that is assumed: `why` gives the reason, `low` and `high` the range."""
     assert low <= value <= high
     return Constant(value, unit, why, low, high)
 
@@ -122,12 +124,19 @@ CONSTANTS = {
     "steps": known(10, "", "the issue: ten steps"),
     "steps_skipped": known(3, "", "buffers fill and tails form before it is measured"),
 }
+"""All constants by name; a configuration's table `[constants]` replaces values.
+
+The sources are the papers of Laminar (arXiv 2510.12633), RhymeRL (arXiv 2508.18588) and AReaL
+(arXiv 2505.24298), and the libraries verl, vLLM and Megatron-LM; "the issue" is the request for the
+simulator. TP is tensor parallelism, MFU the share of the peak arithmetic that training reaches, eta
+AReaL's bound on the lag, and a wave as many groups as one step trains.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Describes a decoder's shape, from its published config.json. `tp` GPUs serve one replica
-    (assumed).
+    """Describes a decoder's shape, from its published config.json. One replica runs on `tp` GPUs by
+    tensor parallelism (assumed).
     """
 
     parameters: float
@@ -153,6 +162,6 @@ MODELS = {
 }
 
 ROLLOUT_SHARES = (0.25, 0.5, 0.75)
-"""A policy with separate GPUs for generation gets the share under which it is fastest, as its
-operator would choose it.
+"""Shares of the GPUs that may generate while the others train. A policy that separates the two runs
+with the share under which it is fastest, as its operator would choose it.
 """

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from rollstream.consumers.dispatch import placement
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,
     admissible_groups,
@@ -19,14 +20,6 @@ from rollstream.consumers.dispatch.admission import (
     wave_of,
 )
 from rollstream.consumers.dispatch.lengths import PROMPTS_MAX, ExpectedLength, with_sample
-from rollstream.consumers.dispatch.placement import (
-    PlacementWork,
-    RolloutRoom,
-    RolloutSpeed,
-    WaveLayout,
-    lay_out_wave,
-    place_samples,
-)
 from rollstream.consumers.dispatch.repack import RunningRequest
 from rollstream.simulator.cluster import Job, SimulatedGroup, SimulatedRollout
 from rollstream.simulator.policies import SchedulingPolicy
@@ -47,39 +40,41 @@ class WavePlacement:
     policy: SchedulingPolicy
     samples: int
     slots: int
-    layouts: dict[int, tuple[WaveLayout | None, float]] = field(
-        default_factory=dict[int, tuple[WaveLayout | None, float]]
+    layouts: dict[int, tuple[placement.WaveLayout | None, float]] = field(
+        default_factory=dict[int, tuple[placement.WaveLayout | None, float]]
     )
 
     def lay_out(
         self, wave: int, means: Sequence[float], rollouts: Sequence[SimulatedRollout]
     ) -> None:
         """Lay out the wave over these rollouts; `means` are its prompts' predicted lengths."""
-        workers = [RolloutSpeed(rollout.replica.name, rollout.speed) for rollout in rollouts]
+        workers = [
+            placement.RolloutSpeed(rollout.replica.name, rollout.speed) for rollout in rollouts
+        ]
         ascending = wave % 2 == 0  # a rollout with short prompts gets long ones in the next wave
         if self.policy.ramp:
-            layout = lay_out_wave(means, workers, ascending, self.samples, self.slots)
+            layout = placement.lay_out_wave(means, workers, ascending, self.samples, self.slots)
         else:
             layout = _even_layout(means, workers, ascending)
         self.layouts[wave] = (layout, median(means))
         self.layouts.pop(wave - LAYOUTS_MAX, None)
 
     def plan(
-        self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[RolloutRoom]
+        self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[placement.RolloutRoom]
     ) -> dict[str, str]:
         """Returns trajectory → rollout for the trajectories that fit, by `place_samples`."""
-        return dict(place_samples([self._work(group) for group in groups], rooms))
+        return dict(placement.place_samples([self._work(group) for group in groups], rooms))
 
-    def _work(self, group: list[SimulatedTrajectory]) -> PlacementWork:
+    def _work(self, group: list[SimulatedTrajectory]) -> placement.PlacementWork:
         layout, middle = self.layouts.get(group[0].wave, (None, 0.0))
         mean = group[0].predicted
         names = tuple(trajectory.name for trajectory in group)
-        return PlacementWork(names, mean, is_short=mean < middle, layout=layout)
+        return placement.PlacementWork(names, mean, is_short=mean < middle, layout=layout)
 
 
 def _even_layout(
-    means: Sequence[float], workers: Sequence[RolloutSpeed], ascending: bool
-) -> WaveLayout | None:
+    means: Sequence[float], workers: Sequence[placement.RolloutSpeed], ascending: bool
+) -> placement.WaveLayout | None:
     """Returns a layout that divides the prompts, ranked by predicted length, evenly among the
     rollouts; None for one rollout or equal predictions. This is the first tier of HistoPipe, the
     placement of RhymeRL (arXiv 2508.18588).
@@ -88,7 +83,9 @@ def _even_layout(
     if len(workers) < 2 or ranked[0] == ranked[-1]:
         return None
     names = [worker.rollout for worker in workers]
-    return WaveLayout(ranked, tuple((name,) for name in (names if ascending else names[::-1])))
+    return placement.WaveLayout(
+        ranked, tuple((name,) for name in (names if ascending else names[::-1]))
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -284,13 +281,13 @@ class SimulatedDispatch:
             for i, length in enumerate(lengths)
         ])  # fmt: skip
 
-    def _rooms(self, wave: int) -> list[RolloutRoom]:
+    def _rooms(self, wave: int) -> list[placement.RolloutRoom]:
         """Returns the rollouts with room for new trajectories of this wave, under a version that
         the wave allows.
         """
         needed = version_needed(self.pace, wave)
         return [
-            RolloutRoom(name, room, rollout.tokens, rollout.speed)
+            placement.RolloutRoom(name, room, rollout.tokens, rollout.speed)
             for name, rollout in self.rollouts.items()
             if rollout.is_open()
             and (rollout.replica.version >= needed or self.policy.on_update != "keep_version")
@@ -334,7 +331,7 @@ class SimulatedDispatch:
         rest: list[list[SimulatedTrajectory]] = []
         for _, groups in _by_wave(self.unplaced):
             rooms = [
-                RolloutRoom(
+                placement.RolloutRoom(
                     name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
                      rollout.speed)
                 for name, rollout in self.rollouts.items() if rollout.alive

@@ -1,9 +1,10 @@
 """Simulates repack (moving the last running trajectories together, so that rollouts become empty)
-and the migration of outliers. The service's planners decide over values of the simulator; this
-module carries their moves out and charges the time for them.
+and the migration of outliers (answers that run far longer than predicted).
 
-The check runs every few seconds and after each version, as in Laminar. A move starts between two
-decode steps of its source; the moved trajectories stand still for `move_s` and are prefilled again.
+1. `SimulatedRepack.check` calls the planners of the real service (`consumers/dispatch/repack.py`)
+every few seconds and after each new version, as in Laminar (arXiv 2510.12633). 2. `send` takes the
+trajectories off their source, between two decode steps. 3. `receive` resumes them at their target
+after `Cluster.move_s` seconds; there they are prefilled again.
 """
 
 from collections import Counter
@@ -15,12 +16,12 @@ from rollstream.simulator.workload import SimulatedTrajectory
 from rollstream.simulator.world import World
 from rollstream.streams.values import Version
 
-RESTART = ""  # this in place of a target means that the trajectory restarts
+RESTART = ""  # in place of a target's name: the trajectory restarts from its prompt
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivingMove:
-    """Holds moved trajectories that arrive at `target`."""
+    """Holds trajectories on their way to the rollout `target`."""
 
     target: str
     trajectories: tuple[SimulatedTrajectory, ...]
@@ -28,8 +29,10 @@ class ArrivingMove:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRepack:
-    """Plans moves, carries them out and counts them: `moves` by source and target, `moved` by
-    trajectory; `restarts` counts trajectories that restart instead.
+    """Plans moves and carries them out in `world`, the state and event queue of the run. `moves`
+    counts moves, each of one or several trajectories from one rollout to another, `moved` their
+    trajectories, and `restarts` the trajectories that restarted instead. `steps` measures the
+    seconds per step.
     """
 
     world: World
@@ -39,7 +42,7 @@ class SimulatedRepack:
     steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def check(self) -> None:
-        """Plan from the rollouts' present status, and ask the sources to give trajectories up."""
+        """Plan moves from the rollouts' present loads, and request them from their sources."""
         world = self.world
         self.steps.observe(world.visible_version, world.now)
         loads = [self._load(rollout) for rollout in world.rollouts.values()]
@@ -56,8 +59,9 @@ class SimulatedRepack:
             self._move_outliers([load for load in loads if load.rollout not in taking])
 
     def send(self, rollout: SimulatedRollout) -> None:
-        """Send the requested trajectories that still run on their way. Call it between two decode
-        steps of the source `rollout`.
+        """Take the requested trajectories that still run off `rollout`, their source, and plan
+        their arrival; restart those that are to restart. To be called between two decode steps of
+        `rollout`.
         """
         world, requested = self.world, rollout.moving or {}
         rollout.moving = None
@@ -88,8 +92,8 @@ class SimulatedRepack:
         )
 
     def receive(self, landing: ArrivingMove) -> None:
-        """Resume the trajectories at their target if it is open and holds their version; otherwise
-        dispatch places them.
+        """Resume the trajectories at their target. Those that it cannot take now, because it takes
+        no assignments or serves another version, are left to dispatch, which places them.
         """
         world, rollout = self.world, self.world.rollouts[landing.target]
         rollout.expecting -= len(landing.trajectories)
@@ -105,12 +109,15 @@ class SimulatedRepack:
         world.plan_dispatch()
 
     def cancel(self, rollout: SimulatedRollout) -> None:
-        """Cancel the moves of a source that died before it gave trajectories up."""
+        """Cancel the requested moves from `rollout`, which died before `send` was called."""
         if rollout.moving is not None:
             self._correct_expected(rollout.moving, {})
             rollout.moving = None
 
     def _request_moves(self, source: SimulatedRollout) -> None:
+        """Let `source` stop at the end of its present decode step, when the simulation calls
+        `send`; until then its `moving` names the trajectories to take off and their targets.
+        """
         assert source.moving is not None
         for target in source.moving.values():
             if target != RESTART:
@@ -119,7 +126,9 @@ class SimulatedRepack:
         self.world.plan_wake(source)
 
     def _correct_expected(self, requested: dict[str, str], left: dict[str, int]) -> None:
-        """Reduce the targets' expected trajectories by those that finished meanwhile."""
+        """Subtract from each target's `expecting` the requested trajectories that do not come: they
+        finished, or their source died. `left` counts those that did leave, by target.
+        """
         for target, count in Counter(requested.values()).items():
             if target == RESTART:
                 continue
@@ -128,6 +137,7 @@ class SimulatedRepack:
             self.world.check_empty(rollout)
 
     def _load(self, rollout: SimulatedRollout) -> repack.RolloutLoad:
+        """Returns the rollout's load in the form that the service's planners take."""
         replica = rollout.replica
         return repack.RolloutLoad(
             rollout=replica.name,
@@ -143,8 +153,8 @@ class SimulatedRepack:
         )
 
     def _move_outliers(self, loads: list[repack.RolloutLoad]) -> None:
-        """Request moves and restarts of outliers (answers that run far longer than predicted) in
-        waves that are nearly done. Rollouts that take part in a repack are left out.
+        """Request moves and restarts of outliers in waves that are nearly done. `loads` are the
+        rollouts that no repack fills; sources of a repack are left out here.
         """
         rollouts = self.world.rollouts
         free = [load for load in loads if rollouts[load.rollout].is_open()]
@@ -159,8 +169,8 @@ class SimulatedRepack:
 
     def _budget(self) -> repack.LagBudget | None:
         """Returns the lag bound, seconds per step and seconds per token by which `plan_outliers`
-        decides whether an answer that starts now ends in time. Its speed is that of the present
-        batches on rollouts of the newest version.
+        decides whether an answer that restarts now ends in time; None while one is unknown. The
+        seconds per token are those of the present batches on rollouts of the newest version.
         """
         world = self.world
         speeds = [
@@ -172,8 +182,8 @@ class SimulatedRepack:
         return repack.lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
     def _running(self) -> list[repack.RunningRequest]:
-        """Returns running trajectories of waves with a small unfinished share; no others can be
-        outliers.
+        """Returns the running trajectories of waves of which at most the share `UNFINISHED_MAX` is
+        unfinished; no others can be outliers.
         """
         world, found = self.world, list[repack.RunningRequest]()
         late = {

@@ -1,8 +1,9 @@
-"""The trainer in virtual time, the measurements of a simulated run as plain values, and the
-recorder that collects them during the run.
+"""Defines the simulated trainer (`SimulatedTrainer`), the results of a simulated run as plain
+values (`SimulationResult`), and what collects them during the run (`SimulationRecorder`).
 
-The trainer takes complete groups, oldest first, and publishes a version after `groups_per_step` of
-them. It counts lag and enforces its bound `max_lag` by the rules of invariant 5.
+The trainer takes complete groups, oldest first, and makes a version of every `groups_per_step` of
+them. It counts the lag of each trained token and enforces the bound `max_lag` by the rules of
+invariant 5. All times are virtual seconds.
 """
 
 from collections import Counter
@@ -16,12 +17,14 @@ from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.replica import UsageTotals
 from rollstream.simulator.workload import SimulatedTrajectory
 
-CHUNKS = 16  # about as many parts a step has if it starts before all its groups are ready
+CHUNKS = 16  # with `early_start` a piece of a step has a 16th of its groups, but at least one
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One trained version: its times, its samples and tokens, and its tokens by lag."""
+    """One trained step, which makes version `number`: its times, the numbers of its trained samples
+    and tokens, and of its trained tokens by lag.
+    """
 
     number: int
     begun_s: float
@@ -30,16 +33,20 @@ class SimulatedStep:
     tokens: int
     lags: Counter[int]
     dropped: int
-    """Whole samples of `keep_version` whose lag was above the bound."""
+    """Samples that were left out because their lag was above the bound (`keep_version`)."""
     masked: int
-    """Tokens of the other policies whose lag was above the bound."""
+    """Tokens that were left out because their lag was above the bound (other policies)."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
-    """The simulated trainer does one piece of work at a time: a whole step or, with `early_start`,
-    a part of one. `begin` starts a piece and returns its duration; the caller lets that much
-    virtual time pass, then calls `end`.
+    """Trains one piece of work at a time: a whole step or, with `early_start`, a part of one, as
+    soon as some groups are ready. `begin` starts a piece and returns its duration; the caller calls
+    `end` when that much virtual time has passed.
+
+    A piece takes `token_s` per token, and the last piece of a step `fixed_s` more. With
+    `keep_version` a sample has one version and is dropped as a whole if its lag is above `max_lag`;
+    otherwise the tokens above it are masked.
     """
 
     groups_per_step: int
@@ -53,31 +60,33 @@ class SimulatedTrainer:
     ready: list[tuple[int, int, tuple[SimulatedTrajectory, ...]]] = field(
         default_factory=list[tuple[int, int, tuple[SimulatedTrajectory, ...]]]
     )
+    """Heap of complete groups that no step has taken, in the order of `receive`."""
     steps: list[SimulatedStep] = field(default_factory=list[SimulatedStep])
     expired: int = 0
-    """Groups with no sample left to train."""
+    """Groups that ended untrained because the lag of all their samples was above the bound."""
     samples_expired: int = 0
+    """Samples of these groups."""
     taken: int = 0
-    """Groups of the present step."""
+    """Groups that the present step has taken so far."""
     begun_s: float | None = None
     _piece_s: float = 0.0
     samples: int = 0
-    """Samples of the present step, without `dropped` ones."""
+    """Samples that the present step has taken so far, without `dropped` ones."""
     _tokens: int = 0
     dropped: int = 0
     _masked: int = 0
     _lags: Counter[int] = field(default_factory=Counter[int])
 
     def receive(self, group: int, samples: list[SimulatedTrajectory]) -> None:
-        """Queue a complete group. A group's age is the newest version with which one of its samples
-        began; the queue is ordered by that version, then by the group's number.
+        """Queue a complete group. The queue is ordered by the groups' versions, then by their
+        numbers. A group's version is the newest one with which any of its samples began.
         """
         newest = max(trajectory.spans[0][0] for trajectory in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
 
     def begin(self, now_s: float) -> float | None:
-        """Take the groups of the next piece of work and return its seconds; None if too few groups
-        are ready.
+        """Take the groups of the next piece of work and return its seconds. Returns None if too few
+        groups are ready: fewer than the step needs or, with `early_start`, none.
         """
         wanted = self.groups_per_step - self.taken
         self._expire()
@@ -96,7 +105,9 @@ class SimulatedTrainer:
         return seconds
 
     def end(self, now_s: float) -> SimulatedStep | None:
-        """Complete the piece that `begin` started; returns the step if this was its last piece."""
+        """End the piece that `begin` started; returns the step if this was its last piece, else
+        None.
+        """
         self.busy_s += self._piece_s
         if self.taken < self.groups_per_step:
             return None
@@ -112,8 +123,8 @@ class SimulatedTrainer:
         return step
 
     def _expire(self) -> None:
-        """Remove groups whose samples are all above the lag bound. The queue is ordered by age, so
-        they are at its front.
+        """Remove the groups whose samples are all above the lag bound. They are at the front of the
+        queue, which is ordered by version.
         """
         if not self.keep_version or self.max_lag is None:
             return
@@ -125,7 +136,9 @@ class SimulatedTrainer:
         return self.max_lag is not None and self.version - trajectory.spans[0][0] > self.max_lag
 
     def _take(self, trajectory: SimulatedTrajectory) -> int:
-        """Count the sample; returns the tokens that its training costs."""
+        """Count the sample and its tokens by lag. Returns the tokens that the trainer computes for
+        it: prompt and answer, masked tokens included; 0 if it is dropped.
+        """
         if self.keep_version and self._is_late(trajectory):
             self.dropped += 1
             return 0
@@ -140,15 +153,20 @@ class SimulatedTrainer:
         return trajectory.prompt + trajectory.done
 
 
-ROWS_MAX = 32  # rollouts in the timeline
-ARROWS_MAX = 4_000
+ROWS_MAX = 32  # rollouts in the timeline, a chart of what they do over time
+ARROWS_MAX = 4_000  # arrows in the timeline
 
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
     """Counts over the whole run. Every admitted sample is in exactly one of the six counts
-    `trained`, `dropped` (by lag), `expired` (with its group), `ready` (in a complete group),
-    `finished_open` (in an incomplete one) and `unfinished`; `add_up` checks this (invariant 1).
+    `trained`, `dropped` (by lag), `expired` (with its group), `ready` (in a complete group that
+    waits for training), `finished_open` (in an incomplete group) and `unfinished`. `add_up` returns
+    whether they add up (invariant 1).
+
+    `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version by a
+    rollout, `restarts` samples that began again with the loss of tokens, `preempted` sequences put
+    back into a rollout's queue for want of KV cache, `failures` deaths of rollouts of any kind.
     """
 
     admitted: int
@@ -176,7 +194,10 @@ class SampleCounts:
 
 @dataclass(frozen=True, slots=True)
 class TimelineArrow:
-    """A move between two rollouts, or a pull or drain of one (`target` is `source` then)."""
+    """One event of the timeline, by `kind`: `move`, trajectories move to another rollout; `pull`,
+    the rollout loads a version; `drain`, from now on it only finishes its work. For the last two
+    `target` is `source`.
+    """
 
     kind: str
     from_s: float
@@ -187,7 +208,9 @@ class TimelineArrow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
-    """The bars of one rollout in the timeline: start and end in seconds, and version."""
+    """The bars of one rollout in the timeline, each a time in which it decoded under one version:
+    start and end in seconds, and the version.
+    """
 
     name: str
     bars: tuple[tuple[float, float, int], ...]
@@ -195,22 +218,24 @@ class RolloutBars:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The measurements from the end of step `skip` to the end of the last step; `counts` and
-    `steps` cover the whole run. Seconds are virtual.
+    """The measurements of a run from the end of step `Job.skip` to the end of the last step;
+    `seconds`, `counts`, `steps`, `rows` and `arrows` cover the whole run.
     """
 
     policy: str
     tokens_per_s: float
-    """Trained tokens."""
+    """Trained tokens per second."""
     generated_per_s: float
     step_s: float
     kv_utilisation: float
-    """Mean over time and rollouts."""
+    """Used share of the KV cache, the mean over time and rollouts."""
     idle_share: float
-    """Share of the rollouts' time without decoding, prefill and (where colocated) training."""
+    """Share of the rollouts' time in which they neither decode nor prefill. Where the same cards
+    train, the time of training is left out.
+    """
     trainer_idle_share: float
     lags: dict[int, float]
-    """Share of the trained tokens by lag at consumption."""
+    """Share of the trained tokens by their lag when they were trained."""
     seconds: float
     counts: SampleCounts
     steps: tuple[SimulatedStep, ...]
@@ -248,7 +273,7 @@ class SimulationResult:
 
 
 def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
-    """Share of the steps' trained tokens by lag."""
+    """Returns the share of the steps' trained tokens by lag."""
     tokens: Counter[int] = Counter()
     for step in steps:
         tokens.update(step.lags)
@@ -258,8 +283,10 @@ def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
 
 @dataclass(slots=True, eq=False)
 class SimulationRecorder:
-    """Collects the timeline's arrows and the usage totals at the start of the measured window;
-    `result` subtracts these from the totals at the end.
+    """Collects the results of a run while the simulation calls the `note_…` methods. The measured
+    window starts when step `Job.skip` ends, at `since_s`. `before` holds the rollouts' totals of
+    that time, which `result` subtracts from those at the end. Rollouts, dispatcher and trainer are
+    only read.
     """
 
     cluster: Cluster
@@ -275,13 +302,13 @@ class SimulationRecorder:
     arrows: list[TimelineArrow] = field(default_factory=list[TimelineArrow])
 
     def note_step(self, step: SimulatedStep, trainer_busy_s: float) -> None:
-        """Note a finished step; the measurement starts when step `skip` ends."""
+        """Note a finished step. `trainer_busy_s` is the time that the trainer has worked so far."""
         if step.number == self.job.skip:
             self.since_s, self.before = step.ended_s, self._totals(step.ended_s)
             self.trainer_before_s = trainer_busy_s
 
     def note_pull(self, rollout: SimulatedRollout, now_s: float, lasts_s: float) -> None:
-        """Note that the rollout pulls a version."""
+        """Note that the rollout loads a version in the next `lasts_s` seconds."""
         self.pulls += 1
         name = rollout.replica.name
         self._draw(TimelineArrow("pull", now_s, now_s + lasts_s, name, name))
@@ -289,7 +316,7 @@ class SimulationRecorder:
     def note_move(
         self, source: SimulatedRollout, target: SimulatedRollout, now_s: float, lasts_s: float
     ) -> None:
-        """Note that trajectories move between two rollouts."""
+        """Note that trajectories move between two rollouts in the next `lasts_s` seconds."""
         names = source.replica.name, target.replica.name
         self._draw(TimelineArrow("move", now_s, now_s + lasts_s, *names))
 
@@ -301,7 +328,9 @@ class SimulationRecorder:
     def result(
         self, now_s: float, moves: int, moved_samples: int, failures: int
     ) -> SimulationResult:
-        """The measurements of a finished run that ends at `now_s`."""
+        """Returns the results of a run that ends at `now_s`; the other numbers are for
+        `SampleCounts`.
+        """
         steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
         window_s = max(1e-12, now_s - self.since_s)
@@ -334,7 +363,8 @@ class SimulationRecorder:
         unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
         return SampleCounts(
             admitted=dispatching.admitted * dispatching.workload.samples,
-            # With the samples of the unfinished step, whose dropped ones no step counts yet.
+            # Samples that the unfinished step has taken count as trained, dropped ones included:
+            # `dropped` below has those of finished steps only.
             trained=sum(step.samples for step in trainer.steps) + trainer.samples + trainer.dropped,
             dropped=sum(step.dropped for step in trainer.steps),
             expired=trainer.samples_expired,

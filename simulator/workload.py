@@ -4,7 +4,7 @@ in each group, drawn (`Workload`) or recorded (`RecordedWorkload`), and `Simulat
 Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
 same work. Answers to one prompt correlate as in the paced engine (a Gaussian copula): a length is
 the quantile of a normal deviate, the sum of one part per prompt, equal in all passes, and one part
-per answer. So earlier answers predict part of a length. `read_lengths` reads a run's real lengths.
+per answer. So earlier answers predict part of a length. `read_lengths` loads a `distribution`.
 """
 
 from dataclasses import dataclass, field
@@ -73,8 +73,8 @@ class Workload:
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
-        """Returns the lengths of the prompt's answers in a pass before the first one. Dispatch knows
-        them at the start.
+        """Returns the lengths of the prompt's answers in a pass before the first one. Dispatch
+        knows them at the start.
         """
         return self._drawn(-1, prompt)
 

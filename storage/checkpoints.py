@@ -1,9 +1,10 @@
-"""Stores the trainer's whole state as a checkpoint (tensors and one JSON value) and restores it;
-the manifest is written last, so a checkpoint with a manifest is complete.
+"""Stores the trainer's whole state as a checkpoint (tensors and one JSON value), restores it, and
+deletes old ones. The manifest is written last, so a checkpoint with a manifest is complete.
 
-A restart reads the newest complete checkpoint (`newest_checkpoint`). An incomplete or damaged one
-is skipped, with the reason, in favour of the one before. A checkpoint of a newer release is refused
-(`NewerRelease`), never skipped. Only a starting trainer lists them.
+A restart reads the newest checkpoint that is complete and undamaged (`restore_first`,
+`newest_checkpoint`). Newer ones are skipped, and the reasons are reported. A checkpoint of a newer
+release is never skipped: it raises `NewerRelease`. The store has no index of checkpoints: they are
+found by listing it (`stored_checkpoints`).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and state
     from rollstream.storage.weights.tensors import Tensors
 
 SHARD_BYTES = 128 << 20
-"""Size of a file of tensors; each file is joined in memory before it is written."""
+"""Most bytes of a file of several tensors; a file is assembled in memory before it is written."""
 PARTS_FORMAT = 2
-"""Format in which tensors may be stored in parts (`part_name` in `weights/shards.py`); the newest
-that this release reads.
+"""Format of a checkpoint whose tensors are stored in parts, each some rows of a tensor (`part_name`
+in `weights/shards.py`). It is the newest format that this release reads.
 """
-STATE = "state.json"
+STATE = "state.json"  # name of the object with the JSON value, in the checkpoint's folder
 _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """Names the state after `step`, written by the trainer of `term`. The term orders first: a
-    zombie's later step is not newer.
+    """Names the checkpoint after `step`, written by the trainer of `term`. A checkpoint of a higher
+    term is newer, whatever its step: a zombie of a lower term may have reached a later step.
     """
 
     term: int
@@ -54,22 +55,25 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """Describes a checkpoint; this object, written last, completes it."""
+    """Describes a checkpoint: the files of its tensors, with a hash per tensor, and the file of its
+    JSON value (`state`). This object, written last, completes the checkpoint.
+    """
 
     step: int
     term: int
     tensors: TensorFiles
     state: FileEntry
     format: int = FORMAT
-    """Format number of the whole checkpoint, including its state: `PARTS_FORMAT` where tensors are
-    stored in parts of rows.
+    """Format number of the whole checkpoint, including its state: `PARTS_FORMAT` if any tensor is
+    stored in parts.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Holds a checkpoint's verified state, and its tensors: in memory and verified, or
-    `StoredTensors`, which verify each tensor when it is read.
+    """Holds a checkpoint's verified JSON value (`state`) and its tensors. These are in memory and
+    verified (`read_checkpoint`), or a `StoredTensors`, which reads and verifies each tensor when it
+    is requested (`open_checkpoint`).
     """
 
     id: CheckpointId
@@ -79,7 +83,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """Names a checkpoint's folder; it is `whole` once it has its manifest."""
+    """Names a checkpoint that the store has, complete or not; it is `whole` if it has its
+    manifest.
+    """
 
     id: CheckpointId
     whole: bool
@@ -87,8 +93,8 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """Holds the newest checkpoint that can be read (None: there is none), and why newer ones
-    cannot.
+    """Holds the newest checkpoint that can be read, None if there is none. `skipped` has each newer
+    checkpoint that cannot be read, with the reason.
     """
 
     checkpoint: Checkpoint | None
@@ -104,12 +110,12 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     hashes: Mapping[str, str] | None = None,
 ) -> CheckpointId:
-    """Create the complete checkpoint; idempotent for the same content. Tensors named in `hashes`
-    are not hashed again.
+    """Create a checkpoint; idempotent for the same content. `hashes` has the hashes of tensors that
+    were hashed already.
 
-    Written are (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. A
-    process that holds only a part of distributed tensors passes None and writes (1) alone. Raises
-    `Fenced` if a trainer of a higher term has taken the weights' pointer before (3).
+    It writes (1) the tensors, (2) the state, (3) the manifest. `state` is a JSON value without NaN;
+    a process that has only a part of distributed tensors passes None and writes (1) alone. Raises
+    `Fenced` before (3) if a trainer of a higher term has taken the pointer of the weight versions.
     """
     from rollstream.storage.weights.shards import has_parts, write_shards
 
@@ -131,7 +137,8 @@ def write_checkpoint(
 
 
 def open_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """Returns the checkpoint with `StoredTensors`, which are read and verified one by one.
+    """Returns the checkpoint with its state read, and tensors that are read and verified one by one
+    when they are requested (`StoredTensors`).
 
     Raises `ObjectMissing` if it is not (or no longer) complete, `CorruptObject` if its manifest or
     state is damaged, `NewerRelease` if this release cannot read it.
@@ -144,29 +151,30 @@ def open_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
 
 
 def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """Returns the checkpoint with all its tensors in memory that the caller owns, every byte
-    verified. Raises as `open_checkpoint` does.
+    """Returns the checkpoint with all its tensors, every one verified, in memory that the caller
+    owns. Raises as `open_checkpoint` does, and `CorruptObject` for a damaged tensor.
     """
     found = open_checkpoint(store, wanted)
     return replace(found, tensors=dict(found.tensors))
 
 
 def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
-    """Returns the checkpoint's manifest. Raises `ObjectMissing` if it is not (or no longer)
-    complete, `CorruptObject` if it is damaged.
+    """Returns the checkpoint's manifest. Raises `ObjectMissing` if the checkpoint is not (or no
+    longer) complete, `CorruptObject` if the manifest is damaged, `NewerRelease` if this release
+    cannot read it.
     """
     key = _manifest_key(wanted)
     return unseal(store.get(key), CheckpointManifest, key, PARTS_FORMAT)
 
 
 def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
-    """Returns the JSON part alone, verified; raises as `read_checkpoint` does."""
+    """Returns the checkpoint's JSON value alone, verified; raises as `open_checkpoint` does."""
     return _read_state(store, wanted, checkpoint_manifest(store, wanted))
 
 
 def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> RestoredCheckpoint:
-    """Returns the newest checkpoint that can be read, of those up to `step_max`; `skipped` gives
-    the reason for each newer one.
+    """Returns the newest checkpoint of the store that can be read, if `step_max` is given of those
+    up to that step.
     """
     stored = (checkpoint.id for checkpoint in reversed(stored_checkpoints(store)))
     candidates = (found for found in stored if step_max is None or found.step <= step_max)
@@ -176,8 +184,9 @@ def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restor
 def restore_first(
     candidates: Iterable[CheckpointId], restore: Callable[[CheckpointId], Checkpoint]
 ) -> RestoredCheckpoint:
-    """Returns the first of these checkpoints that `restore` can read. `restore` may load the
-    tensors one by one into a model, which holds no usable state after an error.
+    """Returns the first of these checkpoints for which `restore` raises neither `ObjectMissing` nor
+    `CorruptObject`. `restore` may load the tensors one by one into a model: what a failed call left
+    there is overwritten by the next one.
     """
     skipped: list[tuple[CheckpointId, str]] = []
     for wanted in candidates:
@@ -201,8 +210,8 @@ def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
 
 
 def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[CheckpointId]:
-    """Returns the checkpoints to delete, oldest first, so that the newest `keep` complete ones
-    stay.
+    """Returns the checkpoints to delete, so that the newest `keep` complete ones stay. `stored` is
+    in ascending order, and so is the result.
 
     An incomplete one is deleted once a newer one is complete: no trainer will complete it.
     """
@@ -217,8 +226,8 @@ def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[Chec
 
 
 def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> None:
-    """Delete these checkpoints, the manifest of each first; can be repeated after an
-    interruption.
+    """Delete these checkpoints, the manifest of each first, so that none looks complete while it is
+    deleted. After an interruption the call can be repeated.
     """
     for old in unwanted:
         store.delete(_manifest_key(old))

@@ -1,8 +1,9 @@
-"""Stores large records in the object store and appends their address to the log in their place (a
-claim check). `ClaimCheck` is a bus around a bus; `open_log` opens a run's log with it.
+"""Keeps large records out of the log: the bytes of such a record are put into the object store as a
+blob, and a small record that names the blob, a `Claim`, is appended in its place.
 
-Readers get the bytes that were appended, and never take a claim for a record. `BlobCollector`
-deletes the blobs that no kept record can name.
+`ClaimCheck`, a bus around the log's bus, does this at each append and puts the bytes back at each
+read, so its callers see only the records that were appended. `open_log` opens a run's log with it.
+`BlobCollector` deletes the blobs that no kept record can name.
 """
 
 import dataclasses
@@ -22,13 +23,15 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Claim
 from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 
-SETTLED_S = 3600.0  # far above the duration of an append and its repetitions
+SETTLED_S = 3600.0  # far longer than an append with all its repetitions takes
 _FORM = "%Y-%m-%dT%H"
 _KEY = re.compile(r"blobs/([A-Za-z0-9._-]+)/(\d{4}-\d\d-\d\dT\d\d)/([0-9a-f]{32})", re.ASCII)
 
 
 class BlobKey(NamedTuple):
-    """Holds the parts of a blob's key; `found` is the hash of its content."""
+    """Holds the parts of a blob's key: its topic, the hour of its upload (`upload_hour`), and the
+    hash of its content (`found`).
+    """
 
     topic: str
     hour: str
@@ -36,7 +39,7 @@ class BlobKey(NamedTuple):
 
 
 def upload_hour(time_s: float) -> str:
-    """Returns the hour of a time in seconds since 1970, in UTC, as `2026-11-21T13`."""
+    """Returns the UTC hour of a time, given in seconds since 1970, in the form `2026-11-21T13`."""
     return time.strftime(_FORM, time.gmtime(time_s))
 
 
@@ -53,8 +56,9 @@ def parse_blob_key(key: str) -> BlobKey | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _BlobHour:
-    """Tracks one hour of a topic's blobs: the hash of their keys, the time since which it is
-    unchanged, and the topic's ends once it has been unchanged for `SETTLED_S`.
+    """Tracks the blobs of one topic and hour. `keys` is one hash of all their keys, the same since
+    the time `since_s`. `ends` are the ends of the topic's partitions, read once `keys` had been the
+    same for `SETTLED_S`; None before.
     """
 
     keys: str
@@ -63,17 +67,17 @@ class _BlobHour:
 
 
 class BlobCollector:
-    """Deletes the hours of blobs that no kept record can name. After a restart it observes all
-    hours again.
+    """Deletes the blobs that no kept record can name, all blobs of one hour and topic together.
+    After a restart it observes all hours again.
 
-    Blobs are deleted together by the hour in their key, and are never shared between hours. The
-    hour comes from the writer's clock and only groups blobs: it is compared with no other clock. A
-    blob is put before its claim is appended, so once an hour has had the same blobs for `SETTLED_S`
-    on the collector's own clock, its claims are below the ends that the topic has then. Once
-    truncation has passed these ends in every partition, no kept record names the hour.
+    The hour in a blob's key comes from the writer's clock and only groups blobs: it is compared
+    with no other clock. A blob is put before its claim is appended. So once an hour has had the
+    same blobs for `SETTLED_S` on the collector's own clock, all claims on them are below the ends
+    that the topic's partitions have then. Once the topic is truncated up to these ends in every
+    partition, no kept record names a blob of the hour. Equal bytes of two hours are two blobs.
 
     A writer that is suspended between upload and append for longer than `SETTLED_S` may append a
-    claim without a blob. The run counts this writer as dead long before, and the record goes to
+    claim without a blob. The run counts this writer as dead long before, and the claim goes to
     `dead`.
     """
 
@@ -84,7 +88,10 @@ class BlobCollector:
         self._known: dict[tuple[str, str], _BlobHour] = {}
 
     def run(self) -> int:
-        """Delete the hours that are due; returns the number of deleted blobs."""
+        """List all blobs, and delete those of the hours that no kept record can name any more.
+        Returns the number of deleted blobs. To be called repeatedly: hours are compared with the
+        previous call.
+        """
         topics = {topic.name for topic in catalogue()}
         listed: dict[tuple[str, str], list[str]] = {}
         for blob in self._store.list("blobs/"):
@@ -115,11 +122,13 @@ class BlobCollector:
 
 
 class ClaimCheck(BusWrapper):
-    """A `Bus` of which `log` carries records up to `bytes_max`, and `store` the larger ones.
+    """Implements `Bus` over `log`, which carries values up to `bytes_max`, and `store`, which holds
+    the larger ones.
 
     A larger value is put under `blobs/<topic>/<hour>/<hash>`, and a `Claim` with the same envelope
-    is appended in its place. Reading puts the value back, so callers see the bytes that were
-    appended, and their hash. Compacted topics refuse larger values themselves.
+    (the writer's role, term and sequence number) is appended in its place. Reading puts the value
+    back, so callers see the bytes that were appended. In a compacted topic no value becomes a
+    claim; the topic's own limit refuses large ones.
     """
 
     def __init__(
@@ -134,15 +143,15 @@ class ClaimCheck(BusWrapper):
         self._record_bytes_max = {topic.name: topic.record_bytes_max for topic in catalogue()}
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create the topics in the log with its own limit: a broker needs no room for large
-        records.
+        """Create the topics in the log with the limit `bytes_max` for records, so that a broker
+        needs no room for large ones.
         """
         super().create([self._log_topic(topic) for topic in topics])
         self._record_bytes_max |= {topic.name: topic.record_bytes_max for topic in topics}
 
     def settings(self, topic: str) -> Topic:
-        """Returns the topic's settings with the size limit of complete records, in the log or in
-        the store.
+        """Returns the topic's settings with the limit that callers see: that of complete records,
+        whether their bytes are in the log or in the store.
         """
         carried = super().settings(topic)
         whole = max(carried.record_bytes_max, self._record_bytes_max.get(topic, 0))
@@ -183,14 +192,14 @@ class ClaimCheck(BusWrapper):
         return _ClaimCheckGroupReader(self, super().join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
-        """Returns the message of a claim with the bytes that were appended, or the claim itself if
-        these bytes are missing or cannot be trusted. Raises `StoreError` if the store does not
-        answer: then nothing is decided, and the caller repeats the read.
+        """Returns the message, which is a claim, with the bytes that were appended in its place.
+        Raises `StoreError` if the store does not answer: then nothing is decided, and the caller
+        repeats the read.
 
-        A claim comes from another program and is not trusted. The claim itself is returned if its
-        blob is outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the
-        topic's records may be, itself a claim, or a record with another envelope. No reader takes a
-        claim for a record: the claim goes to `dead` with the reason.
+        Any program may append a claim, so it is not trusted. The message is returned unchanged if
+        the blob is outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the
+        topic's records may be, itself a claim, or a record with another envelope. No reader takes
+        such a claim for a record: it goes to `dead` with the reason.
         """
         assert message.value is not None
         try:
@@ -205,9 +214,9 @@ class ClaimCheck(BusWrapper):
         return replace(message, value=value) if _envelope(value) == decoded.envelope else message
 
     def _blob(self, topic: str, claim: Claim) -> bytes | None:
-        """Returns the bytes of the claim's blob; None if they are missing or cannot be trusted. At
-        most one byte more than the claim states is fetched, so a claim on an object of 100 GB costs
-        no more than an honest one.
+        """Returns the bytes of the claim's blob; None if they are missing or have another size than
+        the claim states. At most one byte more than this size is fetched, so a claim on an object
+        of 100 GB costs no more than an honest one.
         """
         named = parse_blob_key(claim.blob)
         if named is None or (named.topic, named.found) != (topic, claim.hash):
@@ -221,6 +230,7 @@ class ClaimCheck(BusWrapper):
         return value if len(value) == claim.bytes else None
 
     def _log_topic(self, topic: Topic) -> Topic:
+        """Returns the topic with the limit that it has in the log."""
         if topic.cleanup == "compact":
             return topic
         limit = min(topic.record_bytes_max, self._bytes_max + KEY_BYTES_MAX)
@@ -230,9 +240,12 @@ class ClaimCheck(BusWrapper):
         return entry.value is not None and len(entry.value) > self._bytes_max
 
     def _check_in(self, topic: str, entry: AppendEntry) -> AppendEntry:
-        """Returns the claim to append in the record's place. 1. Put the blob. 2. Encode the claim
-        with the record's envelope. A crash between this call and the append leaves a blob that no
-        record names; it is deleted with its hour.
+        """Returns the claim to append in the record's place.
+
+        1. Put the blob.
+        2. Encode the claim, with the record's envelope.
+        A crash between 1 and the append leaves a blob that no record names; it is deleted with its
+        hour.
         """
         assert entry.value is not None
         found = content_hash(entry.value)
@@ -242,8 +255,8 @@ class ClaimCheck(BusWrapper):
         return replace(entry, value=encode(claim, _envelope(entry.value)))  # 2
 
     def _redeem_batch(self, messages: list[Message], bytes_max: int) -> list[Message]:
-        """Returns a prefix of the messages with the values of their claims. It stays within
-        `bytes_max` in all, but has at least one message.
+        """Returns the messages with the bytes of their claims put back: as many of the first ones
+        as have at most `bytes_max` in all, but at least one.
         """
         if not any(is_claim(message) for message in messages):
             return messages
@@ -259,7 +272,7 @@ class ClaimCheck(BusWrapper):
 
 
 class _ClaimCheckGroupReader:
-    """Reads as a group member, with the values of claims in their place."""
+    """Reads as the group member `inner` does, and puts the bytes of claims back."""
 
     def __init__(self, bus: ClaimCheck, inner: GroupReader) -> None:
         self._bus, self._below = bus, inner
@@ -279,7 +292,9 @@ class _ClaimCheckGroupReader:
 
 
 def _envelope(value: bytes) -> Envelope | None:
-    """Returns the envelope if the value is a record, else None, because a bus carries any bytes."""
+    """Returns the envelope of a record; None if it has none or the bytes are not a record: a bus
+    carries any bytes.
+    """
     try:
         return envelope_of(value)
     except DecodeError:
@@ -287,10 +302,12 @@ def _envelope(value: bytes) -> Envelope | None:
 
 
 def is_claim(message: Message) -> bool:
-    """Returns whether the message is a claim, so that its value is in the object store."""
+    """Returns whether the message is a claim, whose record is in the object store."""
     return message.value is not None and message.value.startswith(CLAIM_START, 16)
 
 
 def open_log(bus_url: str, store_url: str, sync: Literal["normal", "full"] = "normal") -> Bus:
-    """Returns the bus at `bus_url`, with its large records in the store at `store_url`."""
+    """Returns the bus at `bus_url` with its large records in the store at `store_url`. With `full`
+    acknowledged writes to local folders (SQLite, `file:`) also survive a power loss.
+    """
     return ClaimCheck(open_bus(bus_url, sync=sync), open_store(store_url, sync))

@@ -1,6 +1,9 @@
-"""Finds a Hugging Face checkpoint: a folder, or the snapshot of a Hub name in this machine's cache.
-Nothing is downloaded, because a run must not change when a model page does. This module does not
-import torch.
+"""Finds the folder of a Hugging Face checkpoint, and reads its configuration and the names of its
+weight files, without torch. Errors are `ConfigurationError`s that name the setting `model.path`.
+
+A checkpoint is given as a folder, or as a name on the Hugging Face Hub (`Qwen/Qwen3-0.6B`) whose
+files are in this machine's cache. Nothing is downloaded, because a run must not change when the
+model's authors change it.
 """
 
 import json
@@ -12,14 +15,16 @@ from typing import Any, cast
 from rollstream.errors import ConfigurationError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+"""A checkpoint has its weights in one file, or in several, which the index lists by tensor."""
 HEADER_BYTES_MAX = 100_000_000
-"""Largest header of a safetensors file, as in the library."""
+"""Largest header of a safetensors file; the same limit as in the library safetensors."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_hf_folder(path: str) -> Path:
-    """Returns the folder that `path` names; `path` itself if there is neither a checkpoint nor a
-    cached snapshot.
+    """Returns the folder of a checkpoint: `path` if it exists, else the folder in the cache with
+    the files of the Hub name `path`. If there is neither, returns `path`, and a later check reports
+    that it is missing.
     """
     folder = Path(path)
     if folder.exists() or not _HUB_NAME.fullmatch(path):
@@ -35,8 +40,8 @@ def find_hf_folder(path: str) -> Path:
 
 
 def how_to_download(path: str) -> str:
-    """Returns the advice after a refusal of `path`: the command that downloads it, if it may be a
-    Hub name.
+    """Returns the end of an error message about a missing `path`: that nothing is downloaded, and
+    the command that downloads it, if it may be a Hub name.
     """
     if _HUB_NAME.fullmatch(path) and "/" in path and not path.startswith("."):
         return f"; nothing is downloaded: first run `hf download {path}`"
@@ -44,7 +49,7 @@ def how_to_download(path: str) -> str:
 
 
 def read_hf_config(folder: Path) -> Mapping[str, Any]:
-    """Returns the content of the folder's `config.json`. Raises `ConfigurationError` if it is
+    """Returns the content of the folder's `config.json`. Raises `ConfigurationError` if the file is
     missing or cannot be read.
     """
     path = folder / CONFIG
@@ -63,8 +68,8 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
 
 
 def hf_vocabulary_size(folder: Path) -> int | None:
-    """Returns the vocabulary size in the checkpoint's configuration; None if it is not stated
-    there.
+    """Returns the vocabulary size that the checkpoint's `config.json` states; None if the file
+    cannot be read or states none.
     """
     try:
         fields = read_hf_config(folder)
@@ -76,8 +81,8 @@ def hf_vocabulary_size(folder: Path) -> int | None:
 
 
 def check_hf_weights(folder: Path) -> None:
-    """Raise `ConfigurationError` with the name of the first missing weight file; return if all
-    exist.
+    """Raise `ConfigurationError` if a weight file is missing; the error names the first missing
+    one.
     """
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():
@@ -102,7 +107,9 @@ def check_hf_weights(folder: Path) -> None:
 
 
 def hf_weight_files(folder: Path) -> dict[str, Path]:
-    """Returns the file of each tensor by name, in a folder that passed `check_hf_weights`."""
+    """Returns the file that holds each tensor, by the tensor's name. The folder must have passed
+    `check_hf_weights`.
+    """
     if (folder / INDEX).is_file():
         files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         return {name: folder / file for name, file in files.items()}

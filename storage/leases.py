@@ -1,8 +1,10 @@
-"""Gives a single-holder role to one process in each term: a process takes the role's lease and its
-next term in one compare-and-swap (`acquire_lease`).
+"""Gives a role with a single holder to one process in each term. `acquire_lease` takes the role's
+lease (an object in the store) together with its next term, in one compare-and-swap. `LeaseRenewal`
+renews the lease in the background and reports its loss, after which the holder must stop.
 
 The lease only avoids double work; the term decides which records count. Clocks of two machines are
-never compared. docs/explanation/storage.md ("Leases and terms") has the interleavings.
+never compared: a waiting process measures by its own clock for how long the lease is unchanged.
+docs/explanation/storage.md ("Leases and terms") has the interleavings.
 """
 
 import logging
@@ -17,16 +19,17 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.terms import RoleRecord, read_role, role_key
 
-POLLS_PER_DURATION = 10  # a takeover is at most a tenth of the duration late
-POLL_S_MAX = 1.0
+POLLS_PER_DURATION = 10  # so a takeover is at most a tenth of the lease's duration late
+POLL_S_MAX = 1.0  # longest pause between two polls
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """Describes a process that wants a role.
+    """Describes a process that wants a role. `holder` is its name for messages. `duration_s` is the
+    time after which its lease counts as abandoned unless it is renewed.
 
-    `nonce` is random and used by this process alone; `handed_nonce` is the nonce of the reaped
-    holder.
+    `nonce` is a random text that only this process uses. `handed_nonce` is the nonce of the last
+    holder, if the supervisor has reaped that process (seen it end): then no wait is needed.
     """
 
     role: str
@@ -37,9 +40,10 @@ class LeaseCandidate:
 
 
 def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -> bool:
-    """Returns whether a process may take a lease that it has read unchanged for `unchanged_s` on
-    its own monotonic clock: that time has reached the lease's duration, the lease was released, or
-    the supervisor that reaped the holder handed over the holder's nonce.
+    """Returns whether a process may take the lease `record`, which it has seen unchanged for
+    `unchanged_s` on its own monotonic clock. One of three conditions suffices: that time has
+    reached the lease's duration; the lease was released; `handed_nonce` is the holder's nonce, so
+    the supervisor has reaped the holder.
     """
     handed = handed_nonce is not None and handed_nonce == record.nonce
     return record.released or handed or unchanged_s >= record.duration_s
@@ -48,8 +52,9 @@ def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -
 class Lease:
     """Holds a role under `term`; different threads may renew and release it.
 
-    A holder that was only suspended finds a higher term at its next renewal and gets `Fenced`; its
-    records in between are void by their term (invariant 7).
+    If a holder is suspended for longer than the lease's duration, another process takes the role.
+    When the first one wakes up, its next renewal finds the higher term and raises `Fenced`; the
+    records that it appends until then are void by their term (invariant 7).
     """
 
     def __init__(self, store: ObjectStore, record: RoleRecord, etag: str) -> None:
@@ -63,7 +68,7 @@ class Lease:
         self.duration_s = record.duration_s
 
     def renew(self) -> None:
-        """Hold the role for another duration. Raises `Fenced` if a higher term has it."""
+        """Hold the role for another duration. Raises `Fenced` if another process has taken it."""
         with self._lock:
             self._swap(replace(self._record, renewals=self._record.renewals + 1))
 
@@ -76,11 +81,12 @@ class Lease:
                 self._swap(replace(self._record, released=True))
 
     def metric_values(self) -> MetricValues:
-        """Returns metrics of the holder's lease."""
+        """Returns the lease's metrics: its term and its number of renewals."""
         record = self._record
         return {"lease_term": record.term, "lease_renewals_total": record.renewals}
 
     def _swap(self, wanted: RoleRecord) -> None:
+        """Replace the lease's record if it is still this holder's; else raise `Fenced`."""
         try:
             etag = self._store.swap(role_key(self.role), encode_json(wanted), self._etag)
         except SwapLost:
@@ -88,8 +94,8 @@ class Lease:
         self._record, self._etag = wanted, etag
 
     def _etag_of(self, wanted: RoleRecord) -> str:
-        """Returns the etag of a swap that took effect although its answer was lost. Raises `Fenced`
-        if another process has the role.
+        """Returns the etag of the stored record if it is `wanted`: then the swap took effect and
+        only its answer was lost. Otherwise raises `Fenced`, because another process has the role.
         """
         present = read_role(self._store, self.role)
         if present is not None and present[0] == wanted:
@@ -105,8 +111,8 @@ class Lease:
 
 
 class LeaseClaim:
-    """Tries to take a role for one candidate; the caller polls `attempt`. It keeps the etag that
-    was read last, and the time since which this etag is unchanged.
+    """Tries to take a role for one candidate: the caller calls `attempt` again and again. The claim
+    keeps the etag that it read last, and the time at which it first read this etag.
     """
 
     def __init__(
@@ -157,8 +163,8 @@ def acquire_lease(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
-    """Returns the role's lease under the next term. Raises `LeaseHeld` if it is not free within
-    `wait_s`.
+    """Wait until the role may be taken, and return its lease under the next term. Raises
+    `LeaseHeld` if the role cannot be taken within `wait_s`.
     """
     claim = LeaseClaim(store, candidate, clock)
     give_up = clock() + wait_s
@@ -178,9 +184,9 @@ def living_leases(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[RoleRecord]:
-    """Returns leases that a living process holds: the first ones that are renewed while this
-    function polls, for at most the longest duration of a lease that is not released. It takes no
-    lease.
+    """Returns leases of `roles` whose holders live, because they were renewed while this function
+    polled. It returns at the first poll that finds renewals, so other holders may live too; [] if
+    none is renewed for the longest duration of these leases. It takes no lease itself.
     """
     leases = {role: found for role in roles if (found := read_role(store, role)) is not None}
     held = {role: found for role, found in leases.items() if not found[0].released}
@@ -208,11 +214,11 @@ log = logging.getLogger(__name__)
 
 
 def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
-    """Renew once and return the time from which the lease is known to be held: the time of this
-    renewal, or `held_s` again if the store failed. Raises `Fenced` if a higher term has the role,
-    or if no renewal succeeded for the lease's duration.
+    """Renew once and return the time of the last successful renewal: now, or `held_s` (the time of
+    the one before) if the store failed. Raises `Fenced` if another process has the role, or if no
+    renewal has succeeded for the lease's duration.
     """
-    now = clock()  # before the swap: no waiting candidate can have started to count earlier
+    now = clock()  # before the swap, so not later than any candidate can see the renewal
     try:
         lease.renew()
     except StoreError as error:
@@ -226,12 +232,12 @@ def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float
 
 
 class LeaseRenewal:
-    """Renews a lease in the background while the block runs, every third of the lease's duration.
-    If that fails for good, `lost` is set and `on_lost` is called once: the holder must stop.
+    """A context manager that renews a lease in the background, every third of its duration. If the
+    lease is lost, `lost` is set and `on_lost` is called once: the holder must stop.
 
-    Renewing fails for good if a higher term has the role, after an unexpected error, or once store
-    failures have lasted for the lease's duration without a successful renewal: from then on another
-    process may hold the role. Leaving the block stops renewing; it does not release the lease.
+    The lease is lost if another process has the role, after an unexpected error, or if the store
+    fails for the whole duration of the lease: from then on another process may hold the role.
+    Leaving the block ends the renewals; it does not release the lease.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Reads a run for all commands that only observe it: tail, query, audit, report, `top`, replay.
+"""Reads a run's log together with its archive, for commands that observe it: tail, query, audit,
+report, `top`, replay. A truncated record is read from the archive, at the same offset and byte for
+byte; an offset that neither has is reported as a `Hole`.
 
-`LogView` is a run's log with its archive in front of it, as a read-only bus: a truncated record is
-read from the archive, at the same offset and byte for byte. `LogView.topic` opens a `TopicView`,
-which reads one topic from any position, once or following it. The roles of a run read with
-`TopicReader`. Importing this module does not import pyarrow; reading an archived row does.
+`LogView` is both as one read-only bus. Its `topic` opens a `TopicView`, which reads one topic from
+any position, up to an end or following it. Roles read with `TopicReader`, over a `LogView` only
+where they need truncated records. Only reading an archived row imports pyarrow.
 """
 
 from __future__ import annotations
@@ -15,15 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rollstream.errors import BusError, NewerRelease, PositionLost, SequenceGap, TopicMissing
+from rollstream.storage.archive import segments
 from rollstream.storage.archive.log import ArchiveBus
-from rollstream.storage.archive.segments import (
-    OFFSET_MAX,
-    ArchivedPart,
-    ArchivedRows,
-    Hole,
-    LogRecord,
-    Segment,
-)
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.fence import truncated_begin
@@ -43,8 +37,9 @@ class LogView(ArchiveBus):
     """Reads one run. `bus` is None where only the archive exists, `store` where only the log does;
     `run` is the run's name in the archive.
 
-    Open topics with `topic`. The methods of `Bus` serve readers of single records: replay, and
-    `TopicReader` over truncated records.
+    `topic` opens a topic as a whole. The methods of `Bus` are for replay, which reads single
+    records by their address, and for a `TopicReader` that needs truncated records; they raise
+    `PositionLost` where a `TopicView` reports a hole.
     """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
@@ -57,12 +52,12 @@ class LogView(ArchiveBus):
         start: Mapping[int, int | Position] | None = None,
         *,
         columns: Sequence[str] | None = None,
-        on_hole: Callable[[Hole], None] | None = None,
+        on_hole: Callable[[segments.Hole], None] | None = None,
         skip_damaged: bool = False,
     ) -> TopicView:
         """Returns a reader of the topic from `start` on, by default from the first record ever, so
         that records that were truncated and not archived are a hole. `columns` limits the columns
-        of archived rows. Raises `TopicMissing`.
+        of archived rows; `TopicView` explains `on_hole` and `skip_damaged`. Raises `TopicMissing`.
         """
         settings = self.settings(topic)
         start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
@@ -88,8 +83,8 @@ class LogView(ArchiveBus):
             return False
 
     def key_partitions(self, topic: str) -> int:
-        """Returns the number of partitions over which the run spreads keys; 0 if unknown. Without a
-        log it is the number that the first take of the archived ledger names.
+        """Returns the number of partitions over which the run spreads the topic's keys; 0 if
+        unknown. Without a log it is the number that the first take in the archived ledger states.
         """
         if self.bus is not None:
             return self.bus.partitions(topic)
@@ -103,36 +98,35 @@ class LogView(ArchiveBus):
 
 
 class TopicView:
-    """Reads one topic; made by `LogView.topic`. Use it from one thread.
+    """Reads one topic; made by `LogView.topic`. Use it from one thread. `poll` follows the topic;
+    `records`, `messages`, `tables` and `segments` read up to an end.
 
-    While archiver and trainer continue, it returns each offset at most once, in the order of its
-    partition, and reports each offset that it cannot return as a `Hole`.
+    Even while records are archived and truncated, it returns each offset at most once, in the order
+    of its partition, and reports each offset that it cannot return as a `Hole`.
 
-    `positions` are the next offsets, with the fence before them: another view that starts there
-    continues. `holes` are all holes so far, and `on_hole` is called with each. A damaged archived
-    file raises `CorruptObject`; with `skip_damaged` its rows are a hole.
-
-    `counts` counts messages by `LogRecord.kind`: those that `poll`, `records` and `messages`
-    returned or skipped.
+    `positions` are the next offsets, each with the fence before it: another view that starts there
+    continues this one. `holes` are all holes so far; `on_hole` is called with each new one. A
+    damaged archived file raises `CorruptObject`; with `skip_damaged` its rows are a hole. `counts`
+    counts, by `LogRecord.kind`, the messages that `poll`, `records` and `messages` have read.
     """
 
     def __init__(self, view: LogView, topic: Topic, start: Mapping[int, Position]) -> None:
         self.positions = dict(start)
-        self.holes: list[Hole] = []
+        self.holes: list[segments.Hole] = []
         self.counts: Counter[str] = Counter()
         self.columns: Sequence[str] | None = None
         self.skip_damaged = False
-        self.on_hole: Callable[[Hole], None] | None = None
+        self.on_hole: Callable[[segments.Hole], None] | None = None
         self._view, self._topic = view, topic
-        self._parts: dict[int, ArchivedPart] = {}
-        self._rows: dict[int, Iterator[ArchivedRows | Hole]] = {}
+        self._parts: dict[int, segments.ArchivedPart] = {}
+        self._rows: dict[int, Iterator[segments.ArchivedRows | segments.Hole]] = {}
         self._ended: set[int] = set()  # without a log: partitions whose archive was opened
         self._first = 0  # the partition read first rotates, so that a full one starves no other
-        self._rows_max = OFFSET_MAX  # most rows of one segment of the next archived part
+        self._rows_max = segments.OFFSET_MAX  # most rows of one segment of the next archived part
 
     def poll(
         self, records_max: int = 512, *, wait_s: float = 0.0, exact: bool = True
-    ) -> list[LogRecord]:
+    ) -> list[segments.LogRecord]:
         """Returns the next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from
         an archived file. Returns [] if none came within `wait_s` or, unless `exact`, if existing
         messages have not arrived yet.
@@ -140,15 +134,16 @@ class TopicView:
         self._rows_max = POLLED_ROWS
         while True:
             segment = self._next(self._offsets(), {}, records_max, wait_s, exact)
-            if not isinstance(segment, Hole):
+            if not isinstance(segment, segments.Hole):
                 return [] if segment is None else list(self._classified(segment))
 
-    def records(self, ends: Mapping[int, int] | None = None) -> Iterator[LogRecord]:
-        """Yields all records that count, up to `ends` (default: the present end), partition by
-        partition in order. Raises `NewerRelease` at a record that only a newer release understands.
+    def records(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.LogRecord]:
+        """Yields all records that count (of the kind `records`), up to `ends` (default: the present
+        end), partition by partition in order. Raises `NewerRelease` at a record that only a newer
+        release understands.
         """
         for segment in self.segments(ends):
-            if isinstance(segment, Hole):
+            if isinstance(segment, segments.Hole):
                 continue
             for message in self._classified(segment):
                 if message.newer:
@@ -159,21 +154,21 @@ class TopicView:
                 if message.kind == "records":
                     yield message
 
-    def messages(self, ends: Mapping[int, int] | None = None) -> Iterator[LogRecord]:
-        """Yields the messages of `records` and those that do not count."""
+    def messages(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.LogRecord]:
+        """Yields all messages up to `ends`, as `records` does, with those that do not count."""
         for segment in self.segments(ends):
-            if not isinstance(segment, Hole):
+            if not isinstance(segment, segments.Hole):
                 yield from self._classified(segment)
 
-    def segments(self, ends: Mapping[int, int] | None = None) -> Iterator[Segment]:
-        """Yields everything up to `ends` (default: the present end) as it is read: not classified,
-        and with the holes.
+    def segments(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.Segment]:
+        """Yields everything up to `ends` (default: the present end) in segments, as it is read:
+        messages of the log, archived rows, or a hole. Nothing is classified.
         """
         if ends is None:
             ends = {} if self._view.bus is None else self._view.end(self._topic.name)
-        self._rows_max = OFFSET_MAX
+        self._rows_max = segments.OFFSET_MAX
         for partition in list(self.positions):
-            end = ends.get(partition, OFFSET_MAX if self._view.bus is None else 0)
+            end = ends.get(partition, segments.OFFSET_MAX if self._view.bus is None else 0)
             while (at := self.positions[partition]).offset < end:
                 segment = self._next({partition: at.offset}, ends, READ_RECORDS, 0.0, True)
                 if segment is None:
@@ -186,8 +181,8 @@ class TopicView:
                     yield self._state(self._hole(partition, at.offset, end))
 
     def tables(self, ends: Mapping[int, int] | None = None) -> Iterator[pa.Table]:
-        """Yields all messages up to `ends` as rows in the archive's columns; for archived
-        topics.
+        """Yields all messages up to `ends` as rows in the archive's columns; only for topics that
+        an archive keeps.
         """
         import pyarrow as pa
 
@@ -195,7 +190,7 @@ class TopicView:
         from rollstream.storage.archive.tables import table_of
 
         for segment in self.segments(ends):
-            if isinstance(segment, ArchivedRows):
+            if isinstance(segment, segments.ArchivedRows):
                 yield pa.Table.from_batches([segment.batch])
             elif isinstance(segment, list):
                 fences = {p: at.fence for p, at in self.positions.items()}
@@ -221,10 +216,10 @@ class TopicView:
         records_max: int,
         wait_s: float,
         exact: bool,
-    ) -> Segment | None:
+    ) -> segments.Segment | None:
         """Returns the next segment of these partitions below `ends` (a partition that `ends` lacks
-        has no end), None at the ends. Positions are moved behind it, except fences of messages,
-        which `_classified` moves.
+        has no end), None at the ends. Positions are moved behind it; only their fences stay if the
+        segment is of the log, until `_classified` moves them.
         """
         bus = self._view.bus
         while True:
@@ -233,11 +228,16 @@ class TopicView:
                 if segment is not None:
                     return segment
             at = {p: self.positions[p].offset for p in offsets}
-            offsets = {p: offset for p, offset in at.items() if offset < ends.get(p, OFFSET_MAX)}
+            offsets = {
+                p: offset for p, offset in at.items() if offset < ends.get(p, segments.OFFSET_MAX)
+            }
             if not offsets:
                 return None
             if bus is None:
-                begin = {p: Position(ends.get(p, OFFSET_MAX)) for p in offsets.keys() - self._ended}
+                begin = {
+                    p: Position(ends.get(p, segments.OFFSET_MAX))
+                    for p in offsets.keys() - self._ended
+                }
                 self._ended |= begin.keys()
             else:
                 try:
@@ -254,7 +254,7 @@ class TopicView:
                 raise BusError(f"{self._topic.name}: {offsets} are lost, yet not below {begin}")
 
     def _of_log(self, messages: list[Message], ends: Mapping[int, int]) -> list[Message] | None:
-        wanted = [m for m in messages if m.offset < ends.get(m.partition, OFFSET_MAX)]
+        wanted = [m for m in messages if m.offset < ends.get(m.partition, segments.OFFSET_MAX)]
         for message in wanted:
             at = self.positions[message.partition]
             self.positions[message.partition] = Position(message.offset + 1, at.fence)
@@ -279,9 +279,9 @@ class TopicView:
         if self._view.bus is not None:
             self._view.archived(self._topic.name, again=True)
         for partition, at in offsets.items():
-            high, end = begin.get(partition, Position()), ends.get(partition, OFFSET_MAX)
+            high, end = begin.get(partition, Position()), ends.get(partition, segments.OFFSET_MAX)
             if at < min(high.offset, end):
-                self._parts[partition] = part = ArchivedPart(
+                self._parts[partition] = part = segments.ArchivedPart(
                     self._view, self._topic, partition, self.positions[partition],
                     high if high.offset <= end else Position(end), self.columns, self.skip_damaged,
                 )  # fmt: skip
@@ -289,21 +289,23 @@ class TopicView:
                 self._rows[partition] = iter(part)
         return bool(offsets.keys() & self._parts.keys())
 
-    def _of_archive(self, partition: int) -> ArchivedRows | Hole | None:
+    def _of_archive(self, partition: int) -> segments.ArchivedRows | segments.Hole | None:
         segment = next(self._rows[partition], None)
         self.positions[partition] = self._parts[partition].position
         if segment is None:
             del self._parts[partition], self._rows[partition]
-        elif isinstance(segment, Hole):
+        elif isinstance(segment, segments.Hole):
             self._state(segment)
         return segment
 
     # ---- classification --------------------------------------------------------------------------
 
-    def _classified(self, segment: list[Message] | ArchivedRows) -> Iterator[LogRecord]:
+    def _classified(
+        self, segment: list[Message] | segments.ArchivedRows
+    ) -> Iterator[segments.LogRecord]:
         found = (
             segment.records()
-            if isinstance(segment, ArchivedRows)
+            if isinstance(segment, segments.ArchivedRows)
             else (self._of_message(message) for message in segment)
         )
         for record in found:
@@ -311,14 +313,14 @@ class TopicView:
             self.counts[placed.kind] += 1
             yield placed
 
-    def _of_message(self, message: Message) -> LogRecord:
+    def _of_message(self, message: Message) -> segments.LogRecord:
         at, value = Address(message.partition, message.offset), message.value
         where = (self._topic.name, at, message.timestamp_ms, message.key.decode(errors="replace"))
         if value is None:
-            return LogRecord(*where, None, reason="tombstone")
+            return segments.LogRecord(*where, None, reason="tombstone")
         found = self._classify(at, value)
         envelope = found.envelope
-        return LogRecord(
+        return segments.LogRecord(
             *where,
             found.record,
             None if envelope is None else envelope.term,
@@ -340,15 +342,15 @@ class TopicView:
             )
         except SequenceGap as gap:
             where = (self._topic.name, at.partition, at.offset, at.offset)
-            self._state(Hole(*where, "numbering", detail=str(gap)))
+            self._state(segments.Hole(*where, "numbering", detail=str(gap)))
             fence, found = classify_message(
                 value, Fence(), topic=name, fenced=fenced, compacted=compacted
             )
         self.positions[at.partition] = Position(position.offset, fence)
         return found
 
-    def _placed(self, one: LogRecord) -> LogRecord:
-        """Returns the record, marked if it is outside of its group's partition."""
+    def _placed(self, one: segments.LogRecord) -> segments.LogRecord:
+        """Returns the record, marked as misplaced if it is outside of its group's partition."""
         record = one.record
         if not isinstance(record, Trajectory | Annotation):
             return one
@@ -357,10 +359,10 @@ class TopicView:
             return one
         return msgspec.structs.replace(one, misplaced=True)
 
-    def _hole(self, partition: int, start: int, end: int) -> Hole:
-        return Hole(self._topic.name, partition, start, end, "lost")
+    def _hole(self, partition: int, start: int, end: int) -> segments.Hole:
+        return segments.Hole(self._topic.name, partition, start, end, "lost")
 
-    def _state(self, hole: Hole) -> Hole:
+    def _state(self, hole: segments.Hole) -> segments.Hole:
         self.holes.append(hole)
         if self.on_hole is not None:
             self.on_hole(hole)

@@ -1,9 +1,10 @@
-"""Attaches LoRA adapters (Hu et al., arXiv 2106.09685) to a model, whose own parameters are frozen,
-and merges adapters into base weights.
+"""Attaches LoRA adapters (Hu et al., arXiv 2106.09685) to a model, whose own parameters are frozen
+(the base), and merges adapters into base weights.
 
-An adapter adds s · B·A to the matrix of a linear layer: A is rank × inputs, B outputs × rank and s
-= alpha / rank. B starts at zero, so an untrained adapter changes nothing. Names, initial values of
-A and `adapter_config.json` follow PEFT, which loads a published adapter unchanged.
+An adapter adds s · B·A to the matrix of a linear layer: A is rank × inputs, B is outputs × rank,
+and s = alpha / rank. B starts at zero, so an untrained adapter changes nothing. Names, initial
+values of A and `adapter_config.json` are those of the library PEFT, which therefore loads a
+published adapter as it is. A is called `low` and B `high` here.
 """
 
 import json
@@ -30,7 +31,7 @@ def layer_of(name: str) -> str:
 
 
 class HighFactor(nn.Linear):
-    """Computes B of an adapter and multiplies the product by `scaling`."""
+    """Multiplies its input by the matrix B of an adapter and by `scaling`, which is s."""
 
     scaling: float
 
@@ -40,8 +41,8 @@ class HighFactor(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class AttachedAdapter:
-    """Describes the adapters of one model: their `adapter_config.json`, s, and the type to which
-    the frozen parameters are rounded.
+    """Describes the adapters of one model: their `adapter_config.json` (`config`), s (`scaling`),
+    and the type to which the frozen parameters are rounded (`dtype`).
     """
 
     config: bytes
@@ -54,10 +55,10 @@ def attach_adapters(
 ) -> None:
     """Freeze `model` and add an adapter to each target layer; equal arguments give equal weights.
 
-    The frozen parameters are rounded to `dtype`, in which they are published: trainer and rollouts
-    compute with the same base. Parameters on the meta device are rounded by the code that fills
-    them. `base` is the model's name in `adapter_config.json`. Raises `ConfigurationError` for a
-    target that the model does not have.
+    The frozen parameters are rounded to `dtype`, in which they are published, so trainer and
+    rollouts compute with the same base. Parameters on torch's meta device have no values yet; the
+    code that fills them rounds them. `base` is the model's name in `adapter_config.json`. Raises
+    `ConfigurationError` for a target that the model does not have.
     """
     layers = _target_layers(model, lora.targets)
     model.requires_grad_(False)
@@ -98,8 +99,8 @@ def base_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def merge_adapter(
     base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], scaling: float
 ) -> dict[str, Tensor]:
-    """Returns the weights of one model that computes the same as base and adapter together; each
-    changed matrix is rounded once, to the type that it has in the base.
+    """Returns the weights of a model without adapters that computes the same as `base` and
+    `adapter` together. Each changed matrix is rounded once, to the type that it has in `base`.
     """
     merged = dict(base)
     for name, low in adapter.items():

@@ -1,9 +1,9 @@
-"""Writes one process's metrics as JSON lines, which people, programs and the live view read while
-it runs.
+"""Writes and reads a metrics file: JSON lines that one process appends (`MetricsFile`), and that
+people, the live view and reports (`read_metrics`) may read meanwhile.
 
-Lines are appended whole. A kill can tear only the last one; the next writer removes it and readers
-ignore it. There is no NaN: a number that is not finite becomes null. A file that exceeds
-`FILE_BYTES_MAX` is thinned, so a run of months keeps lines back to its begin (`thinned`).
+A line is appended whole. A kill can leave only the last one incomplete; the next writer removes it
+and readers ignore it. A number that is not finite becomes null, so there is no NaN. A file above
+`FILE_BYTES_MAX` is thinned: it keeps its newest lines, and older ones ever more sparsely.
 """
 
 import errno
@@ -18,12 +18,13 @@ from rollstream.errors import CorruptObject
 from rollstream.storage.stores.file import translate_os_errors
 
 FILE_BYTES_MAX = 8 << 20
-TAIL_BYTES = 1 << 16  # longest line; a torn line is searched for in this many last bytes
+TAIL_BYTES = 1 << 16  # an incomplete line is searched for in so many last bytes; no line is longer
 
 
 class MetricsFile:
-    """Appends to `RUN/metrics/<role>.jsonl` as its only writer; with `bytes_max` None the file is
-    never thinned.
+    """Appends to a file in a run's folder `metrics/`, for instance `trainer.jsonl`, as its only
+    writer. The constructor removes an incomplete last line. With `bytes_max` None the file is never
+    thinned.
     """
 
     def __init__(self, path: str | Path, bytes_max: int | None = FILE_BYTES_MAX) -> None:
@@ -37,7 +38,9 @@ class MetricsFile:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append one line completely, or not at all and raise `StoreError`."""
+        """Append one line. If it cannot be written completely, nothing of it stays in the file, and
+        `StoreError` is raised.
+        """
         data = msgspec.json.encode(line) + b"\n"
         with translate_os_errors("write", self._path):
             size = os.fstat(self._file).st_size
@@ -49,7 +52,9 @@ class MetricsFile:
                 self._thin()
 
     def _thin(self) -> None:
-        """Replace the file by its thinned lines in one rename; a kill before it changes nothing."""
+        """Replace the file by its `thinned` lines in one rename; a kill before the rename leaves
+        the file as it was.
+        """
         partial = self._path.with_suffix(".partial")
         partial.write_bytes(b"".join(thinned(self._path.read_bytes().splitlines(keepends=True))))
         os.replace(partial, self._path)
@@ -67,12 +72,12 @@ class MetricsFile:
 
 
 def thinned(lines: Sequence[bytes]) -> list[bytes]:
-    """Returns all lines of the newer half of the bytes, and at most half of the lines of the older
-    half, evenly spaced in time. So a run of months keeps its newest lines, and older ones ever more
-    sparsely, back to its begin.
+    """Returns the lines that a thinned file keeps: all lines in the newer half of the bytes, and at
+    most half of the older lines, evenly spaced in time. After many calls a run of months has its
+    newest lines, and older ones ever more sparsely, back to its begin.
 
-    The older half is divided into equal intervals of time, and the first line of each interval
-    stays. If one of the older lines has no `time_s`, every second one of them stays.
+    The time of the older lines is divided into equal intervals, and the first line of each interval
+    stays. If one of these lines has no `time_s`, or all have the same, every second line stays.
     """
     older, left = 0, sum(map(len, lines)) // 2
     while older < len(lines) and left > 0:
@@ -89,10 +94,13 @@ def thinned(lines: Sequence[bytes]) -> list[bytes]:
 
 
 class _Timed(msgspec.Struct):
+    """The part of a line that thinning reads: its time, None if it has none."""
+
     time_s: float | None = None
 
 
 def _time_s(line: bytes) -> float | None:
+    """Returns the line's time; None without one, or if the line is not JSON."""
     try:
         return msgspec.json.decode(line, type=_Timed).time_s
     except msgspec.DecodeError:
@@ -121,6 +129,7 @@ def _parse_line(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
 
 
 def _remove_torn_line(file: int) -> None:
+    """Cut off the bytes after the last newline, which a killed writer left."""
     size = os.fstat(file).st_size
     tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
     torn = len(tail) - (tail.rfind(b"\n") + 1)

@@ -1,7 +1,10 @@
-"""Builds transformers models in fp32 from a configuration, a checkpoint folder or a weight version;
-nothing is downloaded.
+"""Builds transformers models in fp32, without downloads: new ones from a configuration
+(`build_model`), or those of a Hugging Face checkpoint (`load_model`). For several trainer ranks a
+model is built without memory for its weights (`load_empty_model`): each rank reads its own rows.
 
-All code that knows transformers' configuration classes is here.
+It also reads and writes the files that a weight version has beside its tensors, such as
+`config.json` (`config_from_version`, `model_files`). A model that transformers does not know, or a
+checkpoint that is incomplete, is refused by name (`ConfigurationError`).
 """
 
 import copy
@@ -27,14 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rollstream.errors import ConfigurationError
-from rollstream.storage.hf_folder import (
-    CONFIG,
-    HEADER_BYTES_MAX,
-    check_hf_weights,
-    find_hf_folder,
-    hf_weight_files,
-    read_hf_config,
-)
+from rollstream.storage import hf_folder
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import Manifest
@@ -45,10 +41,11 @@ _V = TypeVar("_V")
 
 
 def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> PreTrainedModel:
-    """Returns a new fp32 model of this transformers class; equal arguments give equal weights.
+    """Returns a model of this transformers class with new, random fp32 weights; equal arguments
+    give equal weights.
 
-    The process's own random state stays unchanged. Raises `ConfigurationError`, which names the
-    nearest known class or field.
+    The process's own random state stays unchanged. Raises `ConfigurationError` for an unknown class
+    or field, with the nearest known name.
     """
     model_class = _model_class(architecture)
     config_class: Any = model_class.config_class  # Any: every class has its own fields
@@ -68,9 +65,9 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
 
 
 def load_model(path: str) -> PreTrainedModel:
-    """Returns the causal language model of a Hugging Face checkpoint (`find_hf_folder`) in fp32,
-    for any stored dtype and number of files. Raises `ConfigurationError` if anything is missing or
-    wrong.
+    """Returns the causal language model of a Hugging Face checkpoint in fp32, for any stored dtype
+    and number of files. `path` is a folder or the name of a model in the Hub's local cache. Raises
+    `ConfigurationError` if anything is missing or wrong.
     """
     folder = _trainable_folder(path)
     try:
@@ -94,7 +91,9 @@ def load_model(path: str) -> PreTrainedModel:
 
 
 class ModelRows:
-    """Reads any rows of a checkpoint folder's weights without the others."""
+    """Reads chosen rows of the tensors in a checkpoint folder, and only these from disk. `files`
+    maps the tensors' names to their files.
+    """
 
     def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
         self._folder, self._files = folder, files
@@ -128,13 +127,14 @@ class ModelRows:
 
     def identity(self) -> str:
         """Returns a hash of the configuration, of every file's header and of every tensor's first
-        row: machines compare it before they train one model together.
+        row. Machines that train one model together compare it, to find that they start from
+        different models.
         """
-        hasher = xxhash.xxh3_128((self._folder / CONFIG).read_bytes())
+        hasher = xxhash.xxh3_128((self._folder / hf_folder.CONFIG).read_bytes())
         for path in sorted(set(self._files.values())):
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                hasher.update(file.read(min(size, HEADER_BYTES_MAX)))
+                hasher.update(file.read(min(size, hf_folder.HEADER_BYTES_MAX)))
         for name in sorted(self._files):
             hasher.update(tensor_bytes(self.rows(name, 0, 1)))
         return hasher.hexdigest()
@@ -142,9 +142,9 @@ class ModelRows:
 
 def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
     """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
-    without memory), and the rows that fill them; None if the checkpoint's names or shapes are not
-    the model's own, so that only `load_model` can read it or name the difference. Raises
-    `ConfigurationError` as `load_model` does.
+    without memory), and the reader of the rows with which to fill them. Buffers have their values.
+    Returns None if the checkpoint's names or shapes differ from the model's: only `load_model` can
+    then convert it, or name the difference. Raises `ConfigurationError` as `load_model` does.
     """
     folder = _trainable_folder(path)
     config = cast(
@@ -160,7 +160,7 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
     if (folder / GENERATION_CONFIG_NAME).is_file():
         generation = transformers.GenerationConfig.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
         model.generation_config = generation
-    files, groups = hf_weight_files(folder), parameter_names(model)
+    files, groups = hf_folder.hf_weight_files(folder), parameter_names(model)
     parameters = {name for names in groups for name in names}
     rows = ModelRows(folder, {name: path for name, path in files.items() if name in parameters})
     for names in groups:
@@ -176,7 +176,7 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
 
 
 def parameter_names(model: PreTrainedModel) -> list[list[str]]:
-    """Returns the names of each parameter; a tied one has several."""
+    """Returns, for each parameter, all its names; a tied parameter has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -184,7 +184,9 @@ def parameter_names(model: PreTrainedModel) -> list[list[str]]:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Puts allocations without content, which become parameters, on the meta device."""
+    """Makes `torch.empty`, with which modules allocate their parameters, allocate on the meta
+    device.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -195,8 +197,8 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 @contextmanager
 def _empty_parameters() -> Generator[None]:
-    """Put parameters that modules register while the block runs on the meta device. Buffers (such
-    as rotary frequencies) keep their values: no checkpoint has them.
+    """While the block runs, put every parameter that a module registers on the meta device. Buffers
+    (such as rotary frequencies) keep their values, because most checkpoints do not have them.
     """
     register = nn.Module.register_parameter
 
@@ -214,11 +216,11 @@ def _empty_parameters() -> Generator[None]:
 
 
 def _trainable_folder(path: str) -> Path:
-    """Returns the folder of a checkpoint whose architecture is known and whose files are there.
-    Raises `ConfigurationError` for any other, and for quantised weights.
+    """Returns the folder of the checkpoint at `path`. Raises `ConfigurationError` if its
+    architecture is unknown, a file is missing, or its weights are quantised.
     """
-    folder = find_hf_folder(path)
-    fields = read_hf_config(folder)
+    folder = hf_folder.find_hf_folder(path)
+    fields = hf_folder.read_hf_config(folder)
     if "quantization_config" in fields:
         raise ConfigurationError(
             f"model.path: {folder} holds quantised weights, which have no masters to train; "
@@ -226,12 +228,12 @@ def _trainable_folder(path: str) -> Path:
         )
     for architecture in fields.get("architectures") or ():
         _model_class(architecture, f"model.path: {folder}")
-    check_hf_weights(folder)
+    hf_folder.check_hf_weights(folder)
     return folder
 
 
 def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
-    """Returns the model configuration in a version; it names the architecture."""
+    """Returns the model configuration that is stored with a version."""
     fields = json.loads(fetch_model_file(store, manifest, "config.json"))
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)  # pyright: ignore[reportUnknownMemberType]
 
@@ -239,8 +241,8 @@ def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedCon
 def model_files(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype
 ) -> dict[str, bytes]:
-    """Returns the files beside the weights: `config.json` (it names `dtype`), generation,
-    tokenizer.
+    """Returns the files to store beside a version's weights, by name: `config.json` (with `dtype`
+    as the type of the stored weights), `generation_config.json`, and those of the tokenizer.
     """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -257,6 +259,7 @@ def model_files(
 def _new_model(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int
 ) -> PreTrainedModel:
+    """Returns a model with random fp32 weights drawn from `seed`."""
     config.dtype = torch.float32
     with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
         torch.random.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
@@ -264,6 +267,9 @@ def _new_model(
 
 
 def _model_class(architecture: str, where: str = "model.architecture") -> type[PreTrainedModel]:
+    """Returns the causal language model class of this name. Raises `ConfigurationError`, which
+    begins with `where`, if there is none.
+    """
     known = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
     found = getattr(transformers, architecture, None) if architecture in known else None
     if found is None:
@@ -275,5 +281,6 @@ def _model_class(architecture: str, where: str = "model.architecture") -> type[P
 
 
 def _nearest(name: str, known: set[str]) -> str:
+    """Returns the end of an error message that asks for the most similar known name, if any."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,5 +1,9 @@
-"""Settings of storage: the model, published versions, checkpoints, relays. `Scope` states which
-settings may change between two starts of a run.
+"""Settings of storage: the model, published versions, checkpoints, relays. `Settings` is the base
+of all tables of the configuration, here and elsewhere; `Scope` states whether a setting may change
+between two starts of a run.
+
+The docstring under a field is its documentation: the commands print it, and
+docs/reference/settings.md is generated from it.
 """
 
 import os
@@ -13,39 +17,42 @@ from rollstream.storage.stores.base import content_hash
 
 
 class Scope(Enum):
-    """Whether a setting may change between two starts of a run. It is declared on the setting
-    (`Annotated[int, INCIDENTAL]`), or on its table for all settings that declare none.
+    """Whether a setting may change between two starts of a run; the values are the words in the
+    documentation. A scope is declared on the setting (`Annotated[int, INCIDENTAL]`), or on its
+    table for all settings that declare none; the default is `ESSENTIAL`.
     """
 
     ESSENTIAL = "accepted"
-    """With `--accept-config` only; the default."""
+    """It may change only if the start has the option `--accept-config`."""
     INCIDENTAL = "yes"
-    """It changes where and when work is done, not the learning from a trajectory."""
+    """It may change: it decides where and when work is done, not what a trajectory teaches."""
     FIXED = "no"
-    """It locates log and store, or a checkpoint is meaningless without it."""
+    """It may not change: it locates log and store, or checkpoints are meaningless without it."""
 
 
 ESSENTIAL, INCIDENTAL, FIXED = Scope.ESSENTIAL, Scope.INCIDENTAL, Scope.FIXED
 
 
 class Settings(BaseModel):
-    """Base of every table of the configuration: frozen; unknown keys are errors."""
+    """Base of every table of the configuration. Its values cannot be changed, and unknown keys are
+    errors.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class LoraSettings(Settings):
-    """A low-rank adapter that is trained in place of the model's own weights, which stay frozen
-    (docs/explanation/lora.md).
+    """A low-rank adapter (LoRA), which is trained in place of the model's own weights; these stay
+    frozen (docs/explanation/lora.md).
     """
 
     rank: int = Field(default=0, ge=0, le=512)
     """Rank of the adapter's matrices; 0: all weights are trained, without an adapter."""
     alpha: float = Field(default=32.0, gt=0)
-    """The adapter's product is multiplied by alpha / rank."""
+    """The product of the adapter's two matrices is multiplied by alpha / rank."""
     targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
-    """Names of the linear layers that get an adapter (`q_proj`, …); `all-linear`: every one but the
-    head.
+    """Names of the linear layers that get an adapter (`q_proj`, …); `all-linear`: all of them but
+    the head.
     """
 
 
@@ -53,89 +60,104 @@ class ModelSettings(Settings):
     """The policy model at the start of a run."""
 
     path: str | None = None
-    """Hugging Face checkpoint to start from: a folder, or a Hub name that is in this machine's
-    cache. Without it the task's warm-up creates one.
+    """Hugging Face checkpoint to start from: a folder, or the Hub name of a model in this machine's
+    cache. Without it the run builds a model from scratch and trains it in the task's warm-up.
     """
     architecture: str = "Qwen3ForCausalLM"
-    """Class of transformers to build from scratch."""
+    """Class of the library transformers to build from scratch."""
     config: dict[str, int | float | bool | str] = Field(default_factory=dict)
-    """Fields of that architecture's configuration (hidden_size, num_hidden_layers, …)."""
+    """Fields of the configuration of `architecture` (hidden_size, num_hidden_layers, …)."""
     lora: LoraSettings = LoraSettings()
     """Train a low-rank adapter instead of all weights."""
 
 
 class WeightsSettings(Settings):
-    """How versions are published and retained."""
+    """How versions are published and kept."""
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Type of the published tensors; masters stay float32."""
+    """Type of the published tensors; the trainer's own weights (masters) stay float32."""
     shard_bytes: int = Field(default=256 << 20, ge=1)
-    """Largest safetensors file of a version."""
+    """Largest size, in bytes, of a version's safetensors file; one tensor alone may exceed it."""
     deltas: Annotated[bool, INCIDENTAL] = True
-    """Publish versions as differences from the previous version; false: every version in full."""
+    """Publish versions as differences (deltas) from the previous version, with a full version
+    (anchor) in between; false: every version in full.
+    """
     anchor_every: Annotated[int, INCIDENTAL] = Field(default=25, ge=1)
-    """A full version at least every so many versions and every versions_max / 2; deltas between."""
+    """Publish a full version (anchor) at least every so many versions, and at least every
+    `versions_max` / 2.
+    """
     versions_max: Annotated[int, INCIDENTAL] = Field(default=16, ge=2)
-    """Most versions kept, including the newest one and those still in use."""
+    """Most versions kept, including the newest one, those still in use, and full versions (anchors)
+    on which kept deltas are based.
+    """
     keep_every: Annotated[int, INCIDENTAL] = Field(default=0, ge=0)
-    """Multiples of this are kept longest, for later evaluation, within versions_max; 0: none."""
+    """Versions whose number is a multiple of this are kept before other unused ones, for later
+    evaluation, as far as `versions_max` allows; 0: none.
+    """
 
 
 class CheckpointSettings(Settings):
-    """When the trainer's whole state is saved."""
+    """When the trainer's whole state is saved, from which a restarted trainer continues."""
 
     every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints kept."""
 
 
 class RelaySettings(Settings):
-    """The relay of this node: its cache of versions, which also serves its neighbours."""
+    """The relay of this node: its cache of versions, which also serves the relays of other nodes
+    (its neighbours). The relays form a chain: each reads from the one before it, the first gets new
+    versions from the trainer or the object store.
+    """
 
     enabled: bool = False
-    """Start a relay, read versions through it, and let the trainer push to the chain. On a single
-    machine the store itself is as fast.
+    """Start a relay, read versions through it, and let the trainer send (push) new versions to the
+    chain. On a single machine the object store itself is as fast.
     """
     folder: str = ""
-    """Folder in memory for the versions; default `/dev/shm/rollstream-<user>-<hash of the run's
-    folder>`.
+    """Folder in memory for the versions; default: `/dev/shm/rollstream-<user id>-<hash of the path
+    of the run's folder>`.
     """
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` if neighbours are other machines, with a shared secret in
-    ROLLSTREAM_RELAY_TOKEN (docs/explanation/relay.md).
+    """Address to listen on. `0.0.0.0`, if neighbours are other machines, needs a shared secret in
+    the environment variable ROLLSTREAM_RELAY_TOKEN (docs/explanation/relay.md).
     """
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0: a free one."""
     url: str = ""
-    """URL (`http://HOST:PORT`) for neighbours, and for rollouts that cannot open the folder;
-    default: from `host` and `port`, with the machine's name for `0.0.0.0`.
+    """URL (`http://HOST:PORT`) by which neighbours reach the relay, and rollouts that cannot open
+    its folder; default: from `host` and `port`, with the machine's name for `0.0.0.0`.
     """
     versions: int = Field(default=3, ge=1, le=64)
-    """Number of newest versions kept, besides the bases of their deltas where those fit."""
+    """Number of newest versions kept; versions on which their deltas are based are kept too where
+    `bytes_max` has room.
+    """
     bytes_max: int = Field(default=8 << 30, ge=1 << 20)
     """Most bytes kept."""
     connections_max: int = Field(default=64, ge=2)
-    """Requests served at the same time; more are refused."""
+    """Most requests served at the same time; more are refused."""
     send_bytes_per_s: float = Field(default=0.0, ge=0)
-    """Limit of what it sends, for links that others use too; 0: none."""
+    """Most bytes per second that the relay sends, and that each process of the trainer pushes, for
+    networks that others use too; 0: no limit.
+    """
     status_s: float = Field(default=0.5, gt=0)
     """Seconds between two status records (heartbeats)."""
     timeout_s: float = Field(default=5.0, gt=0)
-    """A relay without a heartbeat for this long is left out of the chain."""
+    """Seconds without a heartbeat after which a relay is left out of the chain."""
     patience_s: float = Field(default=15.0, gt=0)
-    """An announced version that the neighbour does not offer within this time comes from the
-    bucket.
+    """Seconds without new bytes after which a relay reads an announced version that it lacks from
+    the object store, in place of the relay before it.
     """
     push_bytes_max: int = Field(default=1 << 30, ge=0)
-    """Most bytes of objects that each process of the trainer holds for the push, and as many for
-    background uploads. An object that does not fit is not pushed and comes from the bucket. 0:
-    nothing is pushed.
+    """Most bytes that wait for the push in each process of the trainer, and as many for uploads in
+    the background. An object that does not fit is not pushed: relays read it from the object store.
+    0: nothing is pushed.
     """
 
 
 def folder_for(settings: RelaySettings, run_folder: Path) -> Path:
-    """The relay's folder, the same for all processes of a node and a run."""
+    """Returns the relay's folder, which is the same for all processes of one run on one node."""
     if settings.folder:
         return Path(settings.folder)
     digest = content_hash(str(run_folder.absolute()).encode())[:12]

@@ -1,9 +1,10 @@
-"""Terms of roles and names: small objects under `roles/`, changed by compare-and-swap. No two
-processes get the same term of a role or name, and terms only grow.
+"""Gives a term to each start of a process (`next_term`), from small objects under `roles/` in the
+store that are changed by compare-and-swap. No two starts under one name get the same term, and
+terms of a name only grow, so each restart fences the earlier process.
 
-A single-holder role keeps its term in its lease (`leases.py`, `roles/<role>.json`). A role with
-many holders has one term per name here (`roles/<role>/<name>.json`), so each restart of a name
-fences its earlier process.
+Roles with many holders (rollouts, relays) have a term per name here (`roles/<role>/<name>.json`);
+`RoleTerms` checks by them that a record's name and term are true ones. A single-holder role has its
+term in its lease (`roles/<role>.json`, `leases.py`).
 """
 
 import random
@@ -20,19 +21,20 @@ from rollstream.storage.stores.json_objects import decode_json, encode_json
 ROLLOUTS, RELAYS = "rollouts", "relays"
 """The roles with many holders."""
 SWAPS_MAX = 100
-LOOKUP_S = 1.0  # between two reads of the store for the same name, or for unknown names
+LOOKUP_S = 1.0  # between two reads of the store for one name, or two listings for unknown names
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
-"""Pause after a lost swap. A rollout competes only with its own restarts. All relays of a cluster
-count under one name, since the term is their place in the chain. Of N rivals that swap at once one
-wins, so they need N round trips in any case; the random pause doubles until about one swaps at a
-time.
+"""The longest random pause after a first lost swap, and its bound; it doubles at each lost swap. A
+rollout competes only with its own restarts. But all relays of a cluster take terms under one name,
+because the term is a relay's place in the chain. Of N processes that swap at once one wins, so they
+need N round trips in any case; the pauses grow until about one of them swaps at a time.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRecord:
-    """Holds the lease of a single-holder role: its holder under `term`, and `renewals`, a count
-    that changes with every renewal.
+    """The content of a single-holder role's lease: the holder under `term`, its random `nonce`
+    (`LeaseCandidate`), the number of renewals, and after how many seconds without a renewal another
+    process may take the lease (`duration_s`). `released`: another may take it at once.
     """
 
     role: str
@@ -46,7 +48,9 @@ class RoleRecord:
 
 @dataclass(frozen=True, slots=True)
 class NameRecord:
-    """Holds one name of a role with many holders, and the term of its newest start."""
+    """The content of a name's object: the name of one holder of a role with many holders, and the
+    term of its newest start.
+    """
 
     role: str
     name: str
@@ -54,16 +58,18 @@ class NameRecord:
 
 
 STARTS = 1 << 20
-"""Terms of a name in one generation: a restart a second for 12 days."""
+"""The most terms of a name in one generation: a restart a second for 12 days."""
 
 
 @dataclass(frozen=True, slots=True)
 class TermGeneration:
-    """Counts the generations of terms of a role; `generation` is the newest in which a name began.
+    """The content of a role's generation counter, which keeps terms growing although objects of
+    names are deleted (`RoleTerms.retire`); `generation` is the newest that a name took.
 
-    A term is generation · 2²⁰ + start. Each creation of a missing name object takes a new
-    generation, so a name takes no term twice, even after its object was deleted. The counter exists
-    before the first deletion; until then names begin in generation 0.
+    A term is generation · 2²⁰ + start; start counts the starts of a name in that generation. Each
+    creation of a name's missing object takes a new generation from the counter, so no term is taken
+    twice, even after the object was deleted. The counter is created before the first deletion; as
+    long as there is none, names begin in generation 0.
     """
 
     role: str
@@ -74,7 +80,7 @@ RecordType = TypeVar("RecordType", RoleRecord, NameRecord, TermGeneration)
 
 
 def restarts_of(term: int) -> int:
-    """Return the number of restarts of a name with this term, since its object was created."""
+    """Return how often the name that has this term was restarted since its object was created."""
     return (term - 1) % STARTS
 
 
@@ -107,9 +113,9 @@ def next_term(
     uniform: Callable[[float, float], float] = random.uniform,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Return a term that no other process with this name has or had; 1 is the first.
-
-    If the caller dies after the swap, a number is skipped.
+    """Return a term that no other start under this name has or had, higher than all before; the
+    first is 1. If the caller dies before it uses the term, that term is skipped. Raises
+    `StoreError` after `SWAPS_MAX` lost swaps.
     """
     key, is_late = _name_key(role, name), False
     for lost in range(SWAPS_MAX):
@@ -127,13 +133,15 @@ def next_term(
             continue
         if generation or held or _read(store, _generation_key(role), TermGeneration) is None:
             return term
-        is_late = True  # the counter exists now: an earlier object of this name may be gone
+        # The counter was created meanwhile, so an earlier object of this name may have been
+        # deleted, and this term of generation 0 may be taken: take one of a new generation.
+        is_late = True
     raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; do many processes use {name}?")
 
 
 def hold_name(store: ObjectStore, role: str, name: str) -> None:
-    """Create this name's object again if it was deleted although a process holds the name. The
-    object has a new term, which no process uses: the holder keeps its own.
+    """Create this name's object again if it was deleted although a process still uses the name.
+    The object gets a new term, which no process uses: the holder keeps its own, lower one.
     """
     if not newest_term(store, role, name):
         next_term(store, role, name)
@@ -144,14 +152,16 @@ def _generation_key(role: str) -> str:
 
 
 def is_generation(key: str) -> bool:
-    """Return whether the object is a role's generation counter. A copy of `roles/` copies counters
-    last: a counter must not be older than an object that took a generation from it.
+    """Return whether the object is a role's generation counter. A program that copies `roles/` must
+    copy counters last, so that no counter is older than an object that took a generation from it.
     """
     return key.startswith("roles/") and key.endswith("/generation")
 
 
 def _next_generation(store: ObjectStore, role: str) -> int:
-    """Return an unused generation of the role; 0 if none of its objects was ever deleted."""
+    """Return a generation of the role that no name has taken; 0 if there is no counter, because
+    none of the role's objects was ever deleted.
+    """
     key = _generation_key(role)
     for _ in range(SWAPS_MAX):
         held = _read(store, key, TermGeneration)
@@ -173,7 +183,7 @@ def newest_term(store: ObjectStore, role: str, name: str) -> int:
 
 
 def role_names(store: ObjectStore, role: str) -> list[str]:
-    """Return all names that have taken a term, without those that were retired."""
+    """Return all names of the role that have taken a term, except those that were retired."""
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]
     return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]
@@ -181,12 +191,13 @@ def role_names(store: ObjectStore, role: str) -> list[str]:
 
 @dataclass(slots=True)
 class RoleTerms:
-    """Checks names and terms of the roles with many holders against the store. A rollout or relay
-    takes its term before its first record, so an unknown name or a higher term is refused. Without
-    this check a forged status of `rollout-0` in term 1 000 would make the living rollout of term 1
-    a zombie, and the next assignment would end its process.
+    """Checks whether the name and term in a record of a rollout or relay are true ones, by the
+    store's objects. A rollout or relay takes its term before its first record, so a name that the
+    store lacks, or a term above the name's, is not true. Without this check a forged status of
+    `rollout-0` in term 1 000 would make the living rollout of term 1 a zombie, and the next
+    assignment would end its process.
 
-    The store is read for the same name at most every `LOOKUP_S`.
+    The store is read for the same name at most every `LOOKUP_S`; what it answered is kept.
     """
 
     store: ObjectStore
@@ -196,7 +207,7 @@ class RoleTerms:
     _listed_s: dict[str, float] = field(default_factory=dict[str, float])
 
     def has_taken(self, role: str, name: str, term: int) -> bool:
-        """Return whether this name has ever held this term."""
+        """Return whether a process may have this name and term: a term up to the name's newest."""
         if term <= self._highest.get((role, name), 0):
             return term > 0
         if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:
@@ -205,12 +216,12 @@ class RoleTerms:
         return 0 < term <= self._highest.get((role, name), 0)
 
     def retire(self, role: str, terms: Mapping[str, int]) -> None:
-        """Delete the objects of names that are dead, given the newest term of each. A name that
-        took a higher term since then stays. Idempotent. Dispatch calls it for names that died long
-        ago, so that the number of objects is bounded.
+        """Delete the objects of the names in `terms`, which died under these terms; a name that has
+        taken a higher term since then stays. Idempotent. Dispatch calls this for names that died
+        long ago, so that the number of objects is bounded.
 
-        The deletion need not be conditional, however late it takes effect, because each creation of
-        a missing object takes a new generation (`TermGeneration`):
+        A deletion does no harm, however late it takes effect, because each creation of a missing
+        object takes a new generation (`TermGeneration`):
 
         | interleaving | possible failure | prevented by |
         |---|---|---|
@@ -219,7 +230,7 @@ class RoleTerms:
         | the name starts and loads its model for minutes | name unknown | comparing the term |
         | a holder resumes after its object was deleted | name unknown | `hold_name` |
 
-        The holder calls `hold_name` after each fetch of a version.
+        A rollout calls `hold_name` after each fetch of a version.
         """
         with suppress(ObjectExists):
             self.store.create(_generation_key(role), encode_json(TermGeneration(role, 0)))
@@ -230,8 +241,8 @@ class RoleTerms:
             self._looked_s.pop((role, name), None)
 
     def _look(self, role: str, name: str) -> None:
-        """Refresh the highest term of a name. One listing finds all names, so that many unknown
-        names do not cost a request each.
+        """Read the newest term of a name, unless it was read within `LOOKUP_S`. Unknown names are
+        looked up by one listing of all names, so that many of them do not cost a request each.
         """
         now_s, key = self.monotonic(), (role, name)
         if key not in self._highest:

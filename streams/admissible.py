@@ -30,8 +30,8 @@ LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1
 and rounding in 16 bits puts a certain token a little above 0.
 """
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-3, 1e3
-"""Logits are divided by the temperature in float32. At the minimum a logit of 100 becomes 1e5, as
-large as `LOGPROB_MIN` allows; at the maximum it becomes .1.
+"""Logits are divided by the temperature in float32. At the minimum a logit of 100 becomes 1e5, the
+size of `LOGPROB_MIN`; at the maximum it becomes .1.
 """
 SCORES_MAX, LABEL_MAX = 64, 200
 """Most parts of one reward, and most characters of a task's name or of a part's name."""

@@ -1,5 +1,5 @@
-"""Defines the contract of a bus (`Bus`): topics as partitioned, durable logs of bytes, which a reader
-reads from explicit positions. Each back end is a file or folder beside this one, and one
+"""Defines the contract of a bus (`Bus`), which keeps each topic as a partitioned, durable log of
+bytes, read from explicit positions. Each back end is a file or folder beside this one, and one
 conformance suite (`tests/streams/`) tests the guarantees on all of them.
 
 All back ends call the `check_` functions, so they refuse the same input with the same error texts.
@@ -80,8 +80,8 @@ class Bus(Protocol):
     """Keeps the topics of a run. All back ends give these guarantees:
 
     * A record whose offset `append` returned is durable and keeps its place in its partition. After
-      an error the records may be in the log or not; the writer appends them again, and readers
-      recognise repeats by their sequence numbers (invariant 7).
+      an error the append is in doubt: its records may be in the log or not. Readers recognise a
+      repeated append by its sequence numbers (invariant 7).
     * `read` returns records in partition order and skips none. A position below the first kept
       record raises `PositionLost`.
     * Compaction keeps at least the newest record per key; a tombstone (`value=None`) may remove the
@@ -158,7 +158,7 @@ class Bus(Protocol):
         ...
 
     def close(self) -> None:
-        """Close files and connections; no method may be called afterwards."""
+        """Close files and connections."""
         ...
 
 

@@ -1,8 +1,10 @@
-"""Encodes records to bytes and decodes them. Any bytes decode to a record or raise `DecodeError`;
-the memory that decoding takes is bounded by their length.
+"""Encodes records to bytes (`encode`) and decodes them (`decode`). Equal records give equal bytes.
+Any bytes decode to a record or raise `DecodeError`, in memory that is bounded by their length.
 
-`docs/reference/wire-format.md` has the layout: a prefix with a checksum, a JSON header, and arrays
-aligned to 8 bytes.
+A record's bytes are a prefix with a checksum, a header, and its arrays, aligned to 8 bytes
+(`docs/reference/wire-format.md`). The header is JSON: the record's other fields, the length of each
+array, and the envelope, which names the writer in a topic that only one role writes. Fields and
+arrays that only a newer release knows are ignored.
 """
 
 import math
@@ -33,18 +35,19 @@ __all__ = [
 ]
 
 MAGIC = b"RSR1"
-CLAIM_START = b'{"record":{"schema":"claim/1"'  # at byte 16 of a `Claim`: the schema comes first
+CLAIM_START = b'{"record":{"schema":"claim/1"'  # how the header of a `Claim` (claim check) begins
 LARGE_BYTES = 1 << 15  # above this, hashing in pieces saves one copy (measured: 5.1 to 3.8 µs)
 _PREFIX = struct.Struct("<4sIQ")  # magic, header's length, xxh3-64 (seed 0) of all bytes from 16 on
 _PREFIX_BYTES = _PREFIX.size
-_PADDING = tuple(bytes(-size % 8) for size in range(8))  # by size modulo 8
-_ARRAY_KEY = re.compile(r"\w+:[a-z]([1248])", re.ASCII)
+_PADDING = tuple(bytes(-size % 8) for size in range(8))  # by size modulo 8: zeros up to 8
+_ARRAY_KEY = re.compile(r"\w+:[a-z]([1248])", re.ASCII)  # an array in the header, as `tokens:u4`
 _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """Identifies the writer of a single-holder role's record. Sequence numbers count from 0
-    (`Opened`) per (term, partition).
+    """Identifies a record that a role with a single holder wrote: by the role, the holder's term,
+    and a sequence number, which counts the term's records in the partition from 0 (`Opened`) on.
+    The fence (`fence.py`) finds void and repeated records by it.
     """
 
     role: str
@@ -53,8 +56,9 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Holds a record, and its envelope if a single-holder role wrote it. The header is this struct
-    as JSON. A field that equals its default is absent from it, so a schema's defaults never change.
+    """Holds a record, and its envelope if a role with a single holder wrote it. The header is this
+    struct as JSON. A field that equals its default is absent from the header, so the defaults of a
+    schema must never change.
     """
 
     record: Record
@@ -62,18 +66,22 @@ class Decoded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class _AnyRecord(msgspec.Struct):
+    """Holds the part of a record's JSON that every schema has."""
+
     schema: str
 
 
 class _AnyHeader(msgspec.Struct):
+    """Holds the part of a header that can be read although the schema is unknown."""
+
     record: _AnyRecord
     envelope: Envelope | None = None
 
 
 def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int], ...]:
-    """Return name, dtype and item bytes of each array field: one whose key ends in a NumPy kind and
-    item size (`tokens:u4`). Arrays follow the header in the order of the record's class; those that
-    a newer program has added come after them.
+    """Return name, dtype and bytes per item of each array field: a field whose key in the header
+    ends in NumPy's kind and item size (`tokens:u4`). The arrays follow the header in the order of
+    the class; arrays that a newer release has added come after them.
     """
     keys = [(field.name, field.encode_name.partition(":")[2]) for field in fields(schema)]
     dtypes = [(name, np.dtype(f"<{kind}")) for name, kind in keys if kind]
@@ -84,8 +92,8 @@ _ARRAYS = {schema: _arrays_of(schema) for schema in SCHEMAS.values()}
 
 
 def _plain(value: object) -> object:
-    """Return the JSON value for a NumPy value: for a scalar the scalar itself, for an array the
-    number of its items.
+    """Return what the header has for a NumPy value: for an array the number of its items, for a
+    scalar the number itself. Raises ValueError for a value of another type.
     """
     if isinstance(value, ndarray):
         return len(cast("NDArray[Any]", value))
@@ -100,14 +108,14 @@ _any_decoder = msgspec.json.Decoder(_AnyHeader)
 
 
 def record_hash(data: bytes) -> str:
-    """Return the xxh3-64 of an encoded record's bytes in hex, its identity in the ledger."""
+    """Return the xxh3-64 of an encoded record's bytes in hex. The ledger names records by it."""
     return xxh3_64_hexdigest(data)
 
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
-    """Encode a record; equal records give equal bytes. Raises ValueError, which names the field,
-    for an array of the wrong type, and for NaN or an infinity in the header, because JSON has
-    neither. Arrays hold any value.
+    """Return the bytes of a record; equal records give equal bytes. Raises ValueError, which names
+    the field, for an array of the wrong type, and for a NaN or an infinity outside of arrays,
+    because JSON has neither. Arrays may hold any value.
     """
     parts: list[Any] = [b""]
     size = total = 0
@@ -132,9 +140,10 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
 
 
 def decode(data: bytes) -> Decoded:
-    """Return the record in `data`, with its checksum verified. Its arrays are read-only views that
-    keep `data` alive. Unknown fields and arrays are ignored. Raises `UnknownSchema` for an unknown
-    schema, another `DecodeError` for damaged bytes or a missing field without default.
+    """Verify the checksum and return the record in `data`. Its arrays are read-only views of
+    `data`, which stays in memory with them. Unknown fields and arrays are ignored. Raises
+    `UnknownSchema` for an unknown schema, and another `DecodeError` for damaged bytes or a missing
+    field that has no default.
     """
     head = _checked_header(data)
     try:
@@ -158,8 +167,8 @@ def decode(data: bytes) -> Decoded:
 
 
 def is_canonical(data: bytes, decoded: Decoded) -> bool:
-    """Return whether `encode` gives exactly the bytes `data` for `decoded`, which was decoded from
-    them: the same header, no unknown array, zero padding.
+    """Return whether `encode` would give exactly the bytes `data` for `decoded`, which was decoded
+    from them: they have the same header, no unknown array, and only zeros as padding.
     """
     head = _encoder.encode(decoded)
     end = _PREFIX_BYTES + len(head)
@@ -174,13 +183,13 @@ def is_canonical(data: bytes, decoded: Decoded) -> bool:
 
 
 def header_bytes(data: bytes) -> bytes:
-    """Return the JSON header of a record's bytes, which must be valid."""
+    """Return the JSON header of an encoded record, which must be valid: nothing is checked."""
     return data[_PREFIX_BYTES : _PREFIX_BYTES + int.from_bytes(data[4:8], "little")]
 
 
 def envelope_of(data: bytes) -> Envelope | None:
-    """Return the envelope of a record, whose schema and fields may be unknown here; None if the
-    record has no envelope.
+    """Return the envelope of an encoded record, None if it has none. The record's schema and fields
+    may be unknown to this release.
 
     Raises `DecodeError` if the bytes are damaged or not a record.
     """
@@ -191,7 +200,9 @@ def envelope_of(data: bytes) -> Envelope | None:
 
 
 def _checked_header(data: bytes) -> memoryview:
-    """Check a record's magic, checksum and length, and return its JSON header."""
+    """Return the JSON header of an encoded record. Raises `DecodeError` if the magic, the checksum
+    or the length of the header is wrong.
+    """
     if len(data) < _PREFIX_BYTES:
         raise DecodeError(f"{len(data)} bytes are too few for a record")
     magic, length, checksum = _PREFIX.unpack_from(data)
@@ -206,6 +217,7 @@ def _checked_header(data: bytes) -> memoryview:
 
 
 def _header_error(header: memoryview, error: Exception) -> DecodeError:
+    """Return the error for a header that did not decode: `UnknownSchema` if that is the reason."""
     try:
         schema = _any_decoder.decode(header).record.schema
     except _JSON_ERRORS:
@@ -216,7 +228,9 @@ def _header_error(header: memoryview, error: Exception) -> DecodeError:
 
 
 def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
-    """Return the length, with padding, of arrays from `at` on that only a newer program knows."""
+    """Return the length, with padding, of the arrays after byte `at`, which only a newer release
+    knows. Their names and numbers of items are in the header.
+    """
     known = {field.encode_name for field in fields(schema)}
     try:
         record = msgspec.json.decode(header, type=dict[str, Any])["record"]
@@ -233,8 +247,9 @@ def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
 
 
 def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `value` as a contiguous array of `dtype`. Only a differing memory layout is converted;
-    anything else raises ValueError.
+    """Return `value`, an array of one dimension and of `dtype`, as a contiguous array. Raises
+    ValueError, whose text begins with `name`, for any other value: only the memory layout is
+    converted.
     """
     if not isinstance(value, ndarray):
         raise ValueError(f"{name} must be an array, not {value!r}")
@@ -247,12 +262,15 @@ def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _refuse_not_finite(record: Record) -> None:
-    """Raise ValueError for NaN and infinities, which msgspec writes as null, as it writes None."""
+    """Raise ValueError if a field outside of arrays has a NaN or an infinity. The caller has seen a
+    `null` in the header: msgspec writes it for these values as well as for None.
+    """
     for path in _not_finite(record, type(record).__name__):
         raise ValueError(f"{path} is not finite; a record's header cannot hold NaN or infinity")
 
 
 def _not_finite(value: object, path: str) -> Iterator[str]:
+    """Yield the paths of all NaNs and infinities in `value`, which has the path `path` itself."""
     if isinstance(value, (float, np.floating)):
         if not math.isfinite(float(cast(float, value))):
             yield path

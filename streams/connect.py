@@ -1,5 +1,7 @@
-"""Opens a bus from its URL: `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`. A run on a cluster
-differs from an embedded one only in this URL and the store's.
+"""Opens a bus (the log) from its URL: `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`.
+
+A run on one machine needs no services: its log is SQLite files. A run on a cluster differs from it
+only in this URL and in the URL of the object store.
 """
 
 import os
@@ -19,8 +21,10 @@ def open_bus(
     clock: Callable[[], float] = time.time,
     sync: Literal["normal", "full"] = "normal",
 ) -> Bus:
-    """The bus at `url`. `clock` stamps records and measures leases. `sync="full"` makes SQLite
-    survive power loss; on Kafka the brokers' replicas do.
+    """Opens the bus at `url`; a URL of another form raises `ConfigurationError`. `clock` stamps
+    records; on SQLite it also measures how long a member of a consumer group holds its partitions.
+    With `sync="full"` acknowledged records survive power loss on SQLite; on Kafka the brokers'
+    replicas keep them.
     """
     scheme, _, path = url.partition(":")
     if scheme == "sqlite" and path:
@@ -33,9 +37,9 @@ def open_bus(
 
 
 def check_reachable(url: str, wait_s: float = 5.0) -> None:
-    """Raise `BusError` at once if no broker of a `kafka:` URL accepts a connection. Used when a
-    command starts: the bus itself waits a minute for brokers that restart, and a mistyped URL
-    should fail sooner.
+    """Raise `BusError` if no broker of a `kafka:` URL accepts a connection; each is tried for at
+    most `wait_s`. Commands call it when they start: the bus itself waits a minute for brokers that
+    restart, and a wrong URL should fail sooner. Other URLs are not checked.
     """
     if not url.startswith("kafka://"):
         return
@@ -56,7 +60,9 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
 
 
 def _kafka(url: str, clock: Callable[[], float]) -> Bus:
-    """The Kafka modules are imported here because an embedded run has no Kafka client installed."""
+    """Opens the Kafka bus. Its modules are imported only here, because a run on SQLite works
+    without a Kafka client installed.
+    """
     from rollstream.streams.kafka.address import parse_kafka_url, read_secrets
 
     address = parse_kafka_url(url)

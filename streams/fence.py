@@ -1,9 +1,10 @@
-"""Decides by a pure function which records of a single-holder role's topic count (invariant 7), and
-truncates topics so that the fence at the new begin is kept (invariant 11).
+"""Decides which records of a single-holder role's topic count (invariant 7). Each record has its
+writer's term and a sequence number per (term, partition); `Opened` has number 0. A reader keeps a
+`Fence` per partition (the highest term whose `Opened` it read, and the next sequence number of that
+term) and passes every record, in order, through the pure function `advance_fence`.
 
-A record carries its writer's term and a sequence number per (term, partition); `Opened` has number
-0. A reader keeps a `Fence` (the highest term whose `Opened` it read, and the next sequence number
-expected of that term) and passes every record through `advance_fence` in partition order.
+A reader that starts in the middle needs the fence there, so each stored `Position` carries it. The
+other functions compute such positions, and truncate topics to them (invariant 11).
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,18 +21,21 @@ def advance_fence(
 ) -> tuple[Fence, bool]:
     """Return the fence after a record, and whether the record counts (False: it is void). `opens`:
     the record is an `Opened`. `compacted`: the topic is compacted; compaction makes holes, so only
-    terms and repeats are checked there. Raises `SequenceGap` if the log lost a record.
+    terms and repeats are checked there. Raises `SequenceGap` if the log lost a record. Examples
+    (`t2 #5` is record 5 of term 2, `Opened 2` the first record of term 2):
 
     * A zombie: `Opened 2`, then a late record of term 1 → void, because its writer was replaced.
-    * An append in doubt that was repeated: `t2 #5`, `t2 #5` → the repeat is void.
+    * An append that was repeated because its success was unknown: `t2 #5`, `t2 #5` → the repeat is
+      void.
     * A repeat after the successor has opened: `t1 #5`, `Opened 2`, `t1 #5` → void by its term.
     * A lost record: `t2 #5`, `t2 #7` → `SequenceGap`, so no reader continues past a hole.
     * A lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too.
 
-    A reader without a stored fence (`Fence()`) starts in the middle: the first record sets its
-    fence, which is `presumed` until an `Opened` is read. That record may be a zombie's, written
-    after an `Opened` that is before the reader's begin: `t1 #9`, `t2 #5`. So a higher term raises a
-    presumed fence without an `Opened`; on any other fence the same sequence is a lost opening.
+    A reader that has no stored fence, only the empty `Fence()`, may start in the middle of a topic.
+    The first record then sets its fence, which is `presumed` until an `Opened` is read: that record
+    may be a zombie's, whose successor's `Opened` is before the point where the reader starts. So a
+    presumed fence accepts a record of a higher term without its `Opened` (`t1 #9`, then `t2 #5`),
+    which on any other fence is a lost opening.
     """
     presumed = not opens and (fence.presumed or fence == Fence())
     after = Fence(envelope.term, envelope.sequence + 1, presumed)
@@ -55,7 +59,7 @@ def advance_fence(
 
 
 TRUNCATED_GROUP = "truncated"
-"""Consumer group that holds the positions below which a topic is truncated."""
+"""Consumer group that stores the positions below which each topic is truncated."""
 DISPATCH_GROUP, ARCHIVE_GROUP = "dispatch", "archive"
 """Consumer groups under which dispatch commits the positions from which it can rebuild, and the
 archive the positions up to which it has archived.
@@ -65,15 +69,15 @@ REBUILD_TOPICS = ("admissions", "trajectories", "ledger", "applied")
 
 
 def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, int]:
-    """Remove records below `before`. Returns by partition the number of offsets removed.
+    """Remove the records below the positions `before`. Returns by partition the number of offsets
+    removed. A position at or below the topic's present begin changes nothing.
 
     (1) The positions are committed with their fences; (2) the records are removed. A crash between
-    the two steps only keeps records that no reader needs. A position at or below the present begin
-    changes nothing.
+    the two steps only keeps records that no reader needs.
 
-    Without the stored fence a reader would count a zombie's record: `Opened 3` is truncated, and
-    the first kept record was written after it by a zombie of term 2. So readers start from the
-    committed positions (`truncated_begin`).
+    Readers start from the committed positions (`truncated_begin`). Without the fence there a reader
+    would count a zombie's record: say `Opened 3` is removed, and the first kept record was written
+    after it by a zombie of term 2.
     """
     begin = bus.begin(topic)
     ahead = {p: at for p, at in before.items() if at.offset > begin[p]}
@@ -88,8 +92,9 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
 
 
 def renew_truncated(bus: Bus, topic: str) -> None:
-    """Commit again the positions below which the topic is truncated. A broker drops a position, and
-    with it the fence, `offsets.retention.minutes` after its last commit.
+    """Commit again the positions below which the topic is truncated. To be called at least every
+    few days: a Kafka broker drops a position, and with it the fence, `offsets.retention.minutes`
+    (7 days by default) after its last commit.
     """
     known = bus.committed(TRUNCATED_GROUP, topic)
     if known:
@@ -97,15 +102,18 @@ def renew_truncated(bus: Bus, topic: str) -> None:
 
 
 def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Return the positions of the first records that count, with the fence there."""
+    """Return for each partition the position from which readers start, with the fence there: the
+    position that `truncate` committed last, or the topic's begin if that is later.
+    """
     known = bus.committed(TRUNCATED_GROUP, topic)
     begin = bus.begin(topic).items()
     return {p: _later(Position(offset), known.get(p)) for p, offset in begin}
 
 
 def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
-    """Return the least position of each partition. A partition that any candidate lacks is left
-    out, because it is unknown which of its records that candidate needs.
+    """Return the least position of each partition. Each candidate states the positions that one
+    reader needs; a partition that any candidate lacks is left out, because it is unknown which of
+    its records that reader needs.
     """
     bounds = list(candidates)
     if not bounds:
@@ -115,7 +123,9 @@ def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int
 
 
 def position_before(bus: Bus, topic: str, address: Address) -> Position:
-    """Return the position of a record that counts, with the fence before it."""
+    """Return the position from which the record at `address` is the next one, with the fence
+    before it. The record must be one that counts. Raises `PositionLost` if it was removed.
+    """
     messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
     if not messages or messages[0].offset != address.offset or messages[0].value is None:
         raise PositionLost(f"{topic}: no record at {address}")
@@ -128,8 +138,8 @@ def position_before(bus: Bus, topic: str, address: Address) -> Position:
 def move_back_to_oldest(
     bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
 ) -> dict[int, Position]:
-    """Return these positions, moved back to the oldest of the records at `addresses` where one is
-    before them.
+    """Return the positions; in each partition with records at `addresses` before its position, the
+    position of the oldest of these records instead.
     """
     oldest: dict[int, Address] = {}
     for address in addresses:

@@ -135,6 +135,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hash(self) -> str:
+        """Return the hash of `data`."""
         return record_hash(self.data)
 
 
@@ -153,8 +154,8 @@ def from_end(bus: Bus, topic: str) -> dict[int, Position]:
 
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
-    """Return the record at exactly this address, without the fence: a void record too. Raises
-    `PositionLost` if the record was truncated or compacted away.
+    """Return the record at exactly this address, even if it is void. Raises `PositionLost` if the
+    record was truncated or compacted away.
     """
     return read_all_at(bus, topic, [address])[0]
 

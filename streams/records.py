@@ -1,6 +1,10 @@
-"""Defines every record of the log, one frozen msgspec struct each (`RecordStruct` has the rules).
-The values inside them are defined in `values.py` and can be imported from here. The docstrings of
-the records are the text of `docs/reference/records.md`.
+"""Defines the records of the log, one frozen msgspec struct each, and which of them each topic
+holds (`TOPIC_RECORDS`). The records of the ledger are defined in `ledger_records.py`, the values
+inside records and the rules for records (`RecordStruct`) in `values.py`.
+
+The docstrings of the records are the text of `docs/reference/records.md`. "Key" in them is the key
+under which a record is appended: equal keys share a partition, and a compacted topic (`status`,
+`weights`) keeps only the newest record of each key.
 """
 
 from typing import Literal, get_args
@@ -31,16 +35,19 @@ from rollstream.streams.values import (
     Version,
 )
 
-PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2  # values of `sources`: where a token came from
+# Values of `sources`, which state for each token of a trajectory where it came from. Environment
+# tokens are replies in a dialogue.
+PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2
 
 
 class Opened(RecordStruct, tag="opened/1"):
     """First record of a term, in every partition of a single-holder role's topic: records of lower
     terms after it are void.
 
-    `release` is the writer's release. `needs` are the features without which a reader would misread
-    what this term writes in the topic. `knows` are all features that the writer knows beyond those
-    of the first release (`release.py`). All three are empty if the writer is of the first release.
+    `release` is the release of the program that writes it. `needs` are the features of the log
+    (`release.py`) without which a reader would misread what this term writes in the topic. `knows`
+    are all features that the writer knows beyond those of the first release. All three are empty if
+    the writer is of the first release.
     """
 
     role: str
@@ -51,8 +58,10 @@ class Opened(RecordStruct, tag="opened/1"):
 
 
 class Prompt(RecordStruct, tag="prompt/1"):
-    """One prompt of the seeded order; `group` is its index in that order. `reference` is the task's
-    own JSON for the reward.
+    """One prompt, for which a group of `samples` trajectories is generated. `group` is the group's
+    number: the index of the prompt in the task's order, which the run's `seed` determines.
+    `reference` is the task's own JSON for the reward. `epoch` counts the passes over the data set
+    that were complete before this prompt.
     """
 
     group: int
@@ -66,8 +75,10 @@ class Prompt(RecordStruct, tag="prompt/1"):
 
 
 class Admitted(RecordStruct, tag="admitted/1"):
-    """A group may be generated now. It belongs to `wave` and is trained at most `deadline_s` after
-    its admission.
+    """A group may be generated now: `trajectories` are the names of its samples, `prompt` is the
+    address of its prompt, and `wave` is the number of the wave that it belongs to. `deadline_s`
+    seconds later the trainer waits no longer for missing trajectories: it trains the group with
+    those that have finished, or closes it as expired.
     """
 
     group: int
@@ -78,17 +89,19 @@ class Admitted(RecordStruct, tag="admitted/1"):
 
 
 class Assignment(RecordStruct, tag="assignment/1"):
-    """Dispatch's order that a rollout (of this term) starts, resumes or releases a trajectory.
+    """Dispatch's order that a rollout (of this term) starts, resumes or releases a trajectory, the
+    one with number `index` in its group. `moves` counts the trajectory's earlier assignments.
 
-    `start` and `resume` carry all that generation needs. `version` is the version that the rollout
-    must hold: for a start at least this number; for a resume under `keep_version` exactly this
-    version. `partial` is the newest partial of the chain to resume from; None starts from the
-    prompt. `first` is the oldest partial of the trajectory: the chain is read forward from there.
+    A `start` or `resume` carries all that generation needs; `tokens` are those of the prompt.
+    `version` is the version that the rollout must serve: for a resume under `keep_version` exactly
+    this one, else one of at least this number. `partial` is the address of the newest partial, from
+    which the trajectory is resumed; None: it starts from the prompt. `first` is the address of its
+    oldest partial, from which on the chain is read. `predicted` is the expected number of generated
+    tokens in all, 0 if unknown. `from_history`: the rollout does not serve `version`, so it first
+    loads that old version from the store.
 
-    `onward` of a release names the rollout that will resume the trajectory, so its tokens are kept
-    as a last partial; empty: the trajectory is no longer needed. `predicted` is the expected number
-    of generated tokens in all, 0 if unknown. `from_history`: no rollout holds `version` any more,
-    so this empty rollout first loads it from the store.
+    `onward` of a `release` names the rollout that will resume the trajectory, so that its tokens
+    are kept in a last partial; empty: the trajectory is no longer needed.
     """
 
     kind: Literal["start", "resume", "release"]
@@ -114,11 +127,14 @@ class Assignment(RecordStruct, tag="assignment/1"):
 
 
 class Partial(RecordStruct, tag="partial/1"):
-    """The tokens that a trajectory gained since the partial `previous`. `start` is the index of the
-    first of them among all tokens of the trajectory; `spans` count only the generated ones. `last`:
-    the rollout gave the trajectory up, so another may resume it at once. `sources` is empty if all
-    of `tokens` were generated. `drafts` covers the tokens generated since `previous`; None: nothing
-    was drafted, or the engine reports no drafts.
+    """The tokens that a trajectory gained since its previous partial, whose address is `previous`
+    (None for the first). Key: trajectory. `start` is the index of the first of these tokens among
+    all tokens of the trajectory; the indices in `spans` count only generated tokens. `logprobs` has
+    one item per generated token. `sources` is empty if all of `tokens` were generated.
+
+    `environment` is the state of the task's environment after its newest reply. `last`: the rollout
+    gave the trajectory up, so another may resume it at once. `drafts` covers the tokens generated
+    since `previous`; None: nothing was drafted, or the engine reports no drafts.
     """
 
     trajectory: str
@@ -138,17 +154,26 @@ class Partial(RecordStruct, tag="partial/1"):
 
 
 class RolloutStatus(RecordStruct, tag="rollout_status/1"):
-    """The present state of a rollout. Key: rollout and term.
+    """The present state of a rollout, sent repeatedly as its heartbeat. Key: rollout and term.
 
-    `health` is `leaving` for a rollout that accepts no more work. `busy_s` is CPU time in prefill
-    and decode, `idle_s` time with nothing to decode. `kv_previous` is `kv_used` at the previous
-    report. `decode_batch_max` is B_max, the batch size at which another row is no longer nearly
-    free in a decode step. `pulling`: the rollout changes to other weights as soon as they have
-    arrived. `queued`: those of the `waiting` that were not submitted to the engine yet.
-    `preemptible`: the machine may be taken away at any moment. `stalled_s`: seconds since the last
-    turn of the rollout's loop, set when a heartbeat thread sends this status; the other fields are
-    then those of that last turn. `versions`: all versions that the rollout serves side by side, if
-    there are others than `version`, the newest.
+    Load: at most `slots` trajectories run together; `running` do, and `waiting` wait, of which
+    `queued` were not submitted to the engine yet. `kv_used` and `kv_capacity` are tokens of the KV
+    cache, `kv_previous` is `kv_used` at the previous report. `decode_batch_max` is B_max, the
+    largest batch at which another row is nearly free in a decode step. `tokens_total` counts
+    generated tokens; `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to
+    decode, all since the rollout's start.
+
+    Weights: it serves `version`, the newest of its `versions` if it serves adapters side by side
+    (else `versions` is empty). `verified` is False while the engine was found to serve other
+    tensors, until they are repaired. `quota_left`: under `keep_version`, how many new trajectories
+    it may start under `version` although a newer one exists. `pulling`: it changes to other weights
+    as soon as they have arrived.
+
+    `health` is `draining` while the rollout only finishes its work before it takes a newer version,
+    `pulling` while it has no work and waits for weights, `leaving` if it accepts no more work.
+    `preemptible`: its machine may be taken away at any moment. `stalled_s`: seconds since the last
+    iteration of its loop, if a thread repeats this status because the loop sends none; the other
+    fields are then those of that iteration.
     """
 
     rollout: str
@@ -182,7 +207,10 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
 
 
 class RelayStatus(RecordStruct, tag="relay_status/1"):
-    """A relay's address, the versions it has and the relay it reads from. Key: relay and term."""
+    """The present state of a relay, sent repeatedly as its heartbeat. Key: relay and term. `node`
+    is its host, `url` its address ("" once it is leaving), and `versions` are those that it holds
+    completely. `upstream` is the relay that it reads from, as name/term; `bucket`: the store.
+    """
 
     relay: str
     term: int
@@ -194,13 +222,17 @@ class RelayStatus(RecordStruct, tag="relay_status/1"):
 
 
 class Trajectory(RecordStruct, tag="trajectory/1"):
-    """One finished sample, or a dead one (`finish` = `dead`) with the `reason`. Key: group.
+    """One finished sample, the one with number `index` in its group. Key: group. `finish` is `stop`
+    (it ended by a stop token), `length` (at a limit of its length) or `dead` (it failed, for the
+    `reason`).
 
     `tokens` and `sources` have one item per token, `logprobs` one per generated token. `reward` is
-    None if it comes later as an annotation. `trainer_version` is the newest version known when it
-    finished (lag at finish). `reference` is the task's own JSON for the reward, so that any reader
-    of the record can score it. `predicted` is the length that its assignment expected. `drafts`
-    covers all its generated tokens; None: nothing was drafted, or the engine reports no drafts.
+    None if it comes later as an annotation; `scores` are named parts of the judgement.
+    `trainer_version` is the newest version that the rollout knew when the sample finished (for the
+    lag at finish). `reference` is the task's own JSON for the reward, so that any reader of the
+    record can score it. `predicted` is the number of generated tokens that its assignment expected,
+    0 if unknown. `environment` and `moves` are as in `Partial` and `Assignment`. `drafts` covers
+    all its generated tokens; None: nothing was drafted, or the engine reports no drafts.
     """
 
     trajectory: str
@@ -231,8 +263,10 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
 
 
 class Annotation(RecordStruct, tag="annotation/1"):
-    """A late fact about a trajectory; the first of a (trajectory, name) in partition order counts.
-    An annotation with a `reason` has no values and states that there will never be any.
+    """A fact about a trajectory that comes after it, for instance a reward, under a `name`. Of
+    several with the same trajectory and name the first in the order of the partition counts.
+    `scorer` is the process that wrote it. An annotation with a `reason` has no values and states
+    that there will never be any.
     """
 
     trajectory: str
@@ -244,7 +278,10 @@ class Annotation(RecordStruct, tag="annotation/1"):
 
 
 class WeightsAnnounced(RecordStruct, tag="weights/1"):
-    """A believed version. Key: run and term."""
+    """A version that is believed from now on. Key: run and term. `manifest` is the key of its
+    manifest in the store, `manifest_hash` the hash of that object. It is stored in full (`anchor`),
+    as its difference from `parent` (`delta`), or as a LoRA adapter (`adapter`), in `bytes` bytes.
+    """
 
     run: str
     version: Version
@@ -257,10 +294,10 @@ class WeightsAnnounced(RecordStruct, tag="weights/1"):
 
 
 class Applied(RecordStruct, tag="applied/1"):
-    """A rollout serves `version`. `hash` is the hash of its manifest, which holds the hash of each
-    of the `tensors` given to the engine; they were compared with those hashes (`checked` =
-    `hashes`). `compared` of them were also compared with the engine's own memory afterwards
-    (`read_back`).
+    """A rollout serves `version`; the engine took it in `seconds`. `hash` is the hash of the
+    version's manifest, which holds the hash of every tensor. The `tensors` that the engine was
+    given (their number) were compared with these hashes. Afterwards `compared` of them were also
+    read back from the engine and compared; if any was, `checked` is `read_back`, else `hashes`.
     """
 
     rollout: str
@@ -275,8 +312,9 @@ class Applied(RecordStruct, tag="applied/1"):
 
 
 class Dead(RecordStruct, tag="dead/1"):
-    """Bytes that are not a record of topic `source`, their address, and the reason. `cut` is the
-    length of the original if `original` is only its beginning, else 0.
+    """Bytes that are not a record of the topic `source`, with their address there and the reason.
+    `original` holds these bytes; if it holds only their beginning, `cut` is their whole length,
+    else 0.
     """
 
     source: str
@@ -288,8 +326,9 @@ class Dead(RecordStruct, tag="dead/1"):
 
 
 class Claim(RecordStruct, tag="claim/1"):
-    """Stands for a record too large for the log. The object `blob` holds its bytes; `hash` is their
-    xxh3-128. The claim carries the record's own envelope.
+    """Stands in the log for a record that is too large for it. The object `blob` in the store holds
+    the record's bytes; `hash` is their xxh3-128. The claim carries the record's own envelope: role,
+    term and sequence number of its writer.
     """
 
     blob: str
@@ -321,7 +360,7 @@ Record = (
 )
 
 SCHEMAS: dict[str, type[Record]] = {cls.schema(): cls for cls in get_args(Record)}
-"""Schema name with version (`trajectory/1`) → its class."""
+"""Maps each schema name with version, e.g. `trajectory/1`, to the class of its records."""
 
 TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
     "prompts": (Prompt, Opened),
@@ -344,14 +383,16 @@ TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
         Opened,
     ),
 }
-"""The records that belong in each topic but `dead`; the archive's columns are in this order."""
+"""The records that belong in each topic but `dead`. `Opened` is in the topics that a single-holder
+role writes. The archive's columns are in the order of these records.
+"""
 
 SCHEMAS_BY_TOPIC: dict[str, frozenset[str]] = {
     topic: frozenset(cls.schema() for cls in classes)
     for topic, classes in TOPIC_RECORDS.items()
     if Opened not in classes
 }
-"""Schemas of each topic of many writers. A record of another schema counts as unreadable there.
-Otherwise a reader that dispatches on the type would take a foreign `Admitted` in `partials` for
-dispatch's own (invariant 12).
+"""The schemas that belong in each topic of many writers. A record of another schema counts as
+unreadable there: otherwise a reader that distinguishes records by type alone would take an
+`Admitted` that some process wrote into `partials` for one of dispatch (invariant 12).
 """

@@ -1,5 +1,5 @@
 """Defines this release and the features of the log that it knows, so that programs of two releases
-agree on what records mean, or the older one refuses to act (invariant 14).
+agree on what records mean, or one of them refuses to act (invariant 14).
 
 A feature is a schema (kind of record) that came after release 0.1.0, or a word where a known schema
 changed its meaning. The record `Opened`, with which each holder of a role begins its term, lists

@@ -1,8 +1,8 @@
-"""Defines the catalogue of topics: their names, retention and numbers of partitions.
+"""Defines all topics of a run (`catalogue`): their names, retention and numbers of partitions.
 
-`safe` topics are truncated only below the oldest record that an open group, a kept checkpoint,
-dispatch's rebuild or the archive needs, never by time. `compact` topics keep the newest record per
-key. `dead` is kept by time.
+There are three ways to remove records (`Topic.cleanup`). A `safe` topic is truncated only below the
+oldest record that an open group, a kept checkpoint, dispatch's rebuild or the archive needs, never
+by time. A `compact` topic keeps the newest record of each key. The topic `dead` is kept by `time`.
 """
 
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from typing import Literal
 from zlib import crc32
 
 DEAD = "dead"
-"""The topic of the unreadable records of all topics. Runs of 0.1.0 have a `<topic>.dead` for each
-topic.
+"""The topic to which the unreadable records of all topics go. Runs of release 0.1.0 have one topic
+`<topic>.dead` for each topic instead.
 """
 DEAD_RETENTION_S = 7 * 24 * 3600.0
-KEY_BYTES_MAX = 1 << 16  # of a key; the claim check depends on the value's size alone
-DEAD_BYTES_EXTRA = 1 << 16  # added to the original bytes by a `Dead`: address, reason, header
-TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are behind
+KEY_BYTES_MAX = 1 << 16  # room for a key beside a value that is just too small for a claim check
+DEAD_BYTES_EXTRA = 1 << 16  # what a `Dead` has beside the original bytes: address, reason, header
+# How long a tombstone (which deletes its key) stays in a compacted topic for slow readers.
+TOMBSTONE_S = 24 * 3600.0
 DEAD_BYTES_MAX = (16 << 20) + DEAD_BYTES_EXTRA
 RECORD_BYTES_MAX = 1 << 20
-"""Larger records go to the object store (claim check); compacted topics refuse them."""
+"""Larger records go to the object store (claim check); a compacted topic refuses them."""
 NUMBER_MAX = 1e6
-"""Bound of rewards, scores and annotation values. A gradient norm squares sums over tokens: (1e6 ·
-2 · 1e6 tokens)² = 4e24 is far below the largest float32, 3e38. It is defined here because a query
-needs it before NumPy is imported.
+"""Bound of rewards, scores and annotation values. An advantage is then at most 2e6, and a gradient
+norm squares sums of them over tokens: (2e6 · 1e6 tokens)² = 4e24 is far below the largest float32,
+3e38. The constant is here because queries, which must start fast, import this file but not NumPy.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Names one topic and its limits. Without `retention_s` records stay until they are
-    truncated.
+    """Names one topic and its limits. `record_bytes_max` counts a record's key and value. Without
+    `retention_s` no record is removed by its age.
     """
 
     name: str
@@ -43,20 +44,20 @@ class Topic:
 
 
 ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
-"""Topics that the archive keeps; the views of `rollstream query` have these names."""
+"""Topics that the archive keeps; `rollstream query` has a view of the same name for each."""
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo
-    the number of partitions.
+    """Return the partition of a key: its CRC-32 (IEEE) modulo the number of partitions, in every
+    back end and for programs in any language.
     """
     return crc32(key) % partitions
 
 
 def is_in_key_partition(group: int, partition: int, partitions: int) -> bool:
-    """Return whether a record of this group is in the partition of its key. A record in another
-    partition has no place in the order of its group, so the first completion would depend on the
-    order in which a reader takes the partitions (invariant 2).
+    """Return whether `partition` is the one to which the group's key belongs. A record of the group
+    in another partition must be ignored: the order between partitions differs from reader to
+    reader, so readers would disagree about the first completion (invariant 2).
     """
     return 0 <= group < 1 << 63 and partition_of(str(group).encode(), partitions) == partition
 

@@ -1,9 +1,10 @@
-"""Writes records: `publish` for topics of many writers, `FencedWriter` for those of one role
-(invariant 7).
+"""Appends records to the log: `publish` and `publish_all` to topics of many writers, `FencedWriter`
+to a topic of a single-holder role, with the role's term and sequence numbers (invariant 7).
 
-A batch in doubt (appended or not, the bus cannot know) is sent again with the same bytes and
-therefore the same sequence numbers, so readers drop the repeat (`fence.py`). If it stays in doubt
-the writer refuses all further appends: its role exits and restarts under a new term.
+An append that fails is in doubt: the bus cannot know whether the records were appended. A
+`FencedWriter` sends such a batch again, with the same bytes and so the same sequence numbers;
+readers drop the repeat (`fence.py`). If the batch stays in doubt, the writer refuses all further
+appends, so that its role exits and restarts under a new term.
 """
 
 import threading
@@ -19,24 +20,25 @@ from rollstream.streams.release import KNOWN_FEATURES, NEEDED_BY_TOPIC, RELEASE
 from rollstream.streams.topics import partition_of
 from rollstream.streams.values import Address
 
-RETRY_S = 20.0  # how long a batch in doubt is sent again
+RETRY_S = 20.0  # for how long a batch in doubt is sent again and again
 RETRY_PAUSE_S = 0.1
 
 KeyedRecord = tuple[str, Record] | tuple[str, Record, int]
-"""Key and record, and a partition if it is not the key's."""
+"""A key and a record, then the partition unless the key chooses it (`partition_of`)."""
 
 
 def publish(
     bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
 ) -> Address:
-    """Append one record and return its address once it is durable."""
+    """Append one record and return its address once it is durable. See `publish_all` for errors."""
     keyed: KeyedRecord = (key, record) if partition is None else (key, record, partition)
     return publish_all(bus, topic, [keyed])[0]
 
 
 def publish_all(bus: Bus, topic: str, records: Sequence[KeyedRecord]) -> list[Address]:
     """Append records and return their addresses once all are durable. Raises `RecordTooLarge`
-    before any is written.
+    before any is written, and `BusError` with the records in doubt: nothing is sent again, and a
+    caller that does so may append a record twice.
     """
     partitions = bus.partitions(topic)
     entries = [
@@ -47,8 +49,9 @@ def publish_all(bus: Bus, topic: str, records: Sequence[KeyedRecord]) -> list[Ad
 
 
 class FencedWriter:
-    """The writer of one role's term in one topic; threads may share it. `open` must be called
-    first.
+    """Writes the records of one term of a role to one topic; threads may share it. `open` must be
+    called first. In a compacted topic it adds the term to each key, so that compaction keeps the
+    records of different terms apart.
     """
 
     def __init__(
@@ -65,8 +68,9 @@ class FencedWriter:
         self._broken = ""
 
     def open(self) -> dict[int, int]:
-        """Append `Opened` to every partition and return the offsets by partition. Before it acts,
-        the role must read its topics up to these offsets.
+        """Append `Opened` to every partition: from there on, records of lower terms are void.
+        Returns the offset of `Opened` by partition. Before the role acts, it must read the topic
+        up to these offsets.
         """
         needs = NEEDED_BY_TOPIC.get(self._topic.name, ())
         opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN_FEATURES)))
@@ -75,10 +79,12 @@ class FencedWriter:
         return {address.partition: address.offset for address in at}
 
     def append(self, records: Sequence[KeyedRecord]) -> list[Address]:
-        """Append records and return their addresses once all are durable, in this order per
-        partition.
+        """Append records, in this order within each partition, and return their addresses once all
+        are durable. Raises `RecordTooLarge` before any is written. Raises `BusError` if they stay
+        in doubt, and then at every later call.
 
-        After a resend they may be the addresses of the repeated records, whose bytes are the same.
+        If a batch was sent again and was appended twice, the addresses may be those of the second
+        copies, which have the same bytes.
         """
         with self._lock:
             if self._broken:
@@ -96,7 +102,9 @@ class FencedWriter:
             return at
 
     def positions(self) -> dict[int, Position]:
-        """The positions after everything that this writer has appended, with the fence there."""
+        """Return, by partition, the position after everything that this writer has appended, with
+        the fence there.
+        """
         with self._lock:
             return {
                 partition: Position(end, Fence(self._term, sequence))
@@ -106,8 +114,8 @@ class FencedWriter:
             }
 
     def _entry(self, keyed: KeyedRecord, sequences: list[int]) -> AppendEntry:
-        """The record, encoded with the next sequence number of its partition, which `sequences`
-        counts.
+        """Return the record encoded with the next sequence number of its partition, and count it in
+        `sequences`.
         """
         key, record, *named = keyed
         if self._topic.cleanup == "compact":
@@ -118,6 +126,7 @@ class FencedWriter:
         return AppendEntry(key.encode(), encode(record, envelope), partition)
 
     def _append_surely(self, entries: Sequence[AppendEntry]) -> list[int]:
+        """Append the entries, again and again for `retry_s` seconds while they are in doubt."""
         deadline = Deadline(self._retry_s)
         while True:
             try:
@@ -136,7 +145,7 @@ def _partition(key: bytes, named: Sequence[int], partitions: int) -> int:
 
 
 def _addresses(entries: Sequence[AppendEntry], offsets: Sequence[int]) -> list[Address]:
-    """The addresses of appended entries, which must name their partitions."""
+    """Return the addresses of appended entries, which must name their partitions."""
     return [
         Address(entry.partition or 0, offset)
         for entry, offset in zip(entries, offsets, strict=True)

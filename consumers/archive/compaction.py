@@ -1,9 +1,10 @@
-"""Keeps the number of archive files small: merges files, and deletes the files whose records a
-merged file holds.
+"""Keeps the number of archive files small: merges consecutive files of a partition into a wider one
+(`storage/archive/merging.py`), and deletes the files whose records it holds after a grace period,
+in which readers may still read them.
 
 Several compactors and archivers may run at the same time, and each may be killed at any moment: no
-record is lost, and readers that follow the rule of docs/reference/archive.md (Merged files) read
-none twice.
+record is lost. Readers read none twice if they leave out each file whose first offset is in the
+range of a merged file (docs/reference/archive.md, Merged files).
 """
 
 import logging
@@ -25,11 +26,13 @@ from rollstream.storage.stores.base import ObjectStore
 log = logging.getLogger(__name__)
 
 PAUSE_S_MAX = 60.0  # seconds between two listings
-FILES_MAX = 16  # files of a partition's newest day; when there are more, they are merged
+FILES_MAX = 16  # files of a partition's newest day; when it has more, some are merged
 
 
 class Compactor:
-    """Merges the files of a run's topics; use it from one thread."""
+    """Merges the files of a run's topics, and deletes those that merged files replaced; use it from
+    one thread. `merged` counts the merged files created, `deleted` the files deleted.
+    """
 
     def __init__(
         self,
@@ -43,18 +46,20 @@ class Compactor:
         self._files_max = files_max
         self._monotonic = monotonic
         self._next_s = monotonic()
-        self._redundant_s: dict[str, float] = {}  # key → time since which it is inside a wider one
-        self._proven: set[str] = set()  # merged files whose footer ends as their name states
-        self._left: set[str] = set()  # merges that failed and are not tried again
+        self._redundant_s: dict[str, float] = {}  # redundant file's key → when it was first listed
+        self._proven: set[str] = set()  # merged files whose footer has the last offset of the name
+        self._left: set[str] = set()  # keys of merges that failed and are not tried again
         self.merged = self.deleted = 0
 
     def advance(self, stop: threading.Event) -> None:
-        """Merge and delete the files that are due; ends early when `stop` is set. For each topic:
+        """Merge and delete the files that are due; ends early when `stop` is set. Does nothing if
+        `archive.compact_bytes` is 0, or soon after the previous call. For each topic:
 
         1. List the files.
-        2. Delete files that have been inside a wider one for the grace period, by this process's
-           own clock, once the wider one's footer was read.
-        3. Plan merges, and create the merged files.
+        2. Delete redundant files, those whose records a wider file in the listing holds too, if
+           this process first listed them so at least `archive.compact_grace_s` ago and the footer
+           of the wider file confirms that it is complete.
+        3. Plan merges of the other files, and create the merged files.
         """
         settings, now_s = self._settings, self._monotonic()
         if not settings.compact_bytes or now_s < self._next_s:
@@ -74,9 +79,10 @@ class Compactor:
         current: Sequence[ArchiveFile],
         before: Mapping[str, float],
     ) -> None:
-        """Delete the `redundant` files whose grace period is over. Each of them is inside a wider
-        file: its first offset is in the wider one's range of offsets. A file is deleted only
-        because of a wider one in the same listing, so the widest one is never deleted.
+        """Delete the `redundant` files whose grace period is over; `before` has the times at which
+        earlier calls first listed them. The first offset of each is in the range of a wider file
+        among `current`. A file is deleted only because of a wider one in the same listing, so the
+        widest one is never deleted.
         """
         now_s, due = self._monotonic(), list[str]()
         for file in sorted(redundant, key=lambda file: file.key):
@@ -89,8 +95,8 @@ class Compactor:
         self.deleted += len(due)
 
     def _is_held(self, file: ArchiveFile, current: Sequence[ArchiveFile]) -> bool:
-        """Whether a wider file holds the records of this one, as the wider file's footer
-        confirms.
+        """Whether the footer of the wider file, in whose range this file begins, confirms that the
+        wider file holds all offsets that its name states.
         """
         (wider,) = [
             other
@@ -104,13 +110,16 @@ class Compactor:
     def _ends_as_named(self, merged: ArchiveFile) -> bool:
         try:
             return file_end(self._store, merged).last == merged.last
-        except ObjectMissing:  # merged into a wider one and deleted, since the listing
+        except ObjectMissing:  # since the listing it was merged into a still wider one and deleted
             return False
         except CorruptObject as error:
             log.error("the files that a merged file holds are kept: %s", error)
             return False
 
     def _merge(self, current: Sequence[ArchiveFile], stop: threading.Event) -> None:
+        """Create the merged files that are due among a topic's `current` files. A merge of damaged
+        files is logged and not tried again.
+        """
         from rollstream.storage.archive import merging
 
         for merge in merging.plan_merges(current, self._settings.compact_bytes, self._files_max):

@@ -1,9 +1,9 @@
-"""Archives every topic in turn every few seconds, merges small files in between (`compaction.py`),
-and archives the rest when it stops: the archive role.
+"""The loop of the archive role: every two seconds or less it archives the new records of each topic
+that the settings name (`topic.py`), then merges small files (`compaction.py`).
 
-It reads rarely and in large batches, so that it costs the run little; records that are not archived
-yet are still in the log. On `stop` it archives up to the present ends, so a run whose archive is
-stopped last is archived completely.
+It reads seldom and in large batches, so that it costs the run little; records that are not archived
+yet are still in the log. When it stops it archives up to the present ends of the topics, so a run
+whose archive role stops last is archived completely.
 """
 
 import logging
@@ -22,14 +22,15 @@ from rollstream.streams.bus import Bus
 log = logging.getLogger(__name__)
 
 
-ROUND_S = 2.0  # seconds between two rounds; a quarter of `roll_s` if that is less
+ROUND_S = 2.0  # pause between two rounds; a quarter of `archive.roll_s` if that is less
 
 FileNote = Callable[[Mapping[str, object]], None]
+"""Called with a description of a created file: time, key, records, bytes and seconds."""
 
 
 class ArchiveService:
-    """Archives the topics of a run that `settings` name; `note` is called with the time, name and
-    size of each file that was created.
+    """Archives the topics of a run that `settings` name, until it is stopped. `note` is called for
+    each file that this process created.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class ArchiveService:
         self._files = self._bytes = self._lost = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Archive until `stop` is set, then archive the rest."""
+        """Archive in rounds until `stop` is set, then archive everything up to the topics' ends."""
         topics = self._topics.values()
         for topic in topics:
             topic.start()
         while not stop.wait(self._pause_s):
             while sum(topic.advance() for topic in topics) and not stop.is_set():
-                pass  # the topics take turns until none has new records
+                pass  # one read of each topic in turn, until none of them has new records
             self._compactor.advance(stop)
             release_memory()
         for topic in topics:
@@ -82,6 +83,9 @@ class ArchiveService:
         }
 
     def _on_file(self, file: WrittenFile) -> None:
+        """Count, log and note a created file. A file that another archiver had created before, with
+        the same first record, counts as lost.
+        """
         if not file.is_own:
             self._lost += 1
             return

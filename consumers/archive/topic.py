@@ -1,10 +1,10 @@
-"""Archives one topic: reads its partitions and writes files, exactly once even if several archivers
-run (docs/reference/archive.md, Exactly once).
+"""Archives one topic: `TopicArchive` reads its partitions, collects records (`PendingRecords`), and
+writes them to a file when one is due (`due_partition`). Each record is archived exactly once, even
+if several archivers run (docs/reference/archive.md, Exactly once).
 
-Exactly-once depends on file names alone: a file is named by its first offset, every archiver's
-position in a partition is the end of a file (or the log's first record when there was none), and
-`create` has a single winner. So no two files of a partition overlap, and each begins where another
-ended. The lease only avoids duplicate work.
+This depends on file names alone: a file is named by its first offset, an archiver begins each file
+where another one ended (or at the log's first record), and the store's `create` has one winner. So
+the files of a partition do not overlap. The lease only avoids duplicate work.
 """
 
 import logging
@@ -35,9 +35,9 @@ class PendingRecords:
     """Holds the records of one partition that were read and are in no file yet, consecutive and
     oldest first. `since_s` is the time at which the first was read, `bytes` counts keys and values.
 
-    A file ends before the first record of a later day. A record of an earlier day (a clock that
-    went back) does not end it, so that clocks that disagree around midnight give two files and not
-    hundreds.
+    A file ends before the first record of a later day than that of its first record. A record of an
+    earlier day (a clock was behind) does not end it: writers whose clocks disagree around midnight
+    thus cause two files and not hundreds.
     """
 
     def __init__(self, since_s: float) -> None:
@@ -48,9 +48,11 @@ class PendingRecords:
 
     @property
     def spans_days(self) -> bool:
+        """Whether a record of a later day was read, so that the first file is complete."""
         return self._cut is not None
 
     def add(self, message: Message) -> None:
+        """Add the record after the last one."""
         self.messages.append(message)
         self.bytes += message_bytes(message)
         if self._cut is None and _is_later_day(message, self.messages[0]):
@@ -76,8 +78,8 @@ def due_partition(
     pending: Mapping[int, PendingRecords], roll_bytes: int, roll_s: float, now_s: float
 ) -> int | None:
     """Returns the partition whose file is to be written now; None if no file is due. A file is due
-    if its day is over or its first record waited for `roll_s`; if all partitions together hold
-    `roll_bytes`, the fullest is due.
+    if a record of a later day follows it, or if its first record has waited for `roll_s`. Once all
+    partitions together hold `roll_bytes`, the file of the fullest one is due.
     """
     for partition, held in pending.items():
         if held.spans_days or now_s - held.since_s >= roll_s:
@@ -92,8 +94,8 @@ READ_BYTES, READ_RECORDS = 16 << 20, 8192  # the most that one read returns
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """Describes a file that an archiver wrote or found; `is_own` is False if another archiver had
-    created it first.
+    """Describes a file that this archiver wrote, or whose records it found in a file of another
+    archiver: then `is_own` is False.
     """
 
     topic: str
@@ -105,7 +107,9 @@ class WrittenFile:
 
 
 class TopicArchive:
-    """Archives one topic; `start` must be called first. `on_file` is called with each file."""
+    """Archives one topic of a run. Call `start` first, then `advance` again and again, and `finish`
+    at the end. `on_file` is called with each file.
+    """
 
     def __init__(
         self,
@@ -127,9 +131,8 @@ class TopicArchive:
         self._pending: dict[int, PendingRecords] = {}
 
     def start(self) -> None:
-        """Continue each partition after its last file, or at the first record if there is none.
-
-        Raises `PositionLost` if the log is truncated beyond the last file.
+        """Continue each partition after its last file, or at the log's first record if there is no
+        file. Raises `PositionLost` if the log is truncated beyond the last file.
         """
         # Read before the files are listed: records truncated in between are then in a listed file.
         begins = from_begin(self._bus, self._topic)
@@ -148,7 +151,8 @@ class TopicArchive:
 
     def advance(self, *, exact: bool = False) -> bool:
         """Read once and write the files that are due; returns False if no new record was read.
-        Without `exact` a record that is still in flight may be missed.
+        Without `exact` this may also mean that records of the log have not arrived yet
+        (`Bus.read`); a later call reads them.
         """
         found = self._read(exact)
         now_s = self._monotonic()
@@ -219,15 +223,15 @@ class TopicArchive:
             self._continue_at(partition, _position_after(ends[partition]))
 
     def _rotated(self) -> dict[int, int]:
-        """Returns the positions to read from; each partition is first in turn, so that none
-        starves.
+        """Returns the positions to read from. At each call another partition is the first one, so
+        that none starves.
         """
         first, *others = self._next.items()
         self._next = dict([*others, first])
         return self._next
 
     def _write(self, partition: int) -> None:
-        """Write a partition's next file, or continue after another archiver's.
+        """Write a partition's next file, or continue after another archiver's file.
 
         1. Create the file.
         2. List the partition's files of that day. If another archiver created the file first, or a

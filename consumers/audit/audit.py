@@ -1,8 +1,9 @@
-"""Audits a run: reads each topic once and then the store, and checks invariants 1 to 7, and 11 for
-checkpoints.
+"""Audits a run: checks invariants 1 to 7, and 11 for checkpoints. An `Audit` reads each topic once
+and passes every message to the folds, objects that each check one invariant or a part of it
+(`AuditFolds`); then it checks the store. `continued_audit` continues from the verdict (the stored
+state) of the previous audit, and stores the next one; nothing else is written.
 
-The audit writes only its verdict: it dead-letters no record and commits no position. The end
-offsets are fixed before the first record is read, those of the ledger first, so that in a live run
+The end offsets are fixed before the first record is read, the ledger's first, so in a live run
 every record that the ledger names is before the fixed ends of the other topics.
 """
 
@@ -56,10 +57,12 @@ END_ORDER = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",
     "partials", "prompts",
 )  # fmt: skip
+"""The order in which the ends of topics are fixed: a topic after those that name its records."""
 READ_ORDER = (
     "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
     "trajectories", "weights",
 )  # fmt: skip
+"""The order in which topics are read: folds compare later topics with what earlier ones state."""
 TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     ExactlyOnceAudit: ("ledger", "trajectories"),
     AnnotationAudit: ("annotations",),
@@ -69,18 +72,18 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     DecisionAudit: ("ledger", "annotations", "trajectories"),
     FenceAudit: (),
 }
-"""The topics that a fold receives; a fold that is not listed receives all."""
+"""The topics whose messages a fold receives; a fold that is not listed receives all."""
 OF_GROUPS = ("annotations", "partials", "trajectories")
-"""Topics whose records are left to the next audit while the group of a record is open."""
+"""Topics whose records are judged again by the next audit while their group is open."""
 ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
-"""Topics whose checks need every record from the first on."""
+"""Topics whose checks need every record from the first on; a missing record counts as unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFolds:
-    """Holds the folds, objects that receive every record in order and collect violations. `ledger`
-    and `reads` receive a record of the ledger before the others; `rows` also take archived rows.
-    `by_topic` are those of `all` by `TOPICS_OF`.
+    """Holds the folds: `all` of them, and under `by_topic` those that receive the messages of each
+    topic (`TOPICS_OF`). The folds of `rows` also take archived trajectories in batches. The indexes
+    `ledger` and `reads`, which folds share, receive a record of the ledger first.
     """
 
     ledger: LedgerIndex
@@ -101,7 +104,7 @@ class AuditFolds:
             fold.apply(message)
 
     def with_state(self) -> list[object]:
-        """Returns all objects whose fields a verdict holds, each once, in a fixed order."""
+        """Returns all objects whose state a verdict stores, each once, in a fixed order."""
         found: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
         found += self.all
         results = {id(fold.result): fold.result for fold in self.all}
@@ -110,8 +113,8 @@ class AuditFolds:
 
 @dataclass(slots=True)
 class Audit:
-    """Audits one run; `store` is None if the run has none, and `tell` is called with the name of
-    each topic and object that is read.
+    """Audits one run, by one call of `check`. `bus` or `store` is None if the run has none; `tell`
+    is called with the name of each topic and object that is read, to show progress.
     """
 
     bus: Bus | None
@@ -123,19 +126,22 @@ class Audit:
         default_factory=lambda: InvariantResult(0, "the records that were read are complete")
     )
     topics: dict[str, JudgedTopic] = field(default_factory=dict[str, JudgedTopic])
-    """How far each topic was judged, for a verdict."""
+    """How far each topic was judged, for the next verdict."""
     _coverage: dict[str, Completeness] = field(default_factory=dict[str, Completeness])
     _open: set[int] = field(default_factory=set[int])
     """Groups whose end is not final by the ledger."""
     _left: list[tuple[AuditMessage, bool]] = field(default_factory=list[tuple[AuditMessage, bool]])
-    """Messages that are judged for this report only, and whether each was archived."""
+    """Messages whose outcome is not final: they are judged for this report, and again by the next
+    audit. With each, whether it was archived.
+    """
 
     def check(
         self, before: Verdict | None = None, keep: Callable[[bytes | None], None] | None = None
     ) -> list[InvariantResult]:
         """Returns one result for the completeness of the data, then one per invariant in their
-        order. The audit continues from the verdict `before`; it raises `VerdictRefused` if it does
-        not rest on this log. `keep` is called with the state for the next verdict.
+        order. With `before` the audit continues from that verdict, and raises `VerdictRefused` if
+        the verdict was made from another log. `keep` is called with the state for the next verdict,
+        None if it cannot be stored.
         """
         source = AuditSource(self.bus, self.store, self.run, self.reading)
         for topic in END_ORDER:
@@ -210,12 +216,12 @@ class Audit:
 
     @property
     def coverage(self) -> Mapping[str, Completeness]:
-        """How much of each topic was available."""
+        """How much of each topic's records was available."""
         return self._coverage
 
     def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> None:
-        """Judge the records of a topic that the verdict does not cover; records of open groups are
-        left to the next audit.
+        """Judge the topic's records that the previous verdict does not cover; those whose outcome
+        is not final are put into `_left`.
         """
         is_compacted = folds.fences.topics[topic].cleanup == "compact"
         cursor = TopicCursor(self.topics.get(topic, JudgedTopic()), is_compacted)
@@ -270,7 +276,7 @@ class Audit:
             self.reading.counts["misplaced"] += misplaced
 
     def _final_rows(self, rows: TrajectoryRows, cursor: TopicCursor) -> Iterator[TrajectoryRows]:
-        """Yields the rows of groups whose end is final; the others are left to the next audit."""
+        """Yields the rows of groups whose end is final, and puts the others into `_left`."""
         if self._open.isdisjoint(rows.groups):
             yield rows
             return
@@ -282,9 +288,7 @@ class Audit:
     def _judge(
         self, message: AuditMessage, archived: bool, cursor: TopicCursor, folds: AuditFolds
     ) -> None:
-        """Apply the record to the folds if its outcome is final, else leave it to the next
-        audit.
-        """
+        """Apply the record to the folds if its outcome is final, else put it into `_left`."""
         damage = folds.fences.damage if folds.fences.is_damage(message) else None
         if damage is None:
             is_final = getattr(message.record, "group", None) not in self._open
@@ -311,13 +315,13 @@ class Audit:
 
 
 def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list[InvariantResult]]:
-    """Returns the audit of a run that continues from its last verdict and stores its own; `make`
-    opens an audit of the run. With `whole`, or if the verdict cannot be used, it starts at the
-    first record.
+    """Audit a run from its last verdict on, and store a verdict for the next audit. Returns the
+    audit and its results; `make` opens an audit of the run. With `whole`, or if the verdict cannot
+    be used, the audit starts at the first record.
 
-    Violations that an earlier audit found stay violations; those that an audit from the first
-    record on does not find again become notes. Without a log nothing is stored or continued: such a
-    folder is a copy.
+    Violations that an earlier audit found stay violations; if the audit started at the first record
+    and does not find them again, they become notes. Without a log no verdict is read or stored:
+    then the data is a copy of an archive.
     """
     audit = make()
     store = None if audit.bus is None else audit.store
@@ -362,7 +366,7 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
 
 
 def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Offender]]) -> None:
-    """Add violations that an earlier audit found and that cannot be seen any more."""
+    """Add violations that an earlier audit found and that the present data no longer shows."""
     by_number = {result.number: result for result in results}
     for number, offender in found:
         if number in by_number:
@@ -372,8 +376,8 @@ def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Of
 
 
 def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
-    """Whether the record is not in its key's partition; trainer and dispatch skip such records. The
-    takes state how many partitions the trainer read; before the first one, the log does.
+    """Whether the record is not in the partition of its key; trainer and dispatch skip such
+    records. `partitions` is the number of partitions over which the run spreads the keys.
     """
     record, partition = message.record, message.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)
@@ -381,9 +385,9 @@ def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
 
 
 def _results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[InvariantResult]:
-    """Returns one result per invariant; two folds may share one. A record of a single-holder role
-    that only a newer release understands (`unknown`) may change the meaning of all others: then
-    every result is withheld.
+    """Returns one result per invariant; two folds may share one. `unknown` names a record of a
+    single-holder role that only a newer release understands, "" if there is none. Such a record may
+    change the meaning of all others, so no result is judged then.
     """
     results = {fold.result.number: fold.result for fold in folds}
     for result in results.values() if unknown else ():

@@ -14,14 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from rollstream.consumers.audit.folds import (
-    DERIVED,
-    AuditMessage,
-    Coverage,
-    InvariantResult,
-    LedgerIndex,
-    starts_complete,
-)
+from rollstream.consumers.audit import folds
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.consumers.audit.spans import AuditPolicy
@@ -69,35 +62,35 @@ class DecisionAudit:
     * `OpenGroupCheck` checks open groups.
 
     `apply` must receive the ledger first, then `annotations`, then `trajectories`. A group is
-    checked when its last completion arrives; `finish` checks the groups that lack some.
+    checked when its last completion arrives; `finish` checks groups that lack completions.
     """
 
     groups: GroupAudit
-    ledger: LedgerIndex
+    ledger: folds.LedgerIndex
     reads: TrainerReads
     policy: AuditPolicy
-    once: InvariantResult
+    once: folds.InvariantResult
     """The result of invariant 2; `result` is the result of invariant 1."""
-    result: InvariantResult = field(init=False)
+    result: folds.InvariantResult = field(init=False)
     _configured: str = ""
     _closings: dict[int, GroupClosing] = field(default_factory=dict[int, GroupClosing])
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
     """The records of the groups to check."""
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
-    """Group → number of its trained completions so far, while all have this reward."""
+    """Group → number of its trained completions so far, and the reward that all of them have."""
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """Group that one of the last takes began → the smallest version of its trained samples."""
     _decided: set[int] = field(default_factory=set[int])
     """Groups that were checked and removed from `_held`."""
     _known: BelievedVersions = field(
-        default_factory=lambda: BelievedVersions(-1), metadata={DERIVED: True}
+        default_factory=lambda: BelievedVersions(-1), metadata={folds.DERIVED: True}
     )
     """The published versions with their terms."""
     _poisoned: set[int] = field(default_factory=set[int])
     """Groups of takes that the learner could not compute: they end dead, whatever the rule
     decides.
     """
-    _is_begun: bool = field(default=False, metadata={DERIVED: True})
+    _is_begun: bool = field(default=False, metadata={folds.DERIVED: True})
     _other: int = 0
     """Closings under an earlier configuration that the present configuration would not give."""
 
@@ -109,7 +102,7 @@ class DecisionAudit:
         """Returns the trainer's rule; None if the run's settings are not available."""
         return self.policy.rule
 
-    def apply(self, message: AuditMessage) -> None:
+    def apply(self, message: folds.AuditMessage) -> None:
         if message.void:
             return
         if message.topic in ("annotations", "trajectories") and not self._is_begun:
@@ -164,7 +157,7 @@ class DecisionAudit:
         for row in self._wanted_rows(rows, rule):
             self.apply(rows.message(row))
 
-    def finish(self, coverage: Coverage) -> None:
+    def finish(self, coverage: folds.Coverage) -> None:
         if self.rule is None:
             if self.groups.ended:
                 self.result.add_unchecked(
@@ -178,7 +171,7 @@ class DecisionAudit:
         if self._other:
             what = f"{self._other} closings under an earlier configuration, which is not kept"
             self.result.add_unchecked(what)
-        if starts_complete(coverage["trajectories"]):
+        if folds.starts_complete(coverage["trajectories"]):
             held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
             OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.ledger).check(
                 held
@@ -195,7 +188,7 @@ class DecisionAudit:
                 closed, at, self._configured, takes, term, self.reads.believed
             )
 
-    def _note(self, note: Annotation, message: AuditMessage) -> None:
+    def _note(self, note: Annotation, message: folds.AuditMessage) -> None:
         if self.rule is None or note.name not in self.rule.names or not is_usable_annotation(note):
             return
         key = (note.trajectory, note.name)
@@ -232,7 +225,7 @@ class DecisionAudit:
         found.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
         return sorted(found)
 
-    def _arrive(self, record: Trajectory, message: AuditMessage) -> None:
+    def _arrive(self, record: Trajectory, message: folds.AuditMessage) -> None:
         group, name, at = record.group, record.trajectory, message.address
         if self.rule is None:
             return
@@ -260,7 +253,9 @@ class DecisionAudit:
             what = f"step {begun.step} began group {group} without {name}, which it had read"
             self.once.add_violation(what, message.topic, at)
 
-    def _check_trained(self, record: Trajectory, message: AuditMessage, rule: TrainingRule) -> None:
+    def _check_trained(
+        self, record: Trajectory, message: folds.AuditMessage, rule: TrainingRule
+    ) -> None:
         """Check that a trained completion has all needed annotations, and that no group with equal
         rewards was trained although the filter is on.
         """
@@ -337,10 +332,10 @@ class DecisionAudit:
         return closing is not None and bool(_DEADLINE_DETAIL.match(closing.record.detail))
 
     def _incomplete(
-        self, group: int, closing: GroupClosing, held: GroupRecords, coverage: Coverage
+        self, group: int, closing: GroupClosing, held: GroupRecords, coverage: folds.Coverage
     ) -> None:
         """Check a closed group that lacks completions now, or lacked some when it was closed."""
-        if not starts_complete(coverage["trajectories"]):
+        if not folds.starts_complete(coverage["trajectories"]):
             self.result.add_unchecked("the closings of groups whose completions are missing")
             return
         wrong = self._wrong_overdue(group, closing, held)

@@ -1,8 +1,9 @@
-"""Checks invariant 2: a trajectory is trained at most once, on its first completion; an annotation
-that a take used is the first of its (trajectory, name).
+"""Checks invariant 2: a trajectory is trained at most once, on its first completion (its first
+`Trajectory` record; `ExactlyOnceAudit`); and an annotation that a take used is the first of its
+(trajectory, name) (`AnnotationAudit`).
 
-A restarted trainer repeats recorded takes without appending them again. So among the valid takes
-(those of a fenced trainer are void) a trajectory appears once, whichever process was killed. Memory
+A restarted trainer repeats recorded takes without appending them again, and the takes of a fenced
+trainer are void. So a trajectory appears in one valid take, whichever process was killed. Memory
 grows with the run: it holds the name of each completed trajectory.
 """
 
@@ -11,14 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollstream.consumers.audit.folds import (
-    AuditMessage,
-    Coverage,
-    InvariantResult,
-    LedgerIndex,
-    NamedCompletion,
-    starts_complete,
-)
+from rollstream.consumers.audit import folds
 from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.streams.admissible import is_usable_annotation
 from rollstream.streams.records import Annotation, Take, Trajectory
@@ -28,23 +22,27 @@ from rollstream.streams.values import Address
 @dataclass(slots=True)
 class ExactlyOnceAudit:
     """Checks that each trajectory is trained once, on its first completion, and compares each
-    completion that a take names with the record at that address. It must receive the ledger before
-    `trajectories`, and each record of the ledger after the index `ledger` has received it.
+    completion that a take names with the record at that address. The caller applies the whole
+    ledger before `trajectories`, and each of its records first to `ledger`, then here.
     """
 
-    ledger: LedgerIndex
-    result: InvariantResult = field(
-        default_factory=lambda: InvariantResult(
+    ledger: folds.LedgerIndex
+    """The completions that takes name."""
+    result: folds.InvariantResult = field(
+        default_factory=lambda: folds.InvariantResult(
             2, "a trajectory is trained once, on its first completion"
         )
     )
     _firsts: set[str] = field(default_factory=set[str])
+    """The trajectories of which a completion was read."""
     _ends: dict[int, int] = field(default_factory=dict[int, int])
-    """The end of the read part of each partition of `trajectories`."""
+    """The offset up to which each partition of `trajectories` was read."""
     _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
-    """Members of takes whose group no take began, and the address of the take."""
+    """Trajectories that a take trains although no take lists them as members of a group, and the
+    address of that take.
+    """
 
-    def apply(self, message: AuditMessage) -> None:
+    def apply(self, message: folds.AuditMessage) -> None:
         if message.void:
             return
         if isinstance(message.record, Take) and message.topic == "ledger":
@@ -53,8 +51,9 @@ class ExactlyOnceAudit:
             self._complete(message.record, message)
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Check rows. A new row that matches its take, or that no take names, only adds its name to
-        the completed ones; every other row is checked as a record.
+        """Check archived rows together. The first completion of a trajectory needs no further check
+        if no take names the trajectory, or if it is the record that the take names and is not dead.
+        Every other row is checked as a record, by `apply`.
         """
         uses, names = rows.uses(self.ledger), set(rows.names)
         is_dead = np.array([finish == "dead" for finish in rows.plain("finish")], np.bool_)
@@ -68,7 +67,10 @@ class ExactlyOnceAudit:
         self._firsts |= names
         self._read_to(rows.partition, rows.first + len(rows))
 
-    def finish(self, coverage: Coverage) -> None:
+    def finish(self, coverage: folds.Coverage) -> None:
+        """Report what only the end shows: completions that takes name and that were not read. Where
+        `coverage` states that records are missing, this is not a violation, but unchecked.
+        """
         counts, kept = self.result.counts, coverage["trajectories"]
         counts["trained"] = sum(self.ledger.trained.values())
         counts["completed"] = len(self._firsts)
@@ -90,12 +92,15 @@ class ExactlyOnceAudit:
         if coverage["ledger"] == "part":
             self.result.add_unchecked("the takes before the ledger's first kept record")
         for name, at in self._strangers:
-            if starts_complete(coverage["ledger"]):
+            if folds.starts_complete(coverage["ledger"]):
                 self.result.add_violation(
                     f"{name} was trained, but no take began its group", "ledger", at
                 )
 
     def _take(self, take: Take, at: Address) -> None:
+        """Check that the take's members are different, that no other take trains one of them, and
+        that each is the completion that the take which began its group named.
+        """
         if len({member.trajectory for member in take.members}) < len(take.members):
             names = Counter(member.trajectory for member in take.members)
             for name in (name for name, count in names.items() if count > 1):
@@ -113,12 +118,13 @@ class ExactlyOnceAudit:
                 self.result.add_violation(what, "ledger", at)
 
     def _read_to(self, partition: int, end: int) -> None:
-        """Advance the end of the read part. It never moves back, although records of open groups
-        are received after later ones.
+        """Advance the offset up to which a partition was read. It never moves back, although the
+        records of open groups may come again after later records.
         """
         self._ends[partition] = max(end, self._ends.get(partition, 0))
 
-    def _complete(self, record: Trajectory, message: AuditMessage) -> None:
+    def _complete(self, record: Trajectory, message: folds.AuditMessage) -> None:
+        """Check one completion: the first of its trajectory must be the one that a take names."""
         name = record.trajectory
         self._read_to(message.address.partition, message.address.offset + 1)
         if name in self._firsts:
@@ -143,26 +149,28 @@ class ExactlyOnceAudit:
             self.result.add_violation(what, message.topic, message.address)
 
 
-def _describe_use(name: str, use: NamedCompletion) -> str:
+def _describe_use(name: str, use: folds.NamedCompletion) -> str:
     verb = f"step {use.step} trained" if use.step else "a take names"
     return f"{verb} {name} at {use.at.partition}:{use.at.offset}"
 
 
 AnnotationKey = tuple[str, str]
+"""A trajectory, and the name of an annotation of it."""
 
 
 @dataclass(slots=True)
 class AnnotationAudit:
-    """Checks that the annotation used by a take is the first one, at the address and with the hash
-    that the ledger states. An annotation that the trainer's intake refuses is ignored. Needs the
-    ledger before `annotations`; shares its result with `ExactlyOnceAudit`.
+    """Checks that each annotation that a take used is the first one of its (trajectory, name), with
+    the address and hash that the ledger states. Annotations that the trainer refuses are ignored.
+    The caller applies the whole ledger before `annotations`. The result is that of
+    `ExactlyOnceAudit`.
     """
 
-    ledger: LedgerIndex
-    result: InvariantResult
+    ledger: folds.LedgerIndex
+    result: folds.InvariantResult
     _firsts: set[AnnotationKey] = field(default_factory=set[AnnotationKey])
 
-    def apply(self, message: AuditMessage) -> None:
+    def apply(self, message: folds.AuditMessage) -> None:
         record = message.record
         if message.topic != "annotations" or not isinstance(record, Annotation):
             return
@@ -178,7 +186,10 @@ class AnnotationAudit:
             )
             self.result.add_violation(what, message.topic, message.address)
 
-    def finish(self, coverage: Coverage) -> None:
+    def finish(self, coverage: folds.Coverage) -> None:
+        """Report the used annotations that were not read: as violations if the whole topic was
+        available, otherwise as unchecked.
+        """
         self.result.counts["annotations used"] = len(self.ledger.notes)
         missing = self.ledger.notes.keys() - self._firsts
         if missing and coverage["annotations"] == "whole":

@@ -1,5 +1,6 @@
-"""Defines the common parts of the audit's folds: their interface, the message that a fold receives,
-the result of one invariant, and an index of the ledger's takes and steps.
+"""Defines what the audit's checks share. A check is a fold (`RecordFold`): it receives a run's
+messages (`AuditMessage`) in order and records what it finds in an `InvariantResult`. `LedgerIndex`
+indexes takes and steps of the ledger; folds compare the records of other topics with it.
 
 A result counts all violations and keeps the places of the first few, so a log full of violations
 costs no more memory than a correct one. The index grows with the run: an entry per trajectory of a
@@ -18,11 +19,13 @@ from rollstream.streams.codec import Envelope, record_hash
 from rollstream.streams.records import Record, StepDone, Superseded, Take
 from rollstream.streams.values import Address, AnnotationUsed, Member, Version
 
-OFFENDERS_MAX = 10
-UNCHECKED_MAX = 10
+OFFENDERS_MAX = 10  # violations of one invariant whose places are kept
+UNCHECKED_MAX = 10  # different reasons why a check was not possible
 NOTES_MAX = 10  # of one kind
 DERIVED = "derived"
-"""Metadata key of a fold's field that is computed from other fields; verdicts do not store it."""
+"""Metadata key of a field that a fold computes from its other fields. The verdict, which stores the
+state of the folds for the next audit (`verdict.py`), leaves such a field out.
+"""
 
 ResultState = Literal["kept", "violated", "unchecked"]
 
@@ -46,7 +49,8 @@ class Offender:
 @dataclass(slots=True)
 class InvariantResult:
     """The result of one invariant: counts, violations, and the checks that were not possible.
-    `number` is the invariant's; 0 stands for the completeness of the data.
+    `number` is the invariant's; 0 stands for the completeness of the data (whether all records
+    could be read).
     """
 
     number: int
@@ -81,7 +85,9 @@ class InvariantResult:
             self.notes.append(what)
 
     def withhold(self, why: str) -> None:
-        """Turn the violations in the log into notes; violations of objects in the store remain."""
+        """Mark the invariant as unchecked because the log cannot be judged (`why`): its violations
+        in the log become notes. Violations of objects in the store remain.
+        """
         self.add_unchecked(why)
         self.notes += [f"not judged: {o.where}: {o.what}" for o in self.offenders if not o.key]
         self.offenders = [offender for offender in self.offenders if offender.key]
@@ -96,6 +102,7 @@ class InvariantResult:
 
 class AuditMessage(msgspec.Struct, frozen=True, gc=False):
     """One message of a topic. `record` is None for unreadable bytes, and `reason` states why.
+    `envelope` identifies the writer of a single-holder role's record (role, term, sequence number).
     `void`: the fence of invariant 7 drops the record.
     """
 
@@ -120,6 +127,7 @@ earlier in one topic than in another; `part`: some records are neither in the lo
 """
 
 Coverage = Mapping[str, Completeness]
+"""The completeness of each topic, by the topic's name."""
 
 
 def starts_complete(kept: Completeness) -> bool:
@@ -128,12 +136,14 @@ def starts_complete(kept: Completeness) -> bool:
 
 
 class RecordFold(Protocol):
-    """A fold over the records of a run that checks one invariant or a part of it."""
+    """A fold over the messages of a run that checks one invariant or a part of it. The audit calls
+    `apply` with every message of the fold's topics, and `finish` once at the end.
+    """
 
     result: InvariantResult
 
     def apply(self, message: AuditMessage) -> None:
-        """Take in the next record of a topic; each partition is read in order."""
+        """Take in the next message of a topic; those of one partition come in their order."""
         ...
 
     def finish(self, coverage: Coverage) -> None:
@@ -142,9 +152,9 @@ class RecordFold(Protocol):
 
 
 class NamedCompletion(msgspec.Struct, gc=False):
-    """One completion that the ledger names. `step` is the first step that trained it, and `take`
-    the address of the take; 0 and None if no step did. The garbage collector does not track these
-    structs, because a run has one per trajectory.
+    """One completion that the ledger names, by its address `at` and the hash of its bytes. `step`
+    is the first step that trained it, and `take` the address of that take; 0 and None if no step
+    did. The garbage collector does not track these structs, because a run has one per trajectory.
     """
 
     group: int
@@ -156,16 +166,17 @@ class NamedCompletion(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class LedgerIndex:
-    """Takes and steps of the ledger as far as it was read, for the folds of other topics. Void
-    records and superseded takes are left out.
+    """Indexes takes and steps of the ledger as far as it was read, for the folds of other topics.
+    Void records are left out. A superseded take (the trainer could not compute it, invariant 12)
+    counts as one that trained nothing.
     """
 
     uses: dict[str, NamedCompletion] = field(default_factory=dict[str, NamedCompletion])
-    """Completions of all taken groups, by trajectory."""
+    """The completions of every group that a take names, by trajectory."""
     notes: dict[tuple[str, str], AnnotationUsed] = field(
         default_factory=dict[tuple[str, str], AnnotationUsed]
     )
-    """Used annotations, by trajectory and name."""
+    """The annotations that takes used, by trajectory and name."""
     trained: Counter[int] = field(default_factory=Counter[int])
     """Number of trained trajectories, by step."""
     trained_of: Counter[int] = field(default_factory=Counter[int])
@@ -179,7 +190,7 @@ class LedgerIndex:
     not done; by step, update and micro-batch.
     """
     highest: Counter[int] = field(default_factory=Counter[int])
-    """By step, the number of the highest believed version when its groups were fixed."""
+    """By step, the highest version number that was believed when the step's groups were chosen."""
     first_step: int | None = None
     """The step of the first take that was read; all takes of later steps are available."""
 
@@ -204,7 +215,7 @@ class LedgerIndex:
 
     @property
     def believed(self) -> BelievedVersions:
-        """The published versions with their terms."""
+        """The versions that the ledger shows as believed, with their terms."""
         return BelievedVersions(
             max(self.versions, default=-1), believed_terms(self.versions.values())
         )
@@ -215,7 +226,9 @@ class LedgerIndex:
         return use is not None and bool(use.step) and use.at == at
 
     def is_believed(self, version: Version) -> bool:
-        """Whether the ledger has no other version of the same number."""
+        """Whether the ledger has no other version of the same number; a number that it does not
+        have counts as believed.
+        """
         return self.versions.get(version.number, version) == version
 
     def _take(self, take: Take, at: Address) -> None:

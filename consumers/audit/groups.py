@@ -1,7 +1,9 @@
-"""Checks invariant 1: every admitted group ends once, by the trainer's ledger, or is open; the
-counts add up.
+"""Checks invariant 1 for the audit: every admitted group is still open or ended exactly once, only
+the ledger ends groups, and the counts in each `StepDone` agree with the ledger's other records.
 
-Memory grows with the run: it holds the names of each group's trajectories, and its ending.
+`GroupAudit` receives the records of all topics one by one (a `RecordFold`, see `folds.py`). It
+notes admissions and endings, and checks at the end what needs all records. Memory grows with the
+run: it holds the names of each group's trajectories, and the group's ending.
 """
 
 from collections import Counter
@@ -20,11 +22,13 @@ from rollstream.consumers.trainer.data.poisoned_takes import TakeAttempts
 from rollstream.streams.records import Admitted, GroupClosed, StepDone, Superseded, Take
 from rollstream.streams.values import Address
 
-ENDINGS = ("trained", "filtered", "expired", "dead")
+ENDINGS = ("trained", "filtered", "expired", "dead")  # a group has one of these, or is open
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
-    """Holds the admission of a group; `offset` is the offset of its record."""
+    """Holds the admission of a group: the `names` of its trajectories and the other fields of its
+    `Admitted` record, which is at `offset` of its partition.
+    """
 
     names: tuple[str, ...]
     wave: int
@@ -34,7 +38,9 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupEnding(msgspec.Struct, frozen=True, gc=False):
-    """States how and in which step the ledger ends a group, and the address of that record."""
+    """States how the ledger ends a group (one of `ENDINGS`), in which step, and by the record at
+    which address.
+    """
 
     ending: str
     step: int
@@ -43,25 +49,38 @@ class GroupEnding(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class GroupAudit:
-    """Checks that every admitted group ends once; it must receive `admissions` before the
-    ledger.
+    """Checks that every admitted group ends at most once. The records of topic `admissions` must be
+    applied before those of the ledger.
+
+    A group ends as trained with the take that begins it, or by a `GroupClosed`. One record can undo
+    a trained ending: `Superseded` states that the learner cannot compute some takes of a step that
+    is not done. Its `poisoned` groups, those with a trajectory in such a take, then end dead.
     """
 
     ledger: LedgerIndex
+    """The takes and finished steps read so far; the caller applies each record to it."""
     result: InvariantResult = field(
         default_factory=lambda: InvariantResult(1, "every admitted group ends once")
     )
     admitted: dict[int, Admission] = field(default_factory=dict[int, Admission])
     ended: dict[int, GroupEnding] = field(default_factory=dict[int, GroupEnding])
+    """Both by the group's number."""
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
+    """Groups that ended and were not admitted: number, ending and address."""
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
+    """By step and name, what the ledger holds; `StepDone` states the same counts."""
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
     _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
+    """Takes that were superseded against the trainer's rule: description and address."""
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
+    """Counts the failures of each take, as the trainer does before it supersedes takes."""
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
-    """Number of members of each take of a step that is not done."""
+    """Number of members of each take of a step that is not done; by step, update, micro-batch."""
 
     def apply(self, message: AuditMessage) -> None:
+        """Note the record of one message; void records are ignored. Reports an ending outside of
+        the ledger, a second admission and a second ending at once.
+        """
         if message.void:
             return
         record = message.record
@@ -89,6 +108,9 @@ class GroupAudit:
                 pass
 
     def finish(self, coverage: Coverage) -> None:
+        """Run the checks that need all records, after the last one. A check that needs records
+        which `coverage` states to be missing is reported as unchecked or left out.
+        """
         self._count()
         for group, ending, at in self._unknown:
             if coverage["admissions"] == "whole":
@@ -112,8 +134,8 @@ class GroupAudit:
                 self._check_counts(done, at)
 
     def is_final(self, group: int) -> bool:
-        """Whether the ledger ends the group in a way that no later record can undo: the takes of a
-        step that is not done may be superseded.
+        """Whether the ledger ends the group in a way that no later record can undo. Only a trained
+        group of a step that is not done is not final: its takes may still be superseded.
         """
         end = self.ended.get(group)
         return end is not None and (end.ending != "trained" or end.step in self.ledger.versions)
@@ -144,8 +166,9 @@ class GroupAudit:
                     self.result.add_violation(what, "ledger", at)
 
     def _supersede(self, record: Superseded, at: Address) -> None:
-        """Undo the takes that this record supersedes. Whether they may be superseded is decided by
-        the trainer's own rule.
+        """Undo the takes that this record supersedes, and the trained endings of its poisoned
+        groups. Takes may be superseded only after enough failures, by the trainer's own rule
+        (`TakeAttempts`); a breach of the rule is noted in `_unfounded`.
         """
         step, update, voids = record.step, record.update, record.micro_batches
         self.attempts.start()
@@ -193,7 +216,9 @@ class GroupAudit:
         self.result.counts["steps"] = len({done.step for done, _ in self._done})
 
     def _check_trained(self) -> None:
-        """Check that every group that a take began has a trained member once its step is done."""
+        """Check that of every group that a take began in a finished step, at least one member was
+        trained.
+        """
         finished = {done.step for done, _ in self._done}
         for group, end in self.ended.items():
             is_done = end.ending == "trained" and end.step in finished
@@ -202,6 +227,7 @@ class GroupAudit:
                 self.result.add_violation(what, "ledger", end.at)
 
     def _check_counts(self, done: StepDone, at: Address) -> None:
+        """Check the counts that a `StepDone` states against the ledger's records of that step."""
         stated = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
         stated["groups"] = done.counts.get("groups", 0)
         for name, number in stated.items():

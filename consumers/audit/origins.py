@@ -1,5 +1,6 @@
-"""Checks that the tokens of each trained completion have the origin that the log records
-(invariant 3).
+"""Checks that each trained completion (`Trajectory` record) has the origin that the log records:
+its rollout served its versions, and prompt, assignment and resumed tokens are those of the log
+(`OriginAudit`, invariant 3).
 
 `applied`, `prompts`, `assignments` and `partials` are truncated once no reader needs them, so a
 missing record proves a violation only where the whole topic is kept. Memory grows by a tuple per
@@ -18,14 +19,7 @@ from rollstream.consumers.audit.folds import AuditMessage, Coverage, InvariantRe
 from rollstream.consumers.audit.groups import Admission
 from rollstream.consumers.audit.resume_chains import ResumeChains
 from rollstream.consumers.audit.source import TrajectoryRows
-from rollstream.streams.records import (
-    PROMPT,
-    Applied,
-    Assignment,
-    Partial,
-    Prompt,
-    Trajectory,
-)
+from rollstream.streams import records
 from rollstream.streams.values import Address, Tokens, Version
 
 RolloutTerm = tuple[str, int]
@@ -33,7 +27,9 @@ RolloutTerm = tuple[str, int]
 
 
 class PromptDigest(msgspec.Struct, frozen=True, gc=False):
-    """A prompt's request; `hash` covers its `count` tokens."""
+    """Holds what a `Prompt` record asks for, without its tokens: `hash` is the hash of its `count`
+    tokens, `at` its address.
+    """
 
     count: int
     hash: int
@@ -44,17 +40,16 @@ class PromptDigest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class OriginAudit:
-    """Reports each trained completion whose tokens have another origin than the log records. It
-    checks:
+    """Reports each trained completion that has another origin than the log records. It checks:
 
-    1. the rollout and term that the completion names applied each version of its spans; if the
-       trajectory was moved, any rollout did;
-    2. prompt, task, temperature and index equal those in `prompts` and `admissions`;
+    1. the rollout and term that the completion names applied each version of its spans; of a
+       resumed trajectory it is enough that some rollout did;
+    2. prompt, task, temperature, index and wave equal those in `prompts` and `admissions`;
     3. dispatch assigned this attempt to this rollout and term;
     4. the resumed part equals the chain of partials in the assignment (`resume_chains.py`).
 
-    Needs the ledger, `applied`, `prompts`, `assignments` and `partials` before `trajectories`;
-    shares its result with `SpanAudit`.
+    The caller applies the ledger, `applied`, `prompts`, `assignments` and `partials` before
+    `trajectories`. The result is that of `SpanAudit`.
     """
 
     ledger: LedgerIndex
@@ -64,7 +59,9 @@ class OriginAudit:
     """How much of each topic was available, for the topics read so far."""
     chains: ResumeChains = field(init=False)
     _applied: set[tuple[str, int, int, int]] = field(default_factory=set[tuple[str, int, int, int]])
+    """(rollout, its term, version number, version term) of each `Applied`."""
     _served: set[Version] = field(default_factory=set[Version])
+    """The versions that any rollout applied."""
     _prompts: dict[int, PromptDigest] = field(default_factory=dict[int, PromptDigest])
     _assigned: set[int] = field(default_factory=set[int])
     """Hashes of (trajectory, attempt, rollout, term)."""
@@ -73,9 +70,11 @@ class OriginAudit:
     _unconfirmed: dict[tuple[RolloutTerm, Version], tuple[str, Address]] = field(
         default_factory=dict[tuple[RolloutTerm, Version], tuple[str, Address]]
     )
-    """Versions newer than `_newest`, each with the first completion that names it."""
+    """Versions that completions name and that their rollout did not apply, although it applied none
+    newer; each with the first completion that names it. `finish` decides about them.
+    """
     _uncompared: set[Version] = field(default_factory=set[Version])
-    """Versions of resumed tokens that no rollout applied."""
+    """Versions in resumed trajectories that no rollout had applied when they were read."""
     _differing_prompts: list[tuple[str, Address, Address]] = field(
         default_factory=list[tuple[str, Address, Address]]
     )
@@ -87,6 +86,7 @@ class OriginAudit:
     )
     """Prompts whose group was not admitted when they were read: group, samples, address."""
     _unverifiable: int = 0
+    """Completions with versions that cannot be checked, because `applied` is truncated."""
 
     def __post_init__(self) -> None:
         self.chains = ResumeChains(self.result)
@@ -95,20 +95,22 @@ class OriginAudit:
         if message.void:
             return
         match message.record:
-            case Applied() as applied if message.topic == "applied" and _is_possible(applied):
+            case records.Applied() as applied if message.topic == "applied" and _is_possible(
+                applied
+            ):
                 version = applied.version
                 served = (applied.rollout, applied.rollout_term, version.number, version.term)
                 self._applied.add(served)
                 who = (applied.rollout, applied.rollout_term)
                 self._newest[who] = max(self._newest.get(who, version), version)
                 self._served.add(version)
-            case Prompt() as prompt if message.topic == "prompts":
+            case records.Prompt() as prompt if message.topic == "prompts":
                 self._add_prompt(prompt, message.address)
-            case Assignment() as assignment if message.topic == "assignments":
+            case records.Assignment() as assignment if message.topic == "assignments":
                 self._check_assignment(assignment, message)
-            case Partial() as partial if message.topic == "partials":
+            case records.Partial() as partial if message.topic == "partials":
                 self.chains.keep(partial, message.address)
-            case Trajectory() as record if message.topic == "trajectories":
+            case records.Trajectory() as record if message.topic == "trajectories":
                 use = self.ledger.uses.get(record.trajectory)
                 if use is not None and use.step and use.at == message.address:
                     self._check(record, message)
@@ -116,9 +118,9 @@ class OriginAudit:
                 pass
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Check all rows at once. If no assignment is kept, and no prompt of these rows' groups, a
-        row is correct if its rollout applied its versions and its index and wave are the
-        admission's; every other trained row is checked as a record.
+        """Check archived rows together. Where neither assignments nor the prompts of these rows'
+        groups are kept, a row is correct if its rollout applied its versions and its index and wave
+        are those of the admission. Every other trained row is checked as a record, by `apply`.
         """
         is_trained = rows.uses(self.ledger).step > 0
         is_served = rows.spans.sums(~self._are_applied(rows)) == 0
@@ -134,7 +136,7 @@ class OriginAudit:
             self.apply(rows.message(row))
 
     def _are_applied(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """For each span, whether the row's rollout and term applied its version."""
+        """Returns for each span whether the row's rollout, in its term, applied the version."""
         spans, row = rows.spans, rows.spans.row.tolist()
         served = zip(
             map(rows.plain("rollout").__getitem__, row),
@@ -146,7 +148,9 @@ class OriginAudit:
         return np.fromiter(map(self._applied.__contains__, served), np.bool_, len(row))
 
     def _are_plainly_placed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """Whether index and wave are surely those of the admission (see `_is_in_place`)."""
+        """Returns for each row whether its index and wave are those of the admission; True if the
+        admission is not kept.
+        """
         groups = {group: self.admitted.get(group) for group in set(rows.groups)}
         indices: list[int] = rows.plain("index")
         waves: list[int] = rows.plain("wave")
@@ -161,9 +165,10 @@ class OriginAudit:
         return found
 
     def finish(self, coverage: Coverage) -> None:
-        """Report the violations that only the whole log shows. A rollout fetches a version only
-        after it has applied the previous one. So of several versions that a rollout never applied,
-        only the newest can be correct: the rollout may have died before it recorded that version.
+        """Report what only the whole log shows. A rollout fetches a version only after it has
+        recorded the previous one as applied. So of several versions that a rollout served by its
+        completions, but never applied, only the newest can be correct: the rollout may have died
+        before it recorded that one.
         """
         for group, samples, at in self._unadmitted_prompts:
             if group in self.admitted:
@@ -194,7 +199,8 @@ class OriginAudit:
             else:
                 self.result.counts["versions taken and not compared"] += 1
 
-    def _add_prompt(self, prompt: Prompt, at: Address) -> None:
+    def _add_prompt(self, prompt: records.Prompt, at: Address) -> None:
+        """Keep a prompt, and compare it with its group's admission, now or in `finish`."""
         admission = self.admitted.get(prompt.group)
         if admission is not None:
             self._compare_with_admission(prompt.group, admission, prompt.samples, at)
@@ -214,7 +220,8 @@ class OriginAudit:
         what = f"{what}; this prompt asks for {samples}"
         self._differing_prompts.append((what, at, admission.prompt))
 
-    def _check_assignment(self, assignment: Assignment, message: AuditMessage) -> None:
+    def _check_assignment(self, assignment: records.Assignment, message: AuditMessage) -> None:
+        """Note a start or resume, and check that its tokens are those of the group's prompt."""
         if assignment.kind == "release":
             return
         key = (
@@ -230,7 +237,8 @@ class OriginAudit:
             what = f"{assignment.trajectory} was assigned with other tokens than its prompt has"
             self.result.add_violation(what, message.topic, message.address)
 
-    def _check(self, record: Trajectory, message: AuditMessage) -> None:
+    def _check(self, record: records.Trajectory, message: AuditMessage) -> None:
+        """Report every way in which a trained completion differs from the log."""
         wrong = (
             self._wrong_version(record, message.address),
             self._wrong_prompt(record),
@@ -241,31 +249,33 @@ class OriginAudit:
         for what in filter(None, wrong):
             self.result.add_violation(f"{record.trajectory} {what}", message.topic, message.address)
 
-    def _wrong_version(self, record: Trajectory, at: Address) -> str:
+    def _wrong_version(self, record: records.Trajectory, at: Address) -> str:
+        """Returns the fault of the versions (check 1); "" if nothing is, or not yet."""
         who = (record.rollout, record.rollout_term)
         for span in record.spans:
             version = span.version
             if (*who, version.number, version.term) in self._applied:
                 continue
             if record.attempt > 1 and version in self._served:
-                continue  # another rollout generated its first tokens
+                continue  # an earlier attempt, on another rollout, generated these tokens
             if self.coverage.get("applied") != "whole":
                 self._unverifiable += 1
                 return ""
             if record.attempt > 1 and version not in self._served:
-                self._uncompared.add(version)  # its rollout ended between a partial and `applied`
+                # The rollout of an earlier attempt ended after a partial and before `Applied`.
+                self._uncompared.add(version)
                 continue
             if who not in self._newest or version < self._newest[who]:
                 return f"has tokens of {version}, which {_rollout_name(who)} never applied"
             self._unconfirmed.setdefault((who, version), (record.trajectory, at))
         return ""
 
-    def _wrong_prompt(self, record: Trajectory) -> str:
+    def _wrong_prompt(self, record: records.Trajectory) -> str:
         asked = self._prompts.get(record.group)
         if asked is None:
             return ""
         sources, count = record.sources, asked.count
-        is_prompt = not sources[:count].any() and not (sources[count:] == PROMPT).any()
+        is_prompt = not sources[:count].any() and not (sources[count:] == records.PROMPT).any()
         if not is_prompt or _token_hash(record.tokens[:count]) != asked.hash:
             return f"has another prompt than prompts {asked.at.partition}:{asked.at.offset}"
         if (record.task, record.temperature) != (asked.task, asked.temperature):
@@ -273,23 +283,25 @@ class OriginAudit:
             return f"is of {found}, its prompt of {asked.task!r} at {asked.temperature:g}"
         return ""
 
-    def _wrong_place(self, record: Trajectory) -> str:
+    def _wrong_place(self, record: records.Trajectory) -> str:
         place = (record.index, record.wave)
         if self._is_in_place(record.trajectory, record.group, place):
             return ""
         return f"has index {record.index} and wave {record.wave}, but was admitted with others"
 
     def _is_in_place(self, name: str, group: int, place: tuple[int, int]) -> bool:
-        """Whether index and wave equal the admission's; True if that is not kept or lacks it."""
+        """Returns whether `place` (index, wave) is that of the admission; True if the admission is
+        not kept or does not name the trajectory.
+        """
         admission = self.admitted.get(group)
         if admission is None or name not in admission.names:
             return True
         index, wave = place
         return wave == admission.wave and admission.names.index(name) == index
 
-    def _wrong_assignment(self, record: Trajectory) -> str:
-        """Assignments are truncated partition by partition, so only the whole topic proves that one
-        is missing.
+    def _wrong_assignment(self, record: records.Trajectory) -> str:
+        """Returns the fault of the assignment (check 3); "" if nothing is. Assignments are
+        truncated partition by partition, so only the whole topic proves that one is missing.
         """
         key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)
         if not self._assigned or self.coverage.get("assignments") != "whole":
@@ -312,9 +324,9 @@ def _token_hash(tokens: Tokens) -> int:
     return xxh3_64_intdigest(tokens.tobytes())
 
 
-def _is_possible(applied: Applied) -> bool:
-    """Whether all numbers fit in 63 bits. No admitted trajectory names a larger version, and an
-    audit's verdict cannot store one.
+def _is_possible(applied: records.Applied) -> bool:
+    """Returns whether all numbers fit in 63 bits. No trajectory with a larger version is ever
+    trained, and an audit's verdict cannot store such a number.
     """
     numbers = applied.rollout_term, applied.version.number, applied.version.term
     return all(0 <= number < 1 << 63 for number in numbers)

@@ -1,8 +1,10 @@
-"""Reads all messages of a topic once through a `LogView`, in the order of each partition.
+"""Reads the records of a run for the audit, once and in the order of each partition, from the log
+and the archive (`AuditSource`).
 
-An archived row is returned as the bytes that it had in the log, verified against the hash stored
-beside it; archived trajectories are returned as columns of many rows (`TrajectoryRows`). A range
-that is neither archived nor in the log is returned as a `Hole`.
+A record of the log and most archived rows are returned as messages with the bytes that they had in
+the log. Archived trajectories are returned as columns of many rows (`TrajectoryRows`), which the
+folds check faster than single records. All archived rows are verified by their hashes. For a range
+that cannot be read a `Hole` is returned or a violation recorded.
 """
 
 from __future__ import annotations
@@ -39,18 +41,21 @@ Integers = NDArray[np.int64]
 
 
 class RowFold(Protocol):
-    """Takes archived trajectories in batches. A fold checks all rows of a batch at once and counts
-    those that are plainly correct. It converts every other row to a record and applies the same
-    check as to the log, so each violation is decided and worded in one place.
+    """A fold (an object that takes all records in order and collects violations) that takes
+    archived trajectories in batches. It checks all rows of a batch at once, and counts those that
+    are certainly correct. It turns every other row into a record and applies the check for single
+    records, so each violation is decided and worded in one place.
     """
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Apply the next rows of a partition, in order, as `apply` would apply each of them."""
+        """Take in the next rows of a partition; `apply` takes in single records."""
         ...
 
 
 class TrajectoryRows:
-    """Holds non-void `Trajectory` records of one partition, at consecutive offsets, as columns."""
+    """Holds `Trajectory` records of one partition, at consecutive offsets and none of them void, as
+    columns of a batch of archived rows. `first` is the first offset.
+    """
 
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
         self._batch, self.partition = batch, partition
@@ -74,7 +79,7 @@ class TrajectoryRows:
         return self.plain("hash")
 
     def plain(self, name: str) -> list[Any]:
-        """Returns a column's values, converted once."""
+        """Returns the values of a column as Python objects, converted at the first call."""
         if name not in self._plain:
             self._plain[name] = _values(self._batch.column(name))
         return self._plain[name]
@@ -90,7 +95,7 @@ class TrajectoryRows:
 
     @cached_property
     def generated(self) -> Integers:
-        """Number of generated tokens of each row, by their sources."""
+        """The number of generated tokens of each row, counted in its `sources`."""
         column = self._batch.column("sources")
         here, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
         counts = map(np.count_nonzero, map(here.__getitem__, map(slice, edges[:-1], edges[1:])))  # pyright: ignore[reportUnknownArgumentType]
@@ -98,23 +103,25 @@ class TrajectoryRows:
 
     @cached_property
     def spans(self) -> SpanColumns:
+        """The spans of all rows, as columns."""
         return SpanColumns(self._batch.column("spans"))
 
     def span_values(self) -> list[list[dict[str, Any]]]:
-        """Returns the spans of each row, in the form of a record's header."""
+        """Returns the spans of each row as plain values, as a record's JSON header has them."""
         return self._batch.column("spans").to_pylist()
 
     def uses(self, index: LedgerIndex) -> RowUses:
-        """Returns the entries of the ledger's takes for these rows; looked up once for all
-        folds.
+        """Returns what the ledger states about these rows. It is looked up at the first call, for
+        all folds.
         """
         if self._uses is None:
             self._uses = RowUses(self, index)
         return self._uses
 
     def in_place(self, partitions: int) -> Iterator[TrajectoryRows]:
-        """Yields the rows that are in their group's partition, as consecutive pieces; all rows if
-        `partitions` is 0.
+        """Yields the rows that are in the partition that belongs to their group, as pieces of
+        consecutive rows. `partitions` is the topic's number of partitions; if it is 0 (unknown),
+        all rows are yielded.
         """
         if not partitions:
             yield self
@@ -126,7 +133,7 @@ class TrajectoryRows:
         yield from self.where([here[group] for group in self.groups])
 
     def where(self, wanted: Sequence[bool]) -> Iterator[TrajectoryRows]:
-        """Yields the rows of which `wanted` is True, as consecutive pieces."""
+        """Yields the rows for which `wanted` is True, as pieces of consecutive rows."""
         edges = [0, *(np.flatnonzero(np.diff(wanted)) + 1).tolist(), len(wanted)]
         for start, end in pairwise(edges):
             if wanted[start]:
@@ -137,7 +144,7 @@ class TrajectoryRows:
         return self if not row else TrajectoryRows(self._batch.slice(row), self.partition)
 
     def message(self, row: int) -> AuditMessage:
-        """Returns one row as a message."""
+        """Returns one row as a message with its record, for the check of a single record."""
         from rollstream.storage.archive.originals import OriginalBytes
 
         (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
@@ -147,9 +154,12 @@ class TrajectoryRows:
 
 
 class RowUses:
-    """Holds the entries of the ledger's takes for some rows. `found` has the entry of each row or
-    None; in the arrays `step` is 0 and `is_named` False for a row without one. `is_here` is True
-    where the take names this very completion, `is_same` where its group and hash are the row's too.
+    """Holds, for some rows, what the ledger's takes state about the trajectory of each.
+
+    `found` has its entry in the index, None if no take names the trajectory (`is_named` is then
+    False); `step` is the step that trained it, 0 if none did. `is_here` is True if the take names
+    this very record and not another completion of the trajectory; `is_same` if also group and hash
+    in the take are the row's.
     """
 
     def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
@@ -170,7 +180,7 @@ class RowUses:
 
 
 class CheckedHeader(msgspec.Struct, gc=False):
-    """Holds the fields of a trajectory's header that folds read as columns."""
+    """The fields of a trajectory's header that folds read as columns; `_agree` compares both."""
 
     trajectory: str
     group: int
@@ -196,15 +206,18 @@ _span_fields = attrgetter("start", "end", "version.number", "version.term")
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Returns a column's values. NumPy converts columns without nulls, ten times as fast."""
+    """Returns a column's values as Python objects. A column without nulls is converted through
+    NumPy, ten times as fast.
+    """
     return (
         column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
     )
 
 
 def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
-    """Returns True for each row whose columns equal its header, which the hash covers. A row with
-    False is restored from its columns, and then its hash decides.
+    """Returns True for each row whose columns equal its JSON header. The hash of a row covers the
+    header and not the columns, so only then may folds trust the columns. A row with False is read
+    as a message that is restored from its columns, and there its hash decides.
     """
     try:
         texts = b"[%b]" % b",".join(_values(headers))
@@ -227,8 +240,9 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
 
 
 class SpanColumns:
-    """Holds all spans of some rows as concatenated columns; `row` is the index of the row of each
-    span.
+    """Holds all spans of some rows, one after another, as columns: `row` is the index of a span's
+    row, `start` and `end` are its token range, `number` and `term` its version. `count` is the
+    number of spans of each row.
     """
 
     def __init__(self, column: pa.Array) -> None:
@@ -242,13 +256,14 @@ class SpanColumns:
         self.term: Integers = version.field("term").to_numpy()
 
     def sums(self, values: Integers | NDArray[np.bool_]) -> Integers:
-        """Returns for each row the sum of a value per span."""
+        """Returns the sum of `values` (one per span) over the spans of each row."""
         return np.bincount(self.row, values, len(self.count)).astype(np.int64)
 
 
 def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | TrajectoryRows]:
-    """Yields the rows in order: trajectories whose bytes match their hashes as `TrajectoryRows`,
-    all others as messages. Raises `CorruptObject` at a row that differs.
+    """Yields the rows in order: as `TrajectoryRows` the trajectories that are not void, whose bytes
+    match their hashes and whose columns match their headers, all others as messages. Raises
+    `CorruptObject` at a row that does not match its hash.
     """
     import pyarrow as pa
 
@@ -282,8 +297,9 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
 
 @dataclass(slots=True)
 class AuditSource:
-    """Reads a run's log, the archive in its store, or both; `result` is the result on the
-    completeness of the data.
+    """Reads a run's log, the archive in its store, or both, for one audit. Call `fix_end` for each
+    topic of the log first, then read its `messages`. Missing and damaged data are recorded in
+    `result`, the result on the completeness of the data.
     """
 
     bus: Bus | None
@@ -291,7 +307,7 @@ class AuditSource:
     run: str
     result: InvariantResult
     is_archived: bool = False
-    """Whether the message returned last is an archived row."""
+    """Whether the message or the rows that `messages` yielded last are archived."""
     view: LogView = field(init=False)
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
 
@@ -299,21 +315,22 @@ class AuditSource:
         self.view = LogView(self.bus, self.store, self.run)
 
     def fix_end(self, topic: str) -> None:
-        """Ignore all records that are appended to this topic from now on; no effect for a topic
-        that the log does not have.
+        """Fix the topic's present end as the end of the audit: records that are appended from now
+        on are not read. No effect for a topic that the log does not have.
         """
         if self.bus is not None and self.view.has(topic):
             self._ends[topic] = self.view.end(topic)
 
     def has_log(self, topic: str) -> bool:
+        """Returns whether the topic is read from the log, and not from the archive alone."""
         return topic in self._ends
 
     def messages(
         self, topic: str, start: Callable[[int], int] = lambda partition: 0
     ) -> Iterator[Message | TrajectoryRows | Hole]:
-        """Yields the messages of the topic from `start` of each partition up to its fixed end, with
-        a `Hole` for each range that is neither archived nor in the log; archived trajectories come
-        as rows.
+        """Yields the topic's messages from `start` of each partition up to the fixed end, archived
+        trajectories as rows. A range that cannot be read is yielded as a `Hole`, except for lost
+        records, which are only recorded as a violation.
         """
         view = self.view if topic in self._ends else LogView(None, self.store, self.run)
         starts = {partition: start(partition) for partition in range(view.partitions(topic))}
@@ -328,11 +345,15 @@ class AuditSource:
                 yield segment
 
     def _originals(self, topic: str) -> OriginalBytes:
+        """Returns the object that restores and verifies the bytes of this topic's archived rows."""
         from rollstream.storage.archive.originals import OriginalBytes  # imports pyarrow
 
         return OriginalBytes(topic)
 
     def _rows(self, rows: ArchivedRows) -> Iterator[Message | TrajectoryRows | Hole]:
+        """Yields the rows, up to the first damaged one; the rows from there on are yielded as a
+        `Hole` and recorded as a violation.
+        """
         at = rows.first
         try:
             for piece in _pieces(rows, self._originals(rows.topic)):
@@ -350,8 +371,8 @@ class AuditSource:
             yield hole
 
     def _judge(self, hole: Hole) -> None:
-        """Record a violation for records that should be there; truncated ranges are only
-        counted.
+        """Record a violation for lost records, and for a hole that names an archived file (damaged,
+        archived twice). Other holes, for example where the log was truncated, are no violation.
         """
         if hole.reason == "lost":
             at = Address(hole.partition, hole.start)

@@ -342,7 +342,7 @@ class OneVersionAudit:
 
 
 def _span_problem(record: Trajectory, generated: int) -> str:
-    """Returns what is wrong with the spans, sources or log-probabilities of a record with this
+    """Returns the fault of the spans, sources or log-probabilities of a record with this
     number of generated tokens; "" if nothing is.
     """
     if len(record.sources) != len(record.tokens):

@@ -1,8 +1,9 @@
 """Checks invariants 6 and 11 in the store: every version with a manifest is whole and unchanged,
-the pointer never moved back, and every checkpoint with a manifest is whole.
+the pointer is not behind the ledger, and every checkpoint with a manifest is whole.
 
-At most one file is in memory at a time. A version or checkpoint that retention removes meanwhile is
-skipped.
+`StoreAudit` checks versions and pointer, `CheckpointAudit` checkpoints. Both compare the store with
+what `VersionAudit` has read in the log, so they run after it. At most one file is in memory at a
+time. A version or checkpoint that retention removes meanwhile is skipped.
 """
 
 from collections.abc import Callable
@@ -38,12 +39,12 @@ ProgressCallback = Callable[[str], None]
 
 @dataclass(slots=True)
 class StoreAudit:
-    """Checks `weights/`; `check` must be called after the folds have read the log. `tell` is called
-    with each version that is read.
+    """Checks `weights/`; `check` must be called after `versions` has received the whole log. `tell`
+    is called with the name of each version before it is read.
 
     The chain of parents is followed from `weights/latest.json` as far as retention left it. The
-    manifest of each kept version is compared with the hash in the log, and each of its files with
-    the size and hash in its manifest.
+    manifest of each kept version is compared with the hash in the log, each of its files with the
+    size and hash in its manifest, and the hash of its tensors with that of its step.
     """
 
     store: ObjectStore
@@ -53,6 +54,7 @@ class StoreAudit:
 
     @property
     def result(self) -> InvariantResult:
+        """Returns the result of invariant 6, which is that of `versions`."""
         return self.versions.result
 
     def check(self) -> None:
@@ -125,13 +127,14 @@ class StoreAudit:
             manifest = self._manifests.get(parent)
 
     def _still_believed(self, pointer: Pointer) -> bool:
-        """Whether the pointer still names this version; False if the run has published a newer one
-        since, so that retention may have removed this one.
+        """Whether the pointer still names the version that it named; False if the run has published
+        another one since, so that retention may have removed the earlier one.
         """
         present = read_pointer(self.store)
         return present is not None and present[0].version == pointer.version
 
     def _check_version(self, manifest: Manifest, pointer: Pointer) -> None:
+        """Check one stored version: its manifest, its base, its tensors' hash and its files."""
         version, key = manifest.version, manifest_key(manifest.version)
         logged = self.versions.hashes.get(version)
         if logged is not None and logged != manifest.hash:
@@ -153,8 +156,9 @@ class StoreAudit:
                 self.result.add_violation(wrong, key=f"{version_folder(version)}/{file.name}")
 
     def _is_believed(self, version: Version, pointer: Pointer) -> bool:
-        """Whether the ledger believes the version. The ledger has no step 0; its version is
-        believed if the pointer, the log or a child names it.
+        """Whether the version was believed, that is, the ledger has no other version of its number.
+        The ledger has no step 0: version 0 was believed if the pointer, the log or a child names
+        it.
         """
         if version.number or version == pointer.version:
             return self.versions.ledger.is_believed(version)
@@ -213,12 +217,13 @@ class StoreAudit:
 
 @dataclass(slots=True)
 class CheckpointAudit:
-    """Checks that every checkpoint is whole, that its step is in the ledger, and that the newest is
-    not older than the run's settings imply; `check` must be called after the folds have read the
-    log.
+    """Checks that every checkpoint with a manifest is whole, that its step is in the ledger, and
+    that the newest is not older than the run's settings imply. `check` must be called after
+    `versions` has received the whole log. A checkpoint without a manifest is only counted
+    (`begun`).
 
     Whether a checkpoint's tensors have the state hash of the ledger is not checked here: a restart
-    checks it by repeating the steps after it.
+    from the checkpoint checks it by repeating the steps after it.
     """
 
     store: ObjectStore

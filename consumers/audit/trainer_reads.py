@@ -1,7 +1,10 @@
-"""Derives how far the trainer had read `trajectories` and `annotations` when it wrote each take,
-and checks invariant 1 for open groups: the trainer skips none of them silently.
+"""Checks invariant 1 for open groups: the trainer skips none of them silently.
 
-Memory grows with the run: two small tuples per take, shared if unchanged, and a number per group.
+`TrainerReads` derives from the ledger how far the trainer had read `trajectories` and `annotations`
+at each take. `OpenGroupCheck` repeats the trainer's decision about each open group on the records
+that had been read then (`GroupRecords`): by the rule the trainer must not have had to close the
+group, or to take it before a group that it took. A take begins a group if it is the first to name
+it. Memory grows with the run: two small tuples per take, shared if unchanged, a number per group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +25,11 @@ ReadBounds = tuple[int, ...]
 
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
-    """States how far the trainer had read at one take: `trajectories` and `annotations` are the
-    bounds, precise if `exact`; `believed` is the highest believed version then; `admission` is the
-    highest offset in `admissions` of a group begun so far.
+    """States how far the trainer had read at one take. `at` is the take's address. `trajectories`
+    and `annotations` are the bounds in these topics: the trainer's positions if `exact`, otherwise
+    offsets that the trainer had reached at least.
+    `believed` is the highest believed version at that time, if the take states it. `admission` is
+    the highest offset in `admissions` of the groups that this term has begun so far.
     """
 
     step: int
@@ -39,18 +44,19 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class TrainerReads:
-    """Collects the ledger's non-void takes that begin groups, in their order, each with its read
-    bounds.
+    """Collects the ledger's takes that begin groups, in their order, with the bounds up to which
+    the trainer had read. Void takes are left out.
 
-    A partition is read in order, so when a take names a completion at offset n, the trainer had
-    read its partition beyond n; a take that states its trainer's positions has the exact offset. A
-    new term reads again from its checkpoint, so the positions of an earlier term do not count.
+    A take may state the trainer's positions (`Take.read`), which are then the bounds. Otherwise the
+    records that it names give them: a partition is read in order, so a trainer that names a record
+    at offset n has read beyond n. A new term reads again from its checkpoint, so its bounds begin
+    empty.
     """
 
     admitted: Mapping[int, Admission]
     takes: list[TakeRead] = field(default_factory=list[TakeRead])
     begun: dict[int, int] = field(default_factory=dict[int, int])
-    """Group → index of the take that began it."""
+    """Group → index in `takes` of the take that began it."""
     seconds: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """(term, step) → seconds that the trainer of that term spent on the step."""
     furthest: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
@@ -60,10 +66,12 @@ class TrainerReads:
     term: int = 0
     """The highest term of a trainer that opened the ledger."""
     believed: Version | None = None
-    """The highest believed version by the ledger so far."""
+    """The highest version that the ledger so far states to be believed."""
     _last: TakeRead | None = None
+    """The newest of `takes` that is of the present term."""
 
     def apply(self, message: AuditMessage) -> None:
+        """Note a start of the trainer, a take or a finished step; ignores all other messages."""
         if message.void or message.topic != "ledger":
             return
         match message.record:
@@ -100,7 +108,7 @@ class TrainerReads:
         self.believed = version if self.believed is None else max(self.believed, version)
 
     def _take(self, take: Take, at: Address) -> None:
-        """Record a take that begins groups; other takes add no information."""
+        """Add a take that begins groups; other takes state nothing about what was read."""
         if not take.groups:
             return
         if take.believed is not None:
@@ -127,8 +135,8 @@ class TrainerReads:
     def _bounds(
         self, topic: str, before: ReadBounds | None, named: list[Address], take: Take
     ) -> ReadBounds:
-        """Returns the term's bounds so far, advanced to the positions that this take states or
-        implies.
+        """Returns the term's bounds in a topic, advanced from `before` to the positions that the
+        take states, or that follow from the records it names (at `named`). Updates `furthest`.
         """
         found = {
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
@@ -149,7 +157,7 @@ class TrainerReads:
 
 
 def is_within(bounds: ReadBounds, partition: int, offset: int) -> bool:
-    """Whether the record at this offset had been read."""
+    """Whether the record at this offset is below the bounds, so that it had been read."""
     return partition < len(bounds) and offset < bounds[partition]
 
 
@@ -158,9 +166,12 @@ RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last step
 
 @dataclass(slots=True)
 class GroupRecords:
-    """Holds a group's first completions and annotations, as far as the audit has read them."""
+    """Holds the first completion of each of a group's trajectories, and the first annotation of
+    each (trajectory, name), as far as the audit has read them, with their addresses.
+    """
 
     names: tuple[str, ...]
+    """The group's trajectories."""
     arrived: dict[str, tuple[Trajectory, Address]] = field(
         default_factory=dict[str, tuple[Trajectory, Address]]
     )
@@ -169,7 +180,7 @@ class GroupRecords:
     )
 
     def before(self, trajectories: ReadBounds, annotations: ReadBounds) -> "GroupRecords":
-        """Returns the records within the bounds that a trainer had read."""
+        """Returns those of the records that are below these bounds."""
         arrived = {n: one for n, one in self.arrived.items() if _was_read(trajectories, one[1])}
         noted = {k: one for k, one in self.noted.items() if _was_read(annotations, one[1])}
         return GroupRecords(self.names, arrived, noted)
@@ -182,9 +193,9 @@ class GroupRecords:
         return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
 
     def annotation_variants(self) -> Iterator[dict[tuple[str, str], Annotation]]:
-        """Yields the sets of annotations that the trainer may have known: all, or all without
-        reward annotations of trajectories with a reward of their own; the log does not show when
-        those were read.
+        """Yields the sets of annotations that the trainer may have known: all; then, if there are
+        reward annotations of trajectories with a reward of their own, all without these. The
+        trainer does not wait for them, and the log does not show whether it had read them.
         """
         every = {key: note for key, (note, _) in self.noted.items()}
         yield every
@@ -194,7 +205,9 @@ class GroupRecords:
             yield needed
 
     def is_complete(self, names: tuple[str, ...]) -> bool:
-        """Whether all completions were read, and for each living one all needed annotations."""
+        """Whether all completions were read, and for each one that is not dead the annotations
+        under these names, which the rule needs.
+        """
         return len(self.arrived) == len(self.names) and all(
             is_annotated(record, names, self.noted) for record in self.records()
         )
@@ -202,25 +215,26 @@ class GroupRecords:
 
 @dataclass(slots=True)
 class OpenGroupCheck:
-    """Checks that the rule neither ends an open group nor chooses it before the groups of the last
-    takes.
+    """Checks that the trainer was right to leave each open group open.
 
-    At each take the trainer has considered every group whose completions and annotations were all
-    read, or whose deadline has passed. By its rule it closes such a group before the take, or it
-    may train it, and then `choose = "oldest"` takes it before groups of newer versions. Other rules
-    of choice may let a group wait; a group above `max_lag` is closed in any case.
-
-    The field `oldest` has the smallest version of each group that a recent take began.
+    Before each take the trainer considers every group of which it has read all completions and
+    annotations, or whose deadline has passed. Its rule (`policy.rule`) decides that such a group is
+    closed, for instance because it is above `max_lag`, or that it may be trained. A group that must
+    be closed is closed before the take. With `choose = "oldest"` a group that may be trained is
+    taken before groups of newer versions; other rules of choice may let it wait. So an open group
+    is a violation if it had to be closed by the last take, or if a recent take preferred a newer
+    group.
     """
 
     groups: GroupAudit
     reads: TrainerReads
     policy: AuditPolicy
     oldest: Mapping[int, int]
+    """Each group that a recent take began → the smallest version in it."""
     ledger: LedgerIndex
 
     def check(self, held: Mapping[int, GroupRecords]) -> None:
-        """Check these groups, which the ledger does not end."""
+        """Check these open groups and report the violations."""
         takes = self.reads.last_term()
         if not takes or self.policy.rule is None:
             return
@@ -236,6 +250,7 @@ class OpenGroupCheck:
     def _wrong(
         self, group: int, admission: Admission, held: GroupRecords, takes: list[TakeRead]
     ) -> str:
+        """Returns why the group should not be open; "" if it may be."""
         last = takes[-1]
         decision = self._looked_at(admission, held, takes, last)
         if decision is None:
@@ -257,8 +272,8 @@ class OpenGroupCheck:
     def _looked_at(
         self, admission: Admission, held: GroupRecords, takes: list[TakeRead], take: TakeRead
     ) -> PreparedGroup | None:
-        """Returns the rule's decision on the group at this take; None if the group waited, or may
-        have waited.
+        """Returns the rule's decision on the group at this take; None if the trainer did not have
+        to decide yet: records were missing and the deadline had not surely passed.
         """
         rule = self.policy.rule
         assert rule is not None
@@ -272,9 +287,10 @@ class OpenGroupCheck:
         return prepare_group(group, known.records(), known.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
-        """Whether the group's deadline had passed at this take: the steps of its term, from after
-        the first take that began a group admitted no earlier to before this take, took at least as
-        long as the deadline. The steps' own durations are added up; no clocks are compared.
+        """Whether the group's deadline had surely passed at this take. When the trainer first took
+        a group that was admitted later, it had read this group's admission, so the deadline ran.
+        The durations of the steps between that take and this one are added up, so no clocks are
+        compared.
         """
         since = next(
             (candidate for candidate in takes if candidate.admission >= admission.offset), None
@@ -287,7 +303,7 @@ class OpenGroupCheck:
 
 
 def recent_takes(takes: list[TakeRead]) -> Iterator[TakeRead]:
-    """Yields the takes of the last steps, the newest first."""
+    """Yields those of the takes that are of the last `RECENT_STEPS` steps, the newest first."""
     for take in reversed(takes):
         if take.step <= takes[-1].step - RECENT_STEPS:
             return

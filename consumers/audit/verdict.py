@@ -40,13 +40,13 @@ class VerdictRefused(Exception):
 
 
 class JudgedTopic(msgspec.Struct):
-    """States by partition how far one topic was judged: `ends` is the first offset after the judged
-    ones, `last` the offset and hash of the last judged record, which must be the same in the log
-    when the next audit begins.
+    """States by partition how far one topic was judged: `ends` has the first offset after the
+    judged ones, `last` the offset and hash of the last judged record, by which the next audit
+    recognises the log.
 
     A record is judged for good once its outcome is final. The others were judged for the report
     only, and the next audit judges them again: `left` has their offsets. They are records of open
-    groups, and bytes of which the log does not show yet whether they are a violation.
+    groups, and unreadable bytes that may still prove to be a violation.
     """
 
     ends: dict[int, int] = {}
@@ -73,9 +73,9 @@ class VerdictBasis(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct):
     """Holds all that the next audit needs. `state` is the state of the folds (`encode_state`) after
-    the records judged for good, without those that `left` in `topics` names. `found` are the
-    violations, which every later audit reports. `former` are violations that an earlier audit found
-    and a later one, which started at the first record, did not find again.
+    the records that were judged for good; the records that `left` names are not in it. `found` are
+    the violations, which every later audit reports. `former` are violations that an earlier audit
+    found and a later one, which started at the first record, did not find again.
     """
 
     basis: VerdictBasis
@@ -138,9 +138,9 @@ class TopicCursor:
     the topic is judged afterwards (`judged`). Selected are the messages after the ends in `before`
     and those that `before` left.
 
-    The last judged message of each partition is read again: if its hash differs from that in
-    `before`, or if it is missing without an excuse, the verdict was made from another log. With
-    `is_compacted` compaction may have removed it, which is an excuse.
+    The last judged message of each partition is read again. The verdict was made from another log
+    (`VerdictRefused`) if its hash differs from that in `before`, or if it is missing although it
+    was neither truncated nor, in a compacted topic (`is_compacted`), compacted.
     """
 
     def __init__(self, before: JudgedTopic, is_compacted: bool) -> None:

@@ -1,7 +1,8 @@
-"""Checks invariant 6 in the log: steps make versions in order, and no version of a fenced term is
-believed after the fence.
+"""Checks invariant 6 in the log: steps make versions in order, no version of a fenced term is
+believed after the fence, and all records of a version name the same manifest.
 
-The state of this fold grows with the run: two hashes and a few bytes per version.
+`VersionAudit` reads the records one by one and keeps what later checks need; this grows with the
+run, by two hashes and a few bytes per version.
 """
 
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class KnownRollouts:
-    """Looks up the rollouts that have registered in the store, and the highest term of each; each
-    name is read once.
+    """Looks up the rollouts that have registered in the store, and the highest term of each, once
+    per name. Any process may append to `applied`, so records of other rollouts prove nothing.
     """
 
     store: ObjectStore | None
@@ -32,8 +33,8 @@ class KnownRollouts:
     _terms: dict[str, int] = field(default_factory=dict[str, int])
 
     def is_foreign(self, applied: Applied) -> bool:
-        """Whether no rollout of this name has held this term; False if the store knows no
-        rollouts.
+        """Whether the record is of an unknown rollout: none of this name has held this term. False
+        if the store has no registered rollouts.
         """
         if self.store is None:
             return False
@@ -48,8 +49,9 @@ class KnownRollouts:
 
 @dataclass(slots=True)
 class VersionAudit:
-    """Checks invariant 6 over `ledger`, `weights` and `applied`. The check of the stored versions
-    (`store.py`) adds its violations to the same result, `result`.
+    """Checks invariant 6 in the topics `ledger`, `weights` and `applied`. Afterwards `StoreAudit`
+    (`store.py`) compares the stored versions with what was read here, and adds its violations to
+    the same `result`.
     """
 
     ledger: LedgerIndex
@@ -60,9 +62,9 @@ class VersionAudit:
     hashes: dict[Version, str] = field(default_factory=dict[Version, str])
     """Hash of the manifest of each version that was announced or served."""
     states: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
-    """The first record of each step, without its metrics and counts."""
+    """The first `StepDone` of each step, without its metrics and counts."""
     last: StepDone | None = None
-    """The newest step that was new when its record was written."""
+    """The last `StepDone` in the ledger that is no repetition of an earlier step."""
     term: int = 0
     """The highest term of a trainer that opened the ledger."""
     configurations: set[str] = field(default_factory=set[str])
@@ -95,8 +97,8 @@ class VersionAudit:
             self.result.add_unchecked(f"the ledger is {kept}")
 
     def _done(self, done: StepDone, message: AuditMessage) -> None:
-        """Check the version of a new step. A step that is repeated with another state hash is a
-        fork: it becomes a note of the result, not a violation.
+        """Check the version of a new step. A repeated step is only counted; if its state hash
+        differs (a fork), it becomes a note of the result, not a violation.
         """
         state = self.states.get(done.step)
         if state is not None:
@@ -118,9 +120,9 @@ class VersionAudit:
     def _problem(self, done: StepDone, message: AuditMessage) -> str:
         """Returns why a new step's version is out of order; "" if it is in order.
 
-        A trainer that dies between believing a version and writing its `StepDone` leaves one
-        version to its successor, which finds it and continues: the first new step of a term may
-        carry a lower term, no later step may.
+        A trainer may die after the pointer was moved to its version and before it writes the
+        `StepDone`. Its successor then finds this version and writes the record. So the version of
+        the first new step of a term may have a lower term; versions of later steps may not.
         """
         if done.version.number != done.step:
             return "the numbers differ"

@@ -1,7 +1,9 @@
-"""Computes the number of groups that may start now, and lays the newest waves out over rollouts.
+"""Computes how many groups may be admitted now (`admissible_groups`), which bounds the lag
+(invariant 5), and plans which rollouts suit which groups (`WaveLayouts`).
 
-The bound on lag (invariant 5) has priority: a layout only chooses the rollouts of groups that may
-start. The functions are pure (invariant 9); `WaveLayouts` caches their results.
+A wave is as many groups as one step trains. Its layout ranks its prompts by expected length and
+gives each part of the ranking some rollouts. A layout never changes how many groups start, only
+where they run. The functions are pure (invariant 9); `WaveLayouts` caches layouts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +17,9 @@ from rollstream.streams.records import Prompt
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPace:
-    """Holds the settings that bound admission; `waves_max` is the number of steps of the run."""
+    """Holds the settings that bound admission. `ready_groups_max` is the bound where there is no
+    `max_lag`; `waves_max` is the number of steps of the run.
+    """
 
     groups_per_step: int
     max_lag: int | None
@@ -26,15 +30,16 @@ class AdmissionPace:
 def admissible_groups(
     pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int
 ) -> int:
-    """Returns the number of groups that may be admitted now, by the bound of AReaL
-    (arXiv 2505.24298, section on staleness control), written on version numbers so that a version
-    seen late or twice changes nothing. All terms count groups.
+    """Returns the number of groups that may be admitted now. The bound is that of AReaL
+    (arXiv 2505.24298, section on staleness control). It counts steps by the number of the newest
+    version, `version`, so a version that is seen late or twice changes nothing.
 
-    `admitted` counts all groups ever admitted, `closed` those that ended untrained (filtered,
-    expired, dead), so closed groups never stall admission; `admitted − closed` is the number of
-    accepted plus running groups. Without `max_lag` at most `ready_groups_max` of these may be
-    untrained. A group admitted at wave w is trained by step w + 1, from version w: it may start at
-    version w − `max_lag`, no earlier.
+    `admitted` counts all groups ever admitted, `closed` those of them that ended untrained
+    (filtered, expired, dead), `trained` those that were trained. Closed groups are subtracted, so
+    they never stall admission. A group of wave w is trained in step w + 1, which starts from
+    version w, so it may be admitted from version w − `max_lag` on. Without `max_lag` at most
+    `ready_groups_max` groups may be admitted and neither closed nor trained. In both cases no more
+    groups are admitted than `waves_max` waves need.
     """
     outstanding = admitted - closed
     if pace.max_lag is None:
@@ -45,15 +50,15 @@ def admissible_groups(
 
 
 def wave_of(pace: AdmissionPace, admitted: int, closed: int) -> int:
-    """Returns the wave of the next admitted group; a refill of a closed group joins the wave that
-    it completes.
+    """Returns the wave of the next admitted group: the one that is not full yet. Closed groups do
+    not count, so a later group takes the place of each.
     """
     return (admitted - closed) // pace.groups_per_step
 
 
 def version_needed(pace: AdmissionPace, wave: int) -> int:
-    """Returns the smallest version number under which a group of this wave may start and still obey
-    `max_lag`.
+    """Returns the smallest version number from which a group of this wave may be generated without
+    exceeding `max_lag`.
     """
     return 0 if pace.max_lag is None else max(0, wave - pace.max_lag)
 
@@ -65,11 +70,12 @@ _Key = tuple[int, tuple[str, ...]]
 
 @dataclass(slots=True)
 class WaveLayouts:
-    """Caches layouts by wave; there are none unless `enabled`. A wave is laid out when its first
-    sample is assigned, so that it has one ranking, and again when a rollout comes or goes.
+    """Computes and caches the layout of each wave (`placement.lay_out_wave`); without `enabled`
+    there are none. A wave is laid out when its first sample is assigned, so that all its samples
+    are ranked together, and again when a rollout comes or goes.
 
-    A layout ranks prompts by expected length (`placement.py`), which helps only where a rollout
-    finishes its work before it continues with a new version (`keep_version`); under the other
+    A layout gives each rollout answers of similar length. That helps only where a rollout finishes
+    its work before it continues with a new version (`keep_version`); under the other update
     policies a mix of long and short answers fills a batch best.
     """
 
@@ -84,7 +90,9 @@ class WaveLayouts:
         lengths: LengthHistory,
         ahead: Sequence[Prompt],
     ) -> Mapping[int, WaveLayout]:
-        """Returns the layouts of those waves that can be ranked."""
+        """Returns the layouts by wave, without the waves that cannot be ranked. `ahead` are the
+        next prompts to be admitted.
+        """
         if not self.enabled:
             return {}
         workers = rollout_speeds(state)
@@ -104,8 +112,8 @@ class WaveLayouts:
 
 
 def rollout_speeds(state: DispatchState) -> list[RolloutSpeed]:
-    """Returns the speed of each living rollout, by name; one that has not generated yet gets the
-    median.
+    """Returns the measured speed of each living rollout, ordered by name; a rollout that has not
+    generated yet gets the median speed.
     """
     speeds = sorted(rollout.speed for rollout in state.rollouts.values() if rollout.speed)
     usual = speeds[len(speeds) // 2] if speeds else 1.0
@@ -118,8 +126,8 @@ def rollout_speeds(state: DispatchState) -> list[RolloutSpeed]:
 def _prompts_of(
     state: DispatchState, wave: int, ahead: Sequence[Prompt], most: int
 ) -> list[Prompt]:
-    """Returns the wave's known prompts: those of its open groups, and the next ones to be
-    admitted.
+    """Returns the known prompts of a wave of `most` groups: those of its open groups, and the next
+    ones to be admitted.
     """
     groups = [g for g in state.groups.values() if g.admitted.wave == wave]
     prompts = [g.prompt for g in groups if g.prompt is not None]
@@ -133,7 +141,9 @@ def _lay_out_if_known(
     wave: int,
     slots: int,
 ) -> WaveLayout | None:
-    """Returns the layout; None while less than half of the wave has a length history."""
+    """Returns the layout; None if less than half of the prompts have an expected length, or if a
+    ranking is useless (`lay_out_wave`).
+    """
     known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
     if not prompts or 2 * len(known) < len(prompts):
         return None

@@ -1,10 +1,10 @@
-"""The inbox keeps dispatch's state consistent between any two reads: it orders the readers of all
-topics and refuses implausible records.
+"""Reads all topics that dispatch follows, and applies their records to its `DispatchState`.
 
-A rebuild reads `admissions` before `trajectories` before `ledger`, so no completion or closing is
-read before the admission that it belongs to; afterwards only this holder admits groups. Records of
-topics with many writers are applied only if they are plausible and the rollout that they name has
-taken their term (invariant 12).
+`DispatchInbox.rebuild` folds the log when a new holder starts; after that, `read` applies the new
+records once per round. A rebuild reads `admissions` and `assignments` first, so the admission of a
+group is applied before its completions and its end; afterwards only this holder writes these two. A
+partial is refused if dispatch never assigned its attempt, a status if its writer never took the
+term in it, and both if values are implausible (invariant 12). `SilenceClock` measures silence.
 """
 
 import logging
@@ -29,8 +29,9 @@ from rollstream.streams.values import Address
 log = logging.getLogger(__name__)
 
 FOLDED_TOPICS = ("trajectories", "ledger", "partials", "applied")
-"""Topics of other roles that dispatch folds from stored positions (of `applied` only the unreadable
-records matter). Compacted topics are read from their beginning.
+"""Topics of other roles that a rebuild reads from stored positions. (The compacted topics `weights`
+and `status` are read from their beginning.) Records of `applied` do not change the state: dispatch
+only moves unreadable ones to `dead` and counts implausible ones.
 """
 DEAD_LETTERED_TOPICS = (
     "prompts",
@@ -41,16 +42,16 @@ DEAD_LETTERED_TOPICS = (
     "applied",
     "ledger",
 )
-"""Topics whose unreadable bytes dispatch appends to `dead`."""
+"""Topics whose unreadable records dispatch appends to `dead`; for others the trainer does."""
 CHECKED_TOPICS = ("partials", "status", "applied")
-"""Topics whose readable records dispatch may refuse to act on."""
-PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
-SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
-SPEED_MAX = 1e9  # tokens per second
+"""Topics with many writers, whose readable records dispatch may refuse (see `_refusal`)."""
+PROMPTS_AHEAD = 64  # prompts kept for admission, or two waves if that is more; others stay unread
+SLOTS_MAX = 1 << 16  # plausible slots, requests and size of the decode batch of one rollout
+SPEED_MAX = 1e9  # plausible tokens per second of one rollout
 
 
 def refused_status(status: records.RolloutStatus) -> str:
-    """The reason why no plan may use the status; "" if it may be used."""
+    """The reason why the status is not plausible; "" if plans may use it."""
     counts = (status.slots, status.running, status.waiting, status.queued, status.decode_batch_max)
     if not all(0 <= count <= SLOTS_MAX for count in counts):
         return "slots or requests out of bounds"
@@ -68,8 +69,9 @@ def refused_applied(applied: records.Applied) -> str:
 
 
 def refused_partial(partial: records.Partial, assignment: CurrentAssignment | None) -> str:
-    """The reason why no resume may start from the partial; "" if one may. Its attempt must have
-    been assigned, the newest one to this rollout and term.
+    """The reason why no resume may start from the partial; "" if one may. `assignment` is the
+    newest one of its trajectory. The partial's attempt must have been assigned; if it is the newest
+    attempt, it must have been assigned to the partial's rollout and term.
     """
     if assignment is None or not 0 < partial.attempt <= assignment.attempt:
         return f"attempt {partial.attempt} was never assigned"
@@ -81,21 +83,21 @@ def refused_partial(partial: records.Partial, assignment: CurrentAssignment | No
 
 @dataclass(slots=True)
 class SilenceClock:
-    """Listening time, by which dispatch measures the silence of rollouts: `now_s`, in seconds. One
-    read adds at most `step_s_max` seconds.
+    """Measures the silence of rollouts in listening time (`now_s`): the seconds in which dispatch
+    was able to read statuses.
 
-    A rollout is silent when records of other rollouts were read for the heartbeat's time-out since
-    its own last status. So the clock advances only in a read that returned something from `status`,
-    by the time since the previous such read, and by a quarter of the time-out at most. Two failures
-    that this handles:
+    A rollout is silent when the heartbeat time-out has passed in listening time since its last
+    status. The clock advances only in a read that returned a record of `status`: by the time since
+    the previous such read, at most by `step_s_max`, a quarter of the time-out. So two failures make
+    no living rollout silent:
 
     - Dispatch itself stood still (SIGSTOP, a store or broker that hung) for 12 s, or the machine
-      with all its rollouts did: its first read counts for a quarter of the time-out, in which
-      living rollouts send again.
-    - The broker was unreachable for a minute: no status could be read, so no rollout became silent.
+      with all its rollouts did: the first read afterwards advances the clock by only a quarter of
+      the time-out, and living rollouts send again before the rest of it has passed.
+    - The broker was unreachable for a minute: no status was read, so the clock did not advance.
 
-    A single rollout that died stays known while no other rollout sends; no other one could take its
-    work.
+    If a rollout dies while no other one sends, it does not become silent; but then no other rollout
+    could take its work.
     """
 
     heard_s: float
@@ -103,32 +105,37 @@ class SilenceClock:
     now_s: float = 0.0
 
     def advance(self, at_s: float) -> None:
-        """Advance for a read of a status that started `at_s` on dispatch's monotonic clock."""
+        """Advance for a read that returned a status and began at `at_s` (monotonic seconds);
+        `heard_s` is when the previous such read began.
+        """
         self.now_s += max(0.0, min(at_s - self.heard_s, self.step_s_max))
         self.heard_s = at_s
 
 
 STATUS_KEY_S = 600.0
-"""Listening time without a record after which dispatch removes a key from `status`."""
+"""Seconds of listening time without a record after which dispatch removes a key from `status`; ten
+heartbeat time-outs if these are longer.
+"""
 
 
 @dataclass(slots=True)
 class StatusKeys:
-    """When each key of `status` was last read, the longest silent first. One entry per key that the
-    compacted topic keeps.
+    """Holds for each key of `status` (a name and term) the listening time at which its last record
+    was read, the longest silent key first. It has one entry per key that the compacted topic keeps.
 
     Dispatch alone removes keys, and only those of rollouts and relays that were silent for
-    `STATUS_KEY_S`. A status that its writer appends between dispatch's last read and the tombstone
-    is removed with the key; the next one, a heartbeat later, brings the key back. So a writer that
-    lives on after so long a pause is missed for one heartbeat, by a reader that starts just then.
+    `STATUS_KEY_S`. The writer of such a key may only have been suspended. If it appends a status
+    after dispatch's last read and before the tombstone, that status is removed with the key; its
+    next status, a heartbeat later, adds the key again. Only a reader that starts in between does
+    not see this writer, for one heartbeat.
     """
 
     read_s: dict[str, float] = field(default_factory=dict[str, float])
     rollouts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
-    """Name and term of the keys that are rollouts'."""
+    """The name and term in each key that is a rollout's."""
 
     def note(self, key: str, now_s: float) -> None:
-        """Record that the key's newest record was read now, in listening time."""
+        """Record that a record of the key was read at `now_s` of listening time."""
         self.read_s.pop(key, None)
         self.read_s[key] = now_s
 
@@ -154,7 +161,9 @@ def _status_key(status: records.RolloutStatus | records.RelayStatus) -> str:
 
 
 class DispatchInbox:
-    """Readers of every topic that dispatch follows, and the prompts read ahead."""
+    """Holds the readers of all topics that dispatch follows, and the prompts that are not admitted
+    yet. `rebuild` must be called first. Without `terms` no name's term is checked.
+    """
 
     def __init__(
         self,
@@ -170,10 +179,11 @@ class DispatchInbox:
         self._state = state
         self._terms = terms
         self.refused: Counter[str] = Counter()
-        """Records of many writers that dispatch did not act on, by topic."""
+        """The number of refused records by topic."""
         self.foreign: Counter[str] = Counter()
-        """Those among them that no program of this run writes: out of bounds, or of a name or term
-        that was never taken. Others are normal, such as partials of an ended trajectory.
+        """The number of those among them that no process of this run writes: with values out of
+        bounds, or of a name that never took the term. Other refused records are normal, such as
+        partials of a trajectory that has ended.
         """
         self._monotonic = monotonic
         self._listening = SilenceClock(monotonic(), timeout_s / 4)
@@ -191,8 +201,8 @@ class DispatchInbox:
         own: Mapping[str, Mapping[int, int]],
         kept: Mapping[str, Mapping[int, records.Position]],
     ) -> None:
-        """Fold the log up to now, from the positions in `kept`; `own` holds the offsets of this
-        term's `Opened` in dispatch's own topics.
+        """Apply the log up to now, from the positions in `kept`. `own` holds the offsets of this
+        term's `Opened` records in dispatch's own topics, which are read up to there.
         """
         for topic in ("admissions", "assignments"):
             upto = {partition: offset + 1 for partition, offset in own[topic].items()}
@@ -207,7 +217,7 @@ class DispatchInbox:
                     self._apply(received, fresh=False)
         self._listening.heard_s = self._monotonic()  # silence is measured from the rebuild on
         self._open("prompts", kept)
-        self._released.clear()  # their rollouts were sent releases, or hold an older term
+        self._released.clear()  # an earlier holder released these, or their rollouts restarted
 
     def read(self) -> tuple[int, list[VoidAssignment]]:
         """Apply the new records; returns their number and the assignments that became void because
@@ -227,9 +237,9 @@ class DispatchInbox:
         return count, released
 
     def read_to_end(self) -> None:
-        """Apply all that rollouts have published by now. `status` comes last, so a rollout that is
-        silent afterwards has nothing unread before its last status. Listening time stands still
-        meanwhile.
+        """Apply all records that rollouts have appended by now. `status` is read last, so of a
+        rollout that is silent afterwards every record before its last status was read. Listening
+        time does not advance meanwhile.
         """
         for topic in ("trajectories", "partials", "status"):
             for batch in self._readers[topic].batches_to(self._bus.end(topic)):
@@ -237,9 +247,11 @@ class DispatchInbox:
                     self._apply(received, fresh=True)
 
     def remove_silent_keys(self) -> None:
-        """1. Retire the names, and 2. append a tombstone to `status`, of each key that was silent
-        for too long, so that neither store nor topic grows with every rollout that ever ran. After
-        a kill between 1 and 2 a later dispatch refuses the statuses of these keys and removes them.
+        """Remove the keys that were silent for too long, so that neither store nor topic grows with
+        every rollout that ever ran: 1. retire their rollouts' names, which deletes the names' terms
+        in the store (`RoleTerms.retire`); 2. append a tombstone for each key to `status`. After a
+        kill between 1 and 2 a later dispatch refuses the statuses of these keys, because the names
+        have no term any more, and removes the keys after the same silence.
         """
         keys, before_s = self._status_keys, self.listening_s - self._status_key_s
         if not keys.silent(before_s):
@@ -268,16 +280,17 @@ class DispatchInbox:
 
     @property
     def prompts_waiting(self) -> int:
-        """Prompts that were read and not admitted yet."""
+        """Number of prompts that were read and not admitted yet."""
         return len(self._prompts)
 
     def readers(self) -> list[TopicReader]:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, records.Position]]:
-        """Positions from which a later holder continues the fold, without dispatch's own topics. In
-        `prompts` they precede the prompts of open groups, to read these again, and the newest
-        prompt, from which a restarted prompt source continues its numbers.
+        """Positions from which a later holder's rebuild reads, for `FOLDED_TOPICS` and `prompts`.
+        Those in `prompts` are not after any prompt of an open group or any that waits for
+        admission, because the later holder reads these again, and not after the newest prompt, from
+        which a restarted prompt source continues its numbers.
         """
         folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED_TOPICS}
         return {**folded, "prompts": self._prompts_position()}
@@ -291,7 +304,7 @@ class DispatchInbox:
     def _open(self, topic: str, kept: Mapping[str, Mapping[int, records.Position]]) -> TopicReader:
         begin = from_begin(self._bus, topic)
         positions = kept.get(topic) or begin
-        if topic == "applied":  # not folded: records that an older trainer truncated are no loss
+        if topic == "applied":  # it changes no state: records that were truncated are no loss
             at = dict(positions)
             positions = {p: max(first, at.get(p, first)) for p, first in begin.items()}
         dead_letters = DeadLetterWriter(self._bus, topic) if topic in DEAD_LETTERED_TOPICS else None
@@ -300,8 +313,8 @@ class DispatchInbox:
         return reader
 
     def _refusal(self, record: records.Record) -> str:
-        """The reason why dispatch does not act on a record of a topic with many writers; "" when it
-        does.
+        """The reason why dispatch does not apply a record of `CHECKED_TOPICS`; "" if it does. The
+        records of other topics are never refused here.
         """
         match record:
             case records.Partial():
@@ -357,7 +370,7 @@ class DispatchInbox:
 
     def _complete(self, record: records.Trajectory, partition: int) -> None:
         """Apply a completion, and record its length for predictions unless it is dead. A completion
-        outside its group's partition is late, as for the trainer.
+        outside its group's partition counts as late: the trainer does not use it either.
         """
         group = self._state.groups.get(record.group)
         partitions = self._bus.partitions("trajectories")

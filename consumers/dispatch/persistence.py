@@ -1,8 +1,10 @@
-"""Persists the state of dispatch (`dispatch/state.json`): the fold at one moment and the positions
-from which it continues. Truncates the records that no rebuild needs any more (invariant 11).
+"""Persists the state of dispatch in the store (`dispatch/state.json`): the state at one moment, and
+the positions from which a new holder continues to fold (apply) records into it. Truncates the
+records that no such rebuild needs any more (invariant 11).
 
 Every write of the state is a compare-and-swap, so a replaced holder cannot overwrite the state of
-its successor (`StateFile`).
+its successor (`StateFile`). `DispatchPersistence` writes every few seconds, and from time to time
+also the history of answer lengths (`dispatch/lengths.json`), which serves predictions only.
 """
 
 import logging
@@ -46,15 +48,17 @@ class PersistedGroup:
 
     admitted: Admitted
     open: tuple[str, ...]
+    """The group's trajectories without a completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistedState:
-    """Holds a `DispatchState` without rollouts and version, which are read again from compacted
-    topics.
+    """Holds a `DispatchState` without its rollouts and version, which a new holder reads again from
+    the compacted topics. Counts and fields are those of `DispatchState`.
     """
 
     term: int
+    """The term of the holder that wrote this state, or has taken it over."""
     positions: dict[str, dict[str, Position]]
     admitted: int = 0
     closed: int = 0
@@ -64,15 +68,16 @@ class PersistedState:
     late: int = 0
     groups: tuple[PersistedGroup, ...] = ()
     orders: tuple[tuple[str, CurrentAssignment], ...] = ()
+    """The newest assignment of each open trajectory."""
     chains: tuple[tuple[str, PartialChain], ...] = ()
     heard_s: tuple[tuple[str, float], ...] = ()
-    """When each rollout sent its last status, by its own clock. Not read by this release: trainers
-    of earlier releases pin versions by it.
+    """When each rollout sent its last status, by the rollout's own clock. This release does not
+    read it; trainers of earlier releases keep the versions of rollouts by it.
     """
     format: int = FORMAT
 
     def where(self) -> dict[str, dict[int, Position]]:
-        """Returns the positions by number of the partition (JSON keys are strings)."""
+        """Returns the positions by topic and partition, a number here (JSON keys are strings)."""
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 
@@ -97,7 +102,7 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
 
 
 def read_persisted_state(store: ObjectStore) -> PersistedState | None:
-    """Returns the persisted state, for read-only use; None before the first write."""
+    """Returns the persisted state to a role that only reads it; None before the first write."""
     try:
         return decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY)
     except ObjectMissing:
@@ -105,7 +110,7 @@ def read_persisted_state(store: ObjectStore) -> PersistedState | None:
 
 
 def restore_state(kept: PersistedState | None) -> DispatchState:
-    """Returns the state from which to continue the fold; empty at the start of a run."""
+    """Returns the state into which a new holder folds further records; empty if none was kept."""
     if kept is None:
         return DispatchState()
     return DispatchState(
@@ -122,22 +127,22 @@ def restore_state(kept: PersistedState | None) -> DispatchState:
 
 
 class StateFile:
-    """Reads and writes the state object for one term. Its writes raise `Fenced` once a higher term
-    has taken it.
+    """Reads and writes the state object for the holder of one term. Its writes raise `Fenced` once
+    a holder of a higher term has taken the object over.
 
     Every write is a compare-and-swap, and a new holder swaps its own term in *before* it appends
-    `Opened`. From then on the earlier holder's swap fails and it exits; its last successful write
-    covers only records before that `Opened`. Without the swaps a stopped dispatch of term 3 could
-    continue behind its successor, fold its own void admissions and persist them; term 5 would start
-    from them.
+    `Opened`. From then on the earlier holder's next swap fails and it exits, so its last successful
+    write covers only records before that `Opened`. Without the swaps a dispatch of term 3 that was
+    suspended could wake after term 4 has opened, fold its own admissions, which are void, and
+    persist them; term 5 would start from them.
     """
 
     def __init__(self, store: ObjectStore, term: int) -> None:
         self._store, self._term, self._etag = store, term, ""
 
     def take_over(self) -> PersistedState | None:
-        """Write this term into the object and return the earlier holder's state; None at the start
-        of a run.
+        """Write this term into the object and return the earlier holder's state; None if there is
+        none. Raises `Fenced` if the object has a higher term.
         """
         while True:
             try:
@@ -162,7 +167,7 @@ class StateFile:
             return kept if kept.positions else None
 
     def keep(self, kept: PersistedState) -> None:
-        """Replace the persisted state. Raises `Fenced` if another term wrote the object since."""
+        """Replace the state. Raises `Fenced` if another holder has written the object since."""
         data = encode_json(kept)
         try:
             self._etag = self._store.swap(STATE_KEY, data, self._etag)
@@ -182,8 +187,8 @@ RENEW_S = 3600.0  # between two commits of positions that do not move; brokers d
 
 @dataclass(slots=True)
 class DispatchPersistence:
-    """Persists the state of one term every `keep_s` seconds; with `truncate` False no record is
-    truncated.
+    """Persists the state for one term every `keep_s` seconds, and then truncates, unless `truncate`
+    is False. Dispatch calls `recall` once, and `keep` and `save_lengths` in each of its rounds.
     """
 
     bus: Bus
@@ -214,12 +219,12 @@ class DispatchPersistence:
         admissions: FencedWriter,
         assignments: FencedWriter,
     ) -> None:
-        """Persist the state if it is due. Between two rounds the state is the fold of all records
-        read.
+        """Persist the state if it is due. It is called between two rounds of dispatch, where state
+        and positions are of the same moment.
 
         1. Persist the state.
-        2. Commit the positions from which the fold continues: the trainer truncates the topics that
-           both read only up to them.
+        2. Commit the positions from which a rebuild continues: of the topics that trainer and
+           dispatch both read, the trainer truncates only the records before them.
         3. Truncate the topics that only dispatch needs: `prompts` up to the oldest prompt that is
            still needed (`DispatchInbox.positions`), `assignments` and `partials` up to the oldest
            assignment and the oldest partial of an open trajectory.
@@ -239,8 +244,8 @@ class DispatchPersistence:
         self._due_s = self.monotonic() + self.keep_s
 
     def load_lengths(self) -> LengthHistory:
-        """Returns the length history of an earlier holder; empty if there is none or it is damaged,
-        as it only serves predictions.
+        """Returns the length history of an earlier holder. It is empty if there is none or if it is
+        damaged, because it only serves predictions.
         """
         try:
             return LengthHistory(
@@ -261,6 +266,7 @@ class DispatchPersistence:
     def _truncate(
         self, state: DispatchState, positions: Mapping[str, Mapping[int, Position]]
     ) -> None:
+        """Truncate the topics that only dispatch needs (step 3 of `keep`)."""
         assignments = (a.at for a in state.assignments.values() if a.at is not None)
         partials = (chain.first for chain in state.chains.values())
         needed: dict[str, Iterable[Address]] = {

@@ -1,8 +1,9 @@
 """Decides which rollout gets which samples. The functions are pure (invariant 9).
 
-`lay_out_wave` ranks a wave's prompts by expected length and gives each part of the ranking its
-rollouts; `place_samples` places samples, with or without such a ranking. No sample waits for a
-better place: a free slot on any rollout is used (docs/explanation/scheduling.md, Placement).
+`lay_out_wave` ranks a wave's prompts by expected length, cuts the ranking into ranges (ranking
+groups), and gives each of them some of the rollouts (`WaveLayout`). `place_samples` then places the
+samples; without a layout every rollout takes samples of any length. No sample waits for a better
+place: room on any rollout is used (docs/explanation/scheduling.md, Placement).
 """
 
 from bisect import bisect_left
@@ -18,24 +19,25 @@ ROUNDING = 1 + 1e-9  # an end time that is later by rounding still meets its dea
 def end_times(
     longest: Sequence[float], samples: int, workers: int, step: Callable[[float], float]
 ) -> NDArray[np.float64]:
-    """Returns an array [g, n − 1]: the time at which `samples` answers of group g, the longest of
-    `longest[g]` tokens, end on n rollouts; `step(batch)` is the time of one decode step.
+    """Returns an array whose element [g, n − 1] is the time after which ranking group g ends if n
+    rollouts generate it, for n from 1 to `workers`. The group has `samples` answers, the longest of
+    `longest[g]` tokens; `step(batch)` is the time of one decode step.
     """
     steps = [step(samples / n) for n in range(1, workers + 1)]
     return np.outer(np.asarray(longest, np.float64), steps)
 
 
 def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
-    """Returns the number of rollouts for each ranking group, shortest first; every group gets at
-    least one, and all rollouts are used.
+    """Returns the number of rollouts for each ranking group, shortest answers first; every group
+    gets at least one, and all rollouts are used.
 
-    Longer groups get more rollouts. With equally many rollouts for each group the end times of the
-    groups grow like the lengths, steeply at the end. With more of the rollouts for the long groups
-    the end times form a ramp: group g of G ends at (g + 1) / G of the last group's time. The ramp
-    with the least such time is searched.
+    Groups of longer answers get more rollouts. With equal numbers the end times would grow like the
+    lengths, steeply at the end. The numbers are chosen so that the end times stay below a linear
+    ramp: group g of G (g from 0) ends at (g + 1) / G of the last group's time. Of all such ramps
+    the one is taken under which the last group ends first.
 
-    `times[g, n − 1]` is the end time of group g on n rollouts and must not grow with n. There must
-    be no more groups than rollouts.
+    `times[g, n − 1]` is the end time of group g on n rollouts (`end_times`) and must not grow with
+    n. There must be no more groups than rollouts.
     """
     groups, workers = times.shape
     assert 0 < groups <= workers, f"{groups} ranking groups for {workers} rollouts"
@@ -58,8 +60,8 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
 def _rollouts_needed(
     times: NDArray[np.float64], deadlines: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Returns the fewest rollouts per group that end it by its deadline; one more than there are if
-    all of them together do not.
+    """Returns, for each group, the smallest number of rollouts that end it by its deadline; one
+    more than exist if even all of them are too late.
     """
     late: NDArray[np.int64] = (times > deadlines[:, None] * ROUNDING).sum(axis=1)
     return late + 1
@@ -67,7 +69,9 @@ def _rollouts_needed(
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpeed:
-    """Names a rollout and its measured speed, in any unit."""
+    """Names a rollout and its measured speed, in any unit. `preemptible`: its machine may be taken
+    away at any moment.
+    """
 
     rollout: str
     speed: float = 1.0
@@ -76,15 +80,17 @@ class RolloutSpeed:
 
 @dataclass(frozen=True, slots=True)
 class WaveLayout:
-    """Names the rollouts of each ranking group, shortest first; `means` are the wave's expected
-    lengths, sorted.
+    """Names the rollouts of each ranking group of one wave, shortest answers first. `means` are the
+    expected lengths of the wave's prompts, sorted; a length's place among them selects its group.
     """
 
     means: tuple[float, ...]
     groups: tuple[tuple[str, ...], ...]
 
     def near(self, mean: float) -> Iterator[tuple[str, ...]]:
-        """Yields the rollouts of the ranking group of this length, then those of its neighbours."""
+        """Yields the rollouts of the ranking group to which this length belongs, then those of the
+        other groups, the nearest first.
+        """
         count = len(self.groups)
         rank = bisect_left(self.means, mean) / len(self.means)
         own = min(count - 1, int(rank * count))
@@ -103,14 +109,14 @@ def lay_out_wave(
     samples: int,
     slots: int,
 ) -> WaveLayout | None:
-    """Returns the layout of a wave's prompts with one ranking group for every two rollouts; None
-    where a ranking is useless: too few rollouts, or all lengths equal.
+    """Returns the layout of a wave with one ranking group for every two rollouts; None where a
+    ranking is useless: fewer than three rollouts or two prompts, or all lengths equal. `means` are
+    the expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
 
-    The ranking is HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected
-    length and cut into ranking groups. Consecutive waves assign the groups to the rollouts in
-    opposite directions (`ascending`), so a rollout with the short end of one wave has the long end
-    of the next, without a barrier in between. Preemptible rollouts keep the short end in every
-    wave, so that little is lost when one is taken away.
+    The ranking is HistoPipe (RhymeRL, arXiv 2508.18588). Consecutive waves give the groups to the
+    rollouts in opposite directions (`ascending`), so a rollout with the shortest answers of one
+    wave has the longest of the next, without a barrier in between. Preemptible rollouts get the
+    shortest answers of every wave, so that little is lost when one is taken away.
     """
     ranked = tuple(sorted(means))
     count = min((len(workers) + 1) // 2, len(ranked))
@@ -131,8 +137,9 @@ def _rollouts_in_order(workers: Sequence[RolloutSpeed], ascending: bool) -> list
 def _split_by_shares(
     shares: Sequence[int], workers: Sequence[RolloutSpeed]
 ) -> tuple[tuple[str, ...], ...]:
-    """Cut the rollouts into one range per share. A share counts rollouts of mean speed: a range has
-    fewer fast or more slow ones, and leaves at least one rollout for each later range.
+    """Cut the ordered rollouts into one range per share. A share is a number of rollouts of mean
+    speed, so a range has fewer rollouts if they are fast and more if they are slow. Every range has
+    at least one.
     """
     mean = sum(w.speed for w in workers) / len(workers)
     groups: list[tuple[str, ...]] = []
@@ -150,8 +157,9 @@ def _split_by_shares(
 
 @dataclass(frozen=True, slots=True)
 class PlacementWork:
-    """Holds samples of one group that may run together. `mean` is the expected length of each in
-    tokens, 0 when unknown; `is_short` is True if it is in the shorter half of the known lengths.
+    """Holds samples of one prompt that may run together. `mean` is the expected length of each
+    answer in tokens, 0 when unknown; `is_short` is True if this length is in the shorter half of
+    the known ones. `layout` is the layout of the prompt's wave; None: no ranking.
     """
 
     trajectories: tuple[str, ...]
@@ -162,8 +170,9 @@ class PlacementWork:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRoom:
-    """States the room of one live rollout: slots plus queue, less its unfinished assignments;
-    `tokens` are those still expected of them.
+    """States the room of one live rollout. `free` is the number of samples that it can still take:
+    its slots and the places of its queue, less its unfinished assignments. `tokens` is the expected
+    number of tokens that these assignments have still to generate.
     """
 
     rollout: str
@@ -184,13 +193,16 @@ class _RolloutFill:
 def place_samples(
     works: Sequence[PlacementWork], rooms: Sequence[RolloutRoom]
 ) -> Mapping[str, str]:
-    """Returns trajectory → rollout for as many trajectories as fit, in the order of `works`.
+    """Returns the rollout of each trajectory, for as many trajectories as fit, in the order of
+    `works`. Never gives a rollout more than its `free`; equal inputs give equal plans.
 
-    A group's samples go to one rollout while they fit, so that its prompt is prefilled once. Where
-    the wave is ranked, the rollouts of the group's ranking group come first. Otherwise the rollout
-    comes first that would finish its present work first, or, while no lengths are known, the one
-    with most room. Never gives a rollout more than its `free`; ties go to the smaller name, so
-    equal inputs give equal plans.
+    Candidates are the rollouts of the samples' ranking group, or of the nearest one with room;
+    without a layout, all rollouts. Preferred is, by these rules in turn, a rollout that
+    1. is not preemptible, unless the samples are short;
+    2. has room for all remaining samples of the prompt, which is then prefilled only once;
+    3. would be the first to finish its present work;
+    4. has the most room;
+    5. has the smaller name.
     """
     open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}
@@ -219,8 +231,8 @@ def _choose(work: PlacementWork, count: int, open_: Mapping[str, _RolloutFill]) 
 
 
 def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -> _RolloutFill:
-    """Returns the rollout that finishes first. Long work avoids preemptible rollouts while another
-    has room.
+    """Returns the preferred one of the candidates, by the rules of `place_samples`. The work has
+    `count` samples left.
     """
 
     def cost(one: _RolloutFill) -> tuple[bool, bool, float, int, str]:

@@ -1,9 +1,10 @@
-"""Plans the assignments to give now: one for every open trajectory that no rollout generates, while
-there is room. The planner does not change its arguments (invariant 9); the service appends the
-returned records. A plan holds, in this order:
+"""Plans the assignments to give now: one for each open trajectory that no rollout generates, as far
+as rollouts have room (free slots, and places in their queues). Planning changes no argument
+(invariant 9); the service appends the returned records. A plan holds, in this order:
 
-1. Trajectories released for a move go to the planned destination. 2. Other resumes, some of them
-   after their version was loaded from history. 3. New samples, in their order.
+1. resumes of trajectories that were released for a move, on the planned destination; 2. other
+   resumes, some on a rollout that first loads their old version from the store; 3. starts of new
+   samples, oldest wave first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,14 +36,17 @@ class PlannedAssignment:
 
     record: Assignment
     discards_tokens: bool
-    """Whether the trajectory restarts and tokens that it has generated are discarded."""
+    """Whether the trajectory restarts from its prompt and loses the tokens generated so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlanner:
-    """Plans assignments under one run's settings. With `is_loadable` rollouts serve adapters: each
-    of them may resume a trajectory of any version for which it returns True, and loads that version
-    beside those that it holds.
+    """Plans assignments under one run's settings. `queue_per_slot` assignments may wait for each
+    slot of a rollout; `waves` states which rollouts take the long and the short samples of a wave.
+
+    Under `keep_version` a resume needs the version of its trajectory. If versions are whole models,
+    `history` decides when a rollout loads one that no rollout holds. If they are adapters,
+    `is_loadable` states which versions any rollout can load beside those that it holds.
     """
 
     pace: AdmissionPace
@@ -59,8 +63,8 @@ class AssignmentPlanner:
         ahead: Sequence[Prompt],
         now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
-        """Returns all assignments that can be given now; `ahead` are the prompts to be admitted
-        next.
+        """Returns all assignments that can be given now. `ahead` are the prompts to be admitted
+        next: they are ranked with their wave, and count as work that will need slots.
         """
         unassigned = list(
             assignments.find_unassigned(state, lengths, self.keep_version, self.is_loadable)
@@ -89,8 +93,8 @@ class AssignmentPlanner:
     def restart_on_newest(
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
     ) -> list[PlannedAssignment]:
-        """Returns assignments that restart these trajectories on the newest version, as far as
-        rollouts that hold it have room.
+        """Returns assignments that restart these trajectories from their prompts on the newest
+        version, as far as the rollouts that hold this version have room.
         """
         free = assignments.free_room(state, self.queue_per_slot)
         eligible = assignments.eligible_rollouts(state, state.version)
@@ -117,8 +121,8 @@ class AssignmentPlanner:
         has_more: bool,
         now_s: float,
     ) -> ReloadPlan:
-        """Returns which versions to load from history. Slots are wanted while more groups may be
-        admitted or samples wait for room.
+        """Returns which rollouts load an old version, and for which trajectories. A load takes
+        slots from other work only if more groups may be admitted or new samples lack room.
         """
         if self.history is None:
             return ReloadPlan()
@@ -136,8 +140,8 @@ class AssignmentPlanner:
         reloads: ReloadPlan,
         free: assignments.FreeRoom,
     ) -> Iterator[PlannedAssignment]:
-        """Yields resumes at rollouts that load their version first; those rollouts get no other
-        work meanwhile.
+        """Yields resumes on rollouts that load the trajectory's version first; these rollouts get
+        no other work in this plan.
         """
         for samples in unassigned:
             for trajectory in samples.trajectories:
@@ -154,8 +158,8 @@ class AssignmentPlanner:
     def _moved(
         self, state: DispatchState, unassigned: Iterable[assignments.UnassignedSamples]
     ) -> Iterator[PlannedAssignment]:
-        """Yields resumes at the planned destinations; their room was reserved when the moves were
-        requested.
+        """Yields resumes on the planned destinations of moves; room was reserved there when the
+        moves were requested.
         """
         for samples in unassigned:
             is_resume = samples.kind == "resume"
@@ -175,6 +179,9 @@ class AssignmentPlanner:
         free: assignments.FreeRoom,
         layouts: Mapping[int, WaveLayout],
     ) -> list[PlannedAssignment]:
+        """Returns assignments of these samples to the rollouts of `rooms`, as far as they fit, and
+        uses up the room of `free`.
+        """
         if not unassigned:
             return []
         tokens = _expected_tokens(state)

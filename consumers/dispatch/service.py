@@ -1,10 +1,10 @@
-"""Dispatch assigns every open trajectory to a living rollout: the single holder of the dispatch
-lease reads the log, plans with pure functions and appends assignments.
+"""Runs dispatch (`Dispatch`): the role with a single holder that admits groups and assigns every
+open trajectory to a living rollout. It reads the log, plans by pure functions and appends records.
 
-The state is a fold over topics, so a new holder starts by reading them: first the topics of earlier
-holders, up to its own `Opened` (invariant 7), then the topics of trainer and rollouts. Each plan
-covers all trajectories that no living rollout generates. So if dispatch is killed between an
-admission and its assignments, the next holder assigns these trajectories.
+Its state is a fold over topics. A new holder loads the persisted state and reads what came after:
+first the topics that dispatch itself writes, up to its own `Opened` (invariant 7), then those of
+trainer and rollouts. Each plan covers all open trajectories that no living rollout generates. So if
+dispatch is killed between an admission and its assignments, the next holder appends them.
 """
 
 import logging
@@ -43,12 +43,16 @@ from rollstream.streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 FOREIGN_S = 5.0  # least time between two calls of `on_foreign`, each of which logs a line
-ROUND_S = 0.05  # pause between two rounds; queued assignments keep slots busy meanwhile
+ROUND_S = 0.05  # pause between two rounds of the loop; rollouts have queued assignments meanwhile
 
 
 @dataclass(slots=True)
 class Dispatch:
-    """One term of dispatch."""
+    """Runs one term of dispatch (`run`). Its parts: `inbox` reads topics into `state`,
+    `assignment_planner` plans assignments, `repack_planner` plans moves between rollouts, and
+    `DispatchPersistence` keeps the state in the store. `pace` bounds admission. With `truncate`
+    records that no rebuild needs are removed from the log.
+    """
 
     bus: Bus
     store: ObjectStore
@@ -59,26 +63,31 @@ class Dispatch:
     truncate: bool = True
     monotonic: Callable[[], float] = time.monotonic
     on_move: Callable[[MoveSummary, float], None] = lambda move, plan_s: None
-    """Called for each requested move with the seconds that planning took; for observers."""
+    """Called, for each pair of rollouts between which trajectories are to move, with the number of
+    these and the seconds that planning took; for observers such as a log.
+    """
     on_foreign: Callable[[Mapping[str, int]], None] = lambda counts: None
-    """Called with the number of foreign records by topic (`DispatchInbox.foreign`) since the last
-    call, at most every `FOREIGN_S`; for observers.
+    """Called with the number of foreign records by topic since the last call, at most every
+    `FOREIGN_S`; for observers. Foreign are records that no program of this run writes, e.g. of a
+    term that was never taken (`DispatchInbox.foreign`); they are not acted on.
     """
     has_adapters: bool = False
     """Whether the run's versions are adapters, which rollouts serve side by side."""
     state: DispatchState = field(default_factory=DispatchState)
     inbox: DispatchInbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Assignments of this term by kind; `again` counts restarts that discard tokens, `recalled`
-    resumes whose version is loaded from history, `moved` release requests of moves, `lost` rollouts
+    """Counts of this term: assignments by kind (`start`, `resume`, `release`); `again`: restarts
+    that discard tokens; `recalled`: resumes for which a rollout loads an old version from the
+    store; `moved`: trajectories that a rollout was asked to release for a move; `lost`: rollouts
     dropped because they were silent or stuck.
     """
     assignment_planner: AssignmentPlanner = field(init=False)
     repack_planner: RepackPlanner | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Choose the planners. Repack runs only under `keep_version` without adapters, because only
-        then must a rollout be empty before it takes new weights.
+        """Choose the planners. Repack, wave layouts and `VersionReload` are used only under
+        `keep_version` without adapters, because only then must a rollout be empty before it takes
+        new weights.
         """
         pace, settings = self.pace, self.settings
         needs_empty = self.keep_version and not self.has_adapters
@@ -97,7 +106,10 @@ class Dispatch:
             self.repack_planner = RepackPlanner(every_s, pace.max_lag, groups)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set. Raises `Fenced` when a higher term takes over."""
+        """Rebuild the state, then repeat rounds until `stop` is set. A round reads new records,
+        drops rollouts that are silent or have left, admits groups, assigns trajectories, repacks,
+        and persists the state. Raises `Fenced` when a higher term takes over.
+        """
         persistence = DispatchPersistence(
             self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
         )
@@ -120,7 +132,7 @@ class Dispatch:
         )
         reported, reported_s = Counter[str](), -FOREIGN_S
         while not stop.is_set():
-            left = state.departed()  # the records published before they left are read below
+            left = state.departed()  # before `read`, which reads the last records of these rollouts
             news, released = inbox.read()
             self._append_and_apply(state, assignments, releases=_release_records(released))
             inbox.remove_silent_keys()
@@ -146,7 +158,9 @@ class Dispatch:
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
-        """Admit as many groups as the pace allows and as rollouts have room for."""
+        """Admit as many groups as the pace allows and rollouts have room for, besides the
+        trajectories that are unassigned already.
+        """
         allowed = admissible_groups(
             self.pace, state.version.number, state.admitted, state.closed, state.trained
         )
@@ -164,7 +178,9 @@ class Dispatch:
             writer.append([(str(record.group), record) for record in records])
 
     def _bytes_of(self, version: Version) -> int | None:
-        """Bytes to read to load this version in full; None if it was deleted or is damaged."""
+        """Returns the bytes that a rollout must read to load this version in full; None if the
+        version was deleted or its manifest is damaged.
+        """
         try:
             return read_manifest(self.store, version).full_bytes
         except (ObjectMissing, CorruptObject) as error:
@@ -172,13 +188,16 @@ class Dispatch:
             return None
 
     def _is_loadable(self, version: Version) -> bool:
-        """Whether this adapter version is stored, and its lag is within `max_lag`."""
+        """Returns whether a rollout may load this version of an adapter: it is stored, and its lag
+        is within `max_lag`.
+        """
         lag, most = self.state.version.number - version.number, self.pace.max_lag
         return (most is None or lag <= most) and self._bytes_of(version) is not None
 
     def _repack(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
-        """If a repack is due, ask source rollouts to release the trajectories that move; restart
-        too old trajectories on the newest version and release their old attempts.
+        """If a repack is due, append its releases, by which rollouts give up the trajectories that
+        are to move. Trajectories that the plan restarts get an assignment on the newest version,
+        and their old attempts are released.
         """
         if self.repack_planner is None:
             return
@@ -222,8 +241,8 @@ class Dispatch:
             state.apply_assignment(record, at)
 
     def _append(self, writer: FencedWriter, records: list[Assignment]) -> list[Address]:
-        """Append to the partition that each rollout reads, chosen by the rollout's name. Rollouts
-        skip assignments of other rollouts in their partition.
+        """Append each record to the one partition that its rollout reads, which follows from the
+        rollout's name. Returns the addresses. A rollout skips the records of others there.
         """
         if not records:
             return []
@@ -237,7 +256,9 @@ class Dispatch:
         )
 
     def metric_values(self) -> MetricValues:
-        """Metrics; counts of groups are of the whole run, counts of assignments of this term."""
+        """Returns the metrics. Counts of groups and of completions are of the whole run, all others
+        of this term.
+        """
         state, kinds = self.state, ("start", "resume", "release")
         admitted, closed, trained = state.admitted, state.closed, state.trained
         groups = list(state.groups.values())
@@ -272,12 +293,13 @@ class Dispatch:
 def drop_silent_rollouts(
     state: DispatchState, inbox: DispatchInbox, timeout_s: float, left: Collection[str] = ()
 ) -> list[str]:
-    """Drop rollouts without a heartbeat, stuck rollouts and rollouts that have `left`; returns the
-    names of the former two.
+    """Drop rollouts that are silent (without a heartbeat for `timeout_s`), stuck (their loop makes
+    no progress) or have `left`. Their trajectories are assigned again. Returns the names of the
+    silent and stuck ones.
 
-    All statuses published so far are read first. Otherwise a stall of dispatch would drop living
-    rollouts: a thousand of them leave 24 000 statuses in the log in 12 s, one read returns 512, and
-    the other rollouts look silent.
+    Before any is dropped, all statuses published so far are read. Otherwise a stall of dispatch
+    would drop living rollouts: a thousand of them leave 24 000 statuses in the log in 12 s, one
+    read returns 512, and the other rollouts look silent.
     """
     before_s = inbox.listening_s - timeout_s
     if left or state.silent(before_s):
@@ -286,7 +308,7 @@ def drop_silent_rollouts(
 
 
 def _release_records(released: Sequence[VoidAssignment]) -> list[Assignment]:
-    """Releases of assignments whose groups ended, or that another attempt replaces."""
+    """Returns the releases of these void assignments, by which their rollouts stop generating."""
     return [
         release_record(one.group.prompt, one.trajectory, one.assignment)
         for one in released

@@ -1,10 +1,10 @@
-"""Folds topics into the state of dispatch; a new holder of the lease that folds the same records
-reaches the same state.
+"""Folds records of the log into the state of dispatch (`DispatchState`): each `apply_…` method
+applies one record. A new holder of the lease that folds the same records reaches the same state.
 
-Every `apply_*` is idempotent and, within an open group, independent of the order *between* topics:
-the highest attempt wins between assignments, the first completion wins between results.
-`admissions` is read before `trajectories`, so a completion of an unknown group is late, not early
-(invariant 2).
+Repeats do no harm: in topics with a single writer they are void and never applied, the highest
+attempt of an assignment wins, and a second completion only counts as late. Within an open group the
+order between topics does not matter either; but `admissions` is read before `trajectories`, so a
+completion of an unknown group is late, not early (invariant 2).
 """
 
 from collections.abc import Collection
@@ -30,20 +30,20 @@ class CurrentAssignment:
     """Its address in `assignments`; None until it is appended."""
     predicted: int = 0
     onward: str = ""
-    """The rollout that resumes the trajectory; set once its present rollout was asked to release
-    it.
+    """The rollout that will resume the trajectory; set once dispatch asked the present one to
+    release it.
     """
     given_up: bool = False
-    """True once its rollout released it, so no rollout generates it."""
+    """True once the rollout has released the trajectory, so no rollout generates it."""
     from_history: bool = False
-    """True when no rollout held `version` and the assigned one loads it first."""
+    """True if no rollout held `version`, so the assigned one first loads it from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialChain:
-    """Locates the newest partial of a trajectory's newest attempt (`at`), with the version of its
-    last token and the number of generated tokens; `first` is the oldest partial of the trajectory
-    in any attempt.
+    """Locates the partials from which a trajectory can be resumed. `at` is the newest partial of
+    its newest attempt; `version` is that of the last token there, and `generated` the number of
+    tokens generated up to there. `first` is the trajectory's oldest partial, of whatever attempt.
     """
 
     attempt: int
@@ -59,6 +59,7 @@ class UnfinishedGroup:
 
     admitted: Admitted
     open: set[str]
+    """The trajectories without a completion."""
     prompt: Prompt | None = None
     finished: list[int] = field(default_factory=list[int])
     """Generated tokens of each finished trajectory, as far as this holder read them."""
@@ -66,7 +67,7 @@ class UnfinishedGroup:
 
 @dataclass(frozen=True, slots=True)
 class VoidAssignment:
-    """Holds an assignment that is void because its group ended."""
+    """Holds an assignment whose group has ended, so its rollout must release the trajectory."""
 
     group: UnfinishedGroup
     trajectory: str
@@ -75,11 +76,11 @@ class VoidAssignment:
 
 @dataclass(slots=True)
 class TrackedRollout:
-    """Holds a rollout's newest status and the listening time (`inbox.py`) at which dispatch read
-    it.
+    """Holds a rollout's newest status and the time `at_s` at which dispatch read it, in listening
+    time: the seconds in which dispatch was able to read statuses (`SilenceClock` in `inbox.py`).
 
-    A rollout whose status was only read back from before dispatch started is not `fresh`: it keeps
-    its assignments until it is silent for too long, and gets no new ones.
+    If the status was written before this dispatch started, the rollout is not `fresh`: it keeps its
+    assignments until it has been silent for too long, and gets no new ones.
     """
 
     status: RolloutStatus
@@ -93,13 +94,19 @@ class TrackedRollout:
 
 @dataclass(slots=True)
 class DispatchState:
-    """Holds counts and open work; memory is bounded by the work that admission allows to run."""
+    """Holds counts and open work; memory is bounded by the work that admission allows to run.
+
+    `admitted`, `closed` and `trained` count groups, `completed` and `late` completions. `groups`
+    has the open groups by number; `assignments` and `chains` have their trajectories by name.
+    """
 
     admitted: int = 0
     closed: int = 0
     trained: int = 0
     version: Version = field(default_factory=lambda: Version(0, 0))
+    """The newest announced version."""
     next_group: int = 0
+    """The number after that of the highest admitted group."""
     groups: dict[int, UnfinishedGroup] = field(default_factory=dict[int, UnfinishedGroup])
     assignments: dict[str, CurrentAssignment] = field(default_factory=dict[str, CurrentAssignment])
     chains: dict[str, PartialChain] = field(default_factory=dict[str, PartialChain])
@@ -110,13 +117,14 @@ class DispatchState:
     """A rollout whose loop has not turned for longer is stuck, even if it sends heartbeats."""
 
     def apply_admitted(self, record: Admitted) -> None:
+        """Open the group of an admission."""
         self.admitted += 1
         self.next_group = max(self.next_group, record.group + 1)
         self.groups[record.group] = UnfinishedGroup(record, set(record.trajectories))
 
     def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
-        """Record an assignment: the highest attempt is in force, and a release ends it only for its
-        own attempt.
+        """Record an assignment of an open trajectory. The one with the highest attempt is in force;
+        a release of an earlier attempt changes nothing.
         """
         known = self.assignments.get(record.trajectory)
         group = self.groups.get(record.group)
@@ -139,17 +147,17 @@ class DispatchState:
         )
 
     def _release(self, trajectory: str, onward: str) -> None:
-        """Drop the assignment of a released trajectory; a moving one keeps it until its rollout has
-        released it.
+        """Drop the assignment of a trajectory that its rollout is to release. If the trajectory
+        moves (`onward`), keep the assignment until the rollout has released it.
         """
         known = self.assignments.pop(trajectory, None)
         if known is not None and onward:
             self.assignments[trajectory] = replace(known, onward=onward)
 
     def apply_partial(self, record: Partial, at: Address) -> None:
-        """Keep the chain of the newest attempt only; chains never mix writers, because each partial
-        names its predecessor. The last partial of the attempt in force marks the trajectory as
-        released.
+        """Keep the chain of the newest attempt only. Chains never mix writers, because each partial
+        names its predecessor. If the partial is the `last` one of the attempt in force, the rollout
+        has given the trajectory up.
         """
         trajectory, known = record.trajectory, self.chains.get(record.trajectory)
         opened = self.groups.get(record.group)
@@ -197,8 +205,8 @@ class DispatchState:
         return self._end(group)
 
     def apply_superseded(self, groups: int) -> None:
-        """Record that this many taken groups are not trained after all; each is closed by a later
-        record, and other groups are admitted in their place.
+        """Record that this many taken groups are not trained after all, because the trainer could
+        not compute their takes. A later record closes each of them (`apply_closed`).
         """
         self.trained -= groups
 
@@ -210,6 +218,7 @@ class DispatchState:
         return self._end(group)
 
     def _end(self, group: int) -> list[VoidAssignment]:
+        """Forget an ended group and the assignments and chains of its open trajectories."""
         opened = self.groups.pop(group, None)
         if opened is None:
             return []
@@ -223,9 +232,9 @@ class DispatchState:
         ]
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
-        """Record a rollout's status. A lower term belongs to a zombie and is ignored; a restarted
-        rollout holds nothing of its earlier term. A stuck rollout counts as silent until its loop
-        turns again.
+        """Record a rollout's status, read at `now_s` of listening time. A status of a lower term is
+        a zombie's and is ignored. The status of a stuck rollout is not recorded, and the rollout
+        counts as silent until its loop turns again.
         """
         known = self.rollouts.get(record.rollout)
         if known is not None and record.term < known.status.term:
@@ -244,7 +253,9 @@ class DispatchState:
         self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed)
 
     def silent(self, before_s: float) -> list[str]:
-        """Returns the rollouts whose last status was read before this time, and stuck ones."""
+        """Returns the rollouts whose last status was read before this listening time, and the stuck
+        ones.
+        """
         return [name for name, rollout in self.rollouts.items() if rollout.at_s < before_s]
 
     def departed(self) -> list[str]:
@@ -252,8 +263,8 @@ class DispatchState:
         return [name for name, rollout in self.rollouts.items() if has_left(rollout.status)]
 
     def drop_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
-        """Drop rollouts that were silent for too long, and those of `left` that have not come back.
-        Their trajectories become unassigned. Returns the silent ones.
+        """Drop the rollouts without a status since `silent_before_s`, and those of `left` that are
+        still departed. Their trajectories become unassigned. Returns the silent ones.
         """
         left = set(left).intersection(self.departed())
         silent = self.silent(silent_before_s)
@@ -262,8 +273,8 @@ class DispatchState:
         return [name for name in silent if name not in left]
 
     def assigned_counts(self) -> dict[str, int]:
-        """Returns the number of assignments in force per live rollout, including those on their way
-        to it.
+        """Returns for each living rollout the number of its trajectories, including those that it
+        will resume once another rollout has released them.
         """
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for assignment in self.assignments.values():
@@ -274,8 +285,9 @@ class DispatchState:
         return counts
 
     def loading(self) -> dict[str, Version]:
-        """Returns the rollouts that were asked to load a version from history and do not serve it
-        yet; one that serves versions side by side loads it beside its work and is not among them.
+        """Returns the rollouts that first load an older version from the store (`from_history`),
+        with that version. A rollout that serves versions side by side loads it beside its work and
+        is left out.
         """
         return {
             assignment.rollout: assignment.version
@@ -292,7 +304,7 @@ class DispatchState:
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
     def is_held(self, assignment: CurrentAssignment) -> bool:
-        """Whether a living rollout of the assigned term has the assignment."""
+        """Whether the assigned rollout lives, in the term for which the assignment is."""
         rollout = self.rollouts.get(assignment.rollout)
         return rollout is not None and rollout.status.term == assignment.rollout_term
 

@@ -1,6 +1,8 @@
-"""Provides the steps to train again: those that a run's ledger records, with their micro-batches
-under the rule and the filter of a replay, and those that `OfflinePlan` makes over a gathered log.
+"""Provides the steps that a replay trains (`PlannedStep`), and their micro-batches
+(`replay_batches`). `RecordedSteps` repeats the steps of a run's ledger. `OfflinePlan` makes new
+steps for training on trajectories alone, which `offline_log.py` has gathered into one log.
 
+A replay may change the rule that decides which samples are trained, and may filter trajectories.
 With the run's own rule and no filter the micro-batches are the recorded ones, sample for sample.
 """
 
@@ -32,7 +34,9 @@ from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Mem
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """Describes one step to train: its takes, and the groups that it closes untrained."""
+    """Describes one step to train: its takes, the groups that it closes untrained, and whether it
+    is the replay's last one.
+    """
 
     step: int
     takes: Sequence[Take]
@@ -41,18 +45,20 @@ class PlannedStep:
     terms: tuple[tuple[int, int], ...] = ()
     """Which term published which version (`BelievedVersions.terms`)."""
     done: StepDone | None = None
-    """The last `StepDone` that the ledger holds of this step; None if there is none."""
+    """The last `StepDone` of this step in the replayed ledger; None if there is none."""
 
     @property
     def trained(self) -> int:
-        """Number of takes that train samples; superseded ones do not."""
+        """Number of takes that train samples; superseded ones, which their trainer could not
+        compute, train none.
+        """
         return sum(bool(take.members) for take in self.takes)
 
 
 @dataclass(slots=True)
 class RecordedSteps:
-    """Holds the ledger's records by step; a step that was trained again as a fork has several
-    `done`.
+    """Holds the ledger's records by step. A step that was trained again with another result (a
+    fork) has several `done`. `superseded` are the takes that their trainer could not compute.
     """
 
     takes: dict[int, list[Take]] = field(default_factory=dict[int, list[Take]])
@@ -88,7 +94,9 @@ class RecordedSteps:
         }
 
     def check_whole(self, steps: Iterable[int]) -> None:
-        """Raise `PositionLost` for the first step whose takes are not all available."""
+        """Raise `PositionLost` for the first of these steps without all takes that its `StepDone`
+        counts.
+        """
         for step in steps:
             here = sum(not self.superseded.is_superseded(take) for take in self.takes.get(step, ()))
             wanted = self.done[step][-1].takes if step in self.done else None
@@ -124,8 +132,9 @@ def read_recorded(log: Bus) -> RecordedSteps:
 
 @dataclass(frozen=True, slots=True)
 class ReplayCourse:
-    """Holds the settings and the rule under which steps are trained. `keep(trajectory, version)` is
-    the filter of the trajectories for a step trained from `version`.
+    """Holds the settings and the rule under which steps are trained, and the filter:
+    `keep(trajectory, version)` returns whether a step that is trained from `version` may use the
+    trajectory.
     """
 
     settings: TrainerSettings
@@ -140,10 +149,13 @@ def replay_batches(
     planned: PlannedStep,
     step_metrics: StepMetrics,
 ) -> Iterator[list[Sample]]:
-    """Yield the micro-batches of one update of the planned step: the recorded ones, less the
-    samples that the rule or the filter leaves out. Samples that another rule adds to the recorded
-    takes (a larger `max_lag`) are packed into further micro-batches. Raises `ValueError` for bytes
-    that differ from the ledger's record; raises `PositionLost` for a missing record.
+    """Yield the micro-batches of one update of the planned step, whose takes are `takes`: those
+    that the takes name, less the samples that the rule or the filter leaves out. Samples that only
+    another rule trains (a larger `max_lag`) are packed into further micro-batches. `step_metrics`
+    counts all of this.
+
+    Raises `ValueError` if a trajectory has another hash than the take states, and `PositionLost` if
+    a record is missing.
     """
     samples: dict[str, Sample] = {}
     for take in takes:
@@ -186,8 +198,8 @@ def _samples_of(
 
 @dataclass(slots=True)
 class OfflineIndex:
-    """Holds the addresses of each group's trajectories and annotations; groups are numbered from 0
-    without a gap.
+    """Holds, by group, the addresses and hashes of its trajectories and annotations in a gathered
+    log. Groups are numbered from 0 without a gap.
     """
 
     members: dict[int, list[Member]] = field(default_factory=dict[int, list[Member]])
@@ -197,8 +209,8 @@ class OfflineIndex:
 
 
 def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
-    """Index a log that `gather_sources` wrote. Of the annotations with these names the first usable
-    one of a (trajectory, name) counts.
+    """Index a log that `gather_sources` wrote. Only annotations with these names are included, and
+    of each trajectory and name only the first usable one.
     """
     index = OfflineIndex()
     for received in _all_records(log, "trajectories"):
@@ -215,7 +227,9 @@ def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
 
 
 def groups_used(recorded: RecordedSteps, step: int) -> int:
-    """Returns the number of groups that the steps up to this one have used."""
+    """Returns the number of groups that an offline training used (trained or closed) in the steps
+    up to this one: its groups are taken in the order of their numbers.
+    """
     taken = (
         group.group
         for number, takes in recorded.takes.items()
@@ -236,8 +250,8 @@ def groups_used(recorded: RecordedSteps, step: int) -> int:
 class OfflinePlan:
     """Plans steps from group `group` on: groups are taken in the order of their numbers, each once,
     `groups_per_step` a step. A group that cannot be trained (too few live samples, equal rewards
-    where those are filtered) is closed in the ledger, as in live training. `left_over` counts the
-    last groups, which are too few for one more step.
+    where those are filtered) is closed in the ledger, as in live training. `left_over` is the
+    number of groups that no step used, once `steps` has ended.
     """
 
     log: Bus
@@ -247,7 +261,9 @@ class OfflinePlan:
     left_over: int = 0
 
     def steps(self, after: int, last: int) -> Iterator[PlannedStep]:
-        """Yield the steps after `after`, up to `last` or until too few groups are left."""
+        """Yield the steps after `after`, up to `last` or until too few groups are left for one more
+        step.
+        """
         planned = self._step(after + 1) if after < last else None
         while planned is not None:
             following = self._step(planned.step + 1) if planned.step < last else None

@@ -1,5 +1,7 @@
 """Copies a run's topics to another bus: the same bytes in the same partitions and in the same
-order, at new offsets. After a kill at any point, the same call resumes.
+order, at new offsets. First `prepare_target` checks and creates the topics, then `copy_topic`
+copies each one and compares the copy by a hash (`TopicHash`). After a kill at any point, the same
+calls resume: `ResumedTopicWriter` appends only what the target lacks.
 
 A topic of a single writer is copied completely or not at all; compacted topics are not copied
 (docs/reference/replay.md, Publishing again).
@@ -18,12 +20,14 @@ from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import DEAD, catalogue
 
 BEGUN_GROUP = "replay"
-"""Consumer group whose commit marks a topic as begun by a replay."""
-RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # the most that one append writes
+"""Consumer group. A position that it committed in a topic marks the topic as begun by a replay."""
+RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # the most that one append writes and one read returns
 
 
 def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
-    """Raise `ConfigurationError` if one of these topics holds records that no replay wrote."""
+    """Raise `ConfigurationError` if one of these topics holds records and no replay began it; the
+    error names the bus as `where`.
+    """
     for topic in topics:
         records = sum(bus.end(topic).values())
         if records and not bus.committed(BEGUN_GROUP, topic):
@@ -34,7 +38,7 @@ def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
 
 
 def mark_begun(bus: Bus, topic: str) -> None:
-    """Mark a topic as begun by a replay, before its first record."""
+    """Mark a topic as begun by a replay; to be called before the replay appends to it."""
     partitions = range(bus.partitions(topic))
     bus.commit(BEGUN_GROUP, topic, dict.fromkeys(partitions, Position()))
 
@@ -49,7 +53,9 @@ class TopicHash:
         self.records = 0
 
     def add(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """Add the partition's next record, framed by its lengths (-1 for a tombstone)."""
+        """Add the partition's next record. The lengths of key and value (-1 for a tombstone) are
+        hashed before them, so that the same bytes in other keys and values hash differently.
+        """
         size = -1 if value is None else len(value)
         hasher = self._by.setdefault(partition, xxhash.xxh3_128())
         hasher.update(f"{len(key)} {size} ".encode())
@@ -58,8 +64,8 @@ class TopicHash:
         self.records += 1
 
     def digest(self) -> str:
-        """Returns xxh3-128 in hex over the numbers and digests of the non-empty partitions, in
-        order.
+        """Returns one hash of the topic: xxh3-128, in hex, over number and digest of each partition
+        that has records, in the order of the numbers.
         """
         whole = xxhash.xxh3_128()
         for partition, hasher in sorted(self._by.items()):
@@ -71,18 +77,20 @@ class TopicHash:
 class ResumedTopicWriter:
     """Writes a topic that may already hold the first records, left by a writer that was killed.
 
-    The caller passes all records again, from the first on, and then calls `close`. Records that are
-    already in the topic are compared byte for byte (`already` counts them); the others are
-    appended. So no record is written twice, and none is appended behind records of another origin.
+    The caller passes all records, from the first on, to `write`, and then calls `close`. Records
+    that are already in the topic are compared byte for byte (`already` counts them); the others are
+    appended. So no record is written twice, and none is appended after records of another origin.
+    `where` names the bus in errors.
     """
 
     bus: Bus
     topic: str
     where: str
     already: int = 0
-    _ends: dict[int, int] = field(default_factory=dict[int, int])
-    _at: dict[int, int] = field(default_factory=dict[int, int])
+    _ends: dict[int, int] = field(default_factory=dict[int, int])  # at the begin, by partition
+    _at: dict[int, int] = field(default_factory=dict[int, int])  # records passed, by partition
     _there: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
+    """The topic's records that were read and are not compared yet, by partition."""
     _batch: list[AppendEntry] = field(default_factory=list[AppendEntry])
     _bytes: int = 0
 
@@ -91,8 +99,8 @@ class ResumedTopicWriter:
         self._at = dict.fromkeys(self._ends, 0)
 
     def write(self, entry: AppendEntry) -> None:
-        """Write the next record of the partition that `entry` names; raises `ConfigurationError` if
-        the topic holds another record there.
+        """Write the next record of the partition that `entry` names, or compare it with the topic's
+        record there. Raises `ConfigurationError` if that one is different.
         """
         assert entry.partition is not None
         partition = entry.partition
@@ -108,7 +116,9 @@ class ResumedTopicWriter:
         self._at[partition] += 1
 
     def close(self) -> None:
-        """Append the rest; raises `ConfigurationError` if the topic holds further records."""
+        """Append the rest of the batch. Raises `ConfigurationError` if the topic held more
+        records than were passed.
+        """
         self._flush()
         for partition, end in self._ends.items():
             if self._at[partition] < end:
@@ -150,9 +160,10 @@ HISTORY = ("admissions", "trajectories", "annotations", "applied", "ledger")
 
 @dataclass(frozen=True, slots=True)
 class CopiedTopic:
-    """Describes a copied topic. `records` and `content_hash` are equal to the source's. `left_out`
-    counts records that the filter excluded, `already` those that the target held before,
-    `forgotten` those that the source truncated before its first record.
+    """Describes a copied topic. `records` and `content_hash` (`TopicHash`) are those of the records
+    that were copied, read from the source and verified in the copy. `left_out` counts records that
+    the filter excluded, `already` copied ones that the target held before this call, `forgotten`
+    the offsets before the first record that the source still has.
     """
 
     topic: str
@@ -165,8 +176,8 @@ class CopiedTopic:
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """Names the topics to copy. `keep` is the filter (None: all records); errors name the target
-    `where`.
+    """Names the topics to copy. `keep` returns whether a record is copied (None: all are). Errors
+    name the target as `where`.
     """
 
     topics: Sequence[str]
@@ -175,8 +186,9 @@ class CopyRequest:
 
 
 def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
-    """Create the topics in the target, and check that records already in them are from a replay;
-    raises `ConfigurationError` for a topic that cannot be copied or must not be written to.
+    """Create the topics in the target, and `dead`, to which readers of the copy move unreadable
+    records. Check that records already in the topics are from a replay. Raises `ConfigurationError`
+    for a topic that cannot be copied or must not be written to.
 
     A filter on a topic of a single writer is refused: a part of such a topic would look like a log
     that lost records. Compacted topics hold present values, no history, and are refused.
@@ -219,9 +231,9 @@ def copy_topic(
     the copy differs from what was written. After a kill at any point, the same call resumes.
 
     1. Mark the topic as begun.
-    2. Set the fence.
+    2. Commit the source's fences at the copy's first records.
     3. Copy the records, void ones and `Opened` included.
-    4. Read all of them again and compare.
+    4. Read the whole copy and compare its hash.
     """
     starts, ends = truncated_begin(source, topic), source.end(topic)
     mark_begun(target, topic)  # 1
@@ -263,7 +275,9 @@ def hash_topic(bus: Bus, topic: str) -> TopicHash:
 def partition_batches(
     bus: Bus, topic: str, partition: int, start: int, end: int
 ) -> Iterator[Sequence[Message]]:
-    """Yields the records of a partition from `start` up to, but without, `end`, in batches."""
+    """Yields the records of a partition with offsets from `start` to before `end`, in batches.
+    Raises `BusError` if the partition ends before.
+    """
     at = start
     while at < end:
         read = bus.read(topic, {partition: at}, bytes_max=BYTES_MAX)
@@ -274,8 +288,9 @@ def partition_batches(
 
 
 def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:
-    """Fence earlier terms in the copy, at its first record, as the source's truncated records did.
-    So a reader of the copy treats the same records as void as a reader of the source (invariant 7).
+    """Commit for the copy's first record the fence that the source has at its first kept record.
+    The `Opened` that set this fence may be truncated, so it is not copied. With the fence a reader
+    of the copy treats the same records as void as a reader of the source (invariant 7).
     """
     fences = {p: Position(0, at.fence) for p, at in starts.items() if at.fence != Fence()}
     if fences:

@@ -1,7 +1,9 @@
-"""Trains recorded steps again, without rollouts and without writing into the recorded run.
+"""Trains the planned steps of a replay without rollouts: recorded steps again, or new steps on
+trajectories that were gathered for training offline (`recorded_steps.py` plans both).
 
-Versions, ledger, metrics and checkpoints go to a store and a log of the replay's own, through the
-trainer's publisher.
+`ReplayTrainer` reads trajectories from the source log and trains them with an ordinary learner;
+versions, ledger, metrics and checkpoints go through the trainer's publisher to a log and a store of
+the replay's own (`ReplayOutput`). A recorded run is only read.
 """
 
 import math
@@ -31,20 +33,26 @@ from rollstream.streams.values import Version
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutput:
-    """Where a replay writes and under which term. `recorded` holds the ledger records that an
-    earlier, killed replay wrote behind its checkpoint.
-    """
+    """Holds where a replay writes, and under which term."""
 
     publisher: StepPublisher
     ledger: Ledger
     dtype: str
+    """Type of the published weights."""
     checkpoint_every: int
+    """Steps between two checkpoints."""
     configured: Configured
+    """The replay's settings, as its ledger records them."""
     term: int
     recorded: LedgerTail
+    """The records that an interrupted replay had appended to this ledger after the checkpoint from
+    which the replay resumes; empty in a new replay.
+    """
 
     def record_plan(self, planned: PlannedStep) -> None:
-        """Append the step's takes and closed groups to the ledger, except those already in it."""
+        """Append the step's takes and closed groups to the replay's ledger, except those that an
+        interrupted replay has appended.
+        """
         step, recorded = planned.step, self.recorded
         appended = {(t.update, t.micro_batch) for (s, _), ts in recorded.takes.items() if s == step
                  for t in ts}  # fmt: skip
@@ -61,19 +69,23 @@ class ReplayOutput:
         )
 
     def state(self, step: int, updates: int) -> TrainerState:
-        """The JSON part of a checkpoint, with the ledger position from which to resume."""
+        """Returns the JSON part of a checkpoint, with the position in the replay's ledger from
+        which it resumes. A replay has no open groups and no positions in other topics.
+        """
         position, settings_hash = self.ledger.position(), self.configured.configuration_hash
         return TrainerState(step, updates, position, {}, (), Counter(), settings_hash)
 
 
 def ledger_position(state: Mapping[str, Any]) -> Position:
-    """The ledger position from which a replay resumes after this checkpoint."""
+    """Returns the position in its ledger from which a replay resumes, from the JSON part of its
+    checkpoint.
+    """
     return TrainerState.decode(state).ledger
 
 
 @dataclass(slots=True)
 class ReplayTrainer:
-    """Trains planned steps; `source` is the log that holds the trajectories."""
+    """Trains planned steps and publishes each; `source` is the log that holds the trajectories."""
 
     source: Bus
     output: ReplayOutput
@@ -82,13 +94,17 @@ class ReplayTrainer:
     def train(
         self, learner: Learner, course: ReplayCourse, steps: Iterable[PlannedStep]
     ) -> Iterator[StepDone]:
-        """Yield each step's `StepDone` when it is trained; the last step always gets a
-        checkpoint.
+        """Train the steps in order, and yield the `StepDone` of each once it is handed to the
+        publisher. `course` has the settings and the filter of trajectories. The last step always
+        gets a checkpoint.
         """
         for planned in steps:
             yield self._step(learner, course, planned)
 
     def _step(self, learner: Learner, course: ReplayCourse, planned: PlannedStep) -> StepDone:
+        """Train one step: record its plan, submit its micro-batches, update the weights, publish.
+        The phases are those of the trainer's loop.
+        """
         started, busy_s, step_metrics = self.monotonic(), learner.busy_s, StepMetrics()
         step, takes = planned.step, planned.takes
         step_metrics.add_recorded(planned.closed, step)
@@ -98,7 +114,7 @@ class ReplayTrainer:
             mine = [take for take in takes if take.update == update]
             for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
-            self.output.publisher.await_lent()  # finish_update overwrites lent memory
+            self.output.publisher.await_lent()  # the update overwrites memory lent to a checkpoint
             metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **step_metrics.metrics(), **times}
@@ -118,9 +134,9 @@ class ReplayTrainer:
     def _publish(
         self, learner: Learner, done: StepDone, step_metrics: StepMetrics, is_last: bool
     ) -> None:
-        """Submit the step's weights, and its checkpoint if one is due, to the publisher. Where
-        `learner.lends_state`, the publisher reads the learner's own memory until the checkpoint is
-        written.
+        """Submit the step's weights, and its checkpoint if one is due, to the publisher. If
+        `learner.lends_state`, the checkpoint is no copy: the publisher reads the learner's memory,
+        so no update may begin before the checkpoint is written.
         """
         out = self.output
         out.publisher.await_room()
@@ -137,16 +153,17 @@ class ReplayTrainer:
 
 
 class BehaviourModel:
-    """Log-probabilities for tokens whose sampler recorded none: those of the model that training
-    starts from. The importance ratio of the first step is then 1 by definition.
+    """Fills in log-probabilities for trajectories whose sampler recorded none, by the model that
+    training starts from. So the importance ratio (the probability of a token under the trained
+    weights, divided by the recorded one) is 1 in the first step.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._policy = policy_scorer(model.eval())
 
     def fill(self, record: Trajectory) -> Trajectory:
-        """Return the record with the model's log-probabilities at the record's temperature. Each
-        record is scored alone, so that its bits do not depend on the others.
+        """Return the record with log-probabilities of its tokens under the model, at the record's
+        temperature. Each record is scored alone, so that its bits do not depend on other records.
         """
         with torch.no_grad():
             scores = self._policy(token_rows([sample_of(record, 0.0)]))

@@ -1,9 +1,10 @@
-"""Builds a trainer that continues from the newest checkpoint and the ledger behind it
+"""Builds a trainer that continues from the newest checkpoint and from the ledger's records after it
 (docs/reference/invariants.md, A trainer's step). `build_trainer` (1) fences earlier terms in the
 store (`latest.json`) and in the topics (`Opened`), (2) loads the newest complete checkpoint, or
 publishes version 0, (3) reads the ledger from the checkpoint's position up to this term's `Opened`,
 and (4) opens the checkpoint's groups again, except those that the ledger ends. The loop (`loop.py`)
-then repeats the steps that the ledger holds, on the recorded trajectories.
+then repeats the steps that the ledger holds, on the recorded trajectories, and continues from
+there.
 """
 
 import logging
@@ -71,12 +72,12 @@ class Provenance:
     configuration_hash: str
     code_revision: str
     accept: Callable[[str], bool] = lambda before: True
-    """Called with the configuration hash of the run's last trainer where it differs: returns
-    whether the difference is accepted and is to be recorded, raises `ConfigurationError` if it is
-    refused.
+    """Called if the run's last trainer had another configuration, with the hash of that one.
+    Returns whether the change was accepted by the user, and is to be recorded so; raises
+    `ConfigurationError` if the change is refused.
     """
     run_id: str = ""
-    """Id drawn when the run was created; a ledger with another id belongs to another run."""
+    """The id drawn when the run was created; a ledger with another id belongs to another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,12 @@ class InitialModel:
     ranks: "Ranks | None" = None
     """The ranks that share the model; None if this process has it alone."""
     model_hash: str = ""
-    """Hash of the model: equal at ranks that start from the same one."""
+    """Hash of the model. Ranks compare it, because all must start from the same model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """Holds the settings that a trainer follows."""
+    """Holds the settings that a trainer follows; `rule` decides which samples are trained."""
 
     trainer: TrainerSettings
     rule: TrainingRule
@@ -107,7 +108,7 @@ class TrainerPlan:
     """Topics whose records are truncated only once they are archived."""
 
     def hash_with(self, model_files: Mapping[str, bytes]) -> str:
-        """Returns a hash that is equal at ranks that have the same settings and files."""
+        """Returns a hash of settings and files, by which ranks check that theirs are the same."""
         files = sorted((name, content_hash(data)) for name, data in model_files.items())
         return content_hash(repr((self, files)).encode())
 
@@ -122,7 +123,7 @@ def build_trainer(
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Trainer:
     """Returns a trainer whose next step is the one after the newest checkpoint; all earlier terms
-    are fenced.
+    are fenced. The numbers in the body are those of the steps above, at the top of the file.
     """
     choose = load_choice(plan.trainer.choose)  # a bad setting must fail before the fencing
     versions = _fence_store(bus, store, plan, initial, provenance, monotonic)  # 1
@@ -179,7 +180,9 @@ def _fence_store(
     provenance: Provenance,
     monotonic: Callable[[], float],
 ) -> VersionWriter:
-    """Returns the writer of versions; no earlier term can publish a version after this."""
+    """Fence earlier terms at the pointer `latest.json` and in the topic `weights`, so that they can
+    publish no version any more. Returns the writer of versions.
+    """
     announcements = FencedWriter(bus, "weights", "trainer", provenance.term)
     held = (
         PinnedVersions(bus, store, monotonic)
@@ -206,8 +209,9 @@ def load_first(
     checkpoints: Iterable[CheckpointId],
     ranks: "Ranks | None" = None,
 ) -> TrainerState | None:
-    """Load the first of the checkpoints that is complete and undamaged into the learner, tensor by
-    tensor: the same one at all `ranks`. Returns None when there is none.
+    """Load the first of these checkpoints that is complete and undamaged into the learner, tensor
+    by tensor, and return the trainer's state in it; None if there is none. All `ranks` load the
+    same checkpoint.
     """
 
     def restore(wanted: CheckpointId) -> Checkpoint:
@@ -225,8 +229,8 @@ def load_first(
 
 
 def _begin_positions(log_bus: ArchiveBackedBus) -> dict[str, dict[int, Position]]:
-    """Returns the positions of the first records in the log, or in the archive where the log is
-    truncated (every checkpoint is then lost).
+    """Returns where a trainer without a checkpoint begins to read: at the first records of the log,
+    or, if the log is truncated (so there were checkpoints, which are lost), of the archive.
     """
     is_cut = any(offset for topic in GroupIntake.TOPICS for offset in log_bus.begin(topic).values())
     readable = log_bus.with_archive() if is_cut else log_bus
@@ -266,8 +270,8 @@ def publish_step_0(
 def _restore_groups(
     ledger: Ledger, intake: GroupIntake, recorded: LedgerTail, state: TrainerState
 ) -> None:
-    """Open the checkpoint's groups again, except those that the ledger ends: these are ended before
-    any completion is read.
+    """Open the checkpoint's groups again, and end those that the ledger ends, before any completion
+    is read.
     """
     restore_intake(intake, state)
     _supersede_hopeless(ledger, recorded)
@@ -291,9 +295,10 @@ def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
 def publishing_terms(
     before: tuple[tuple[int, int], ...], recorded: LedgerTail, versions: VersionWriter
 ) -> tuple[tuple[int, int], ...]:
-    """Returns which term published which version: the checkpoint's table (`before`), the steps done
-    since, the believed version (its `StepDone` may be missing), and this term for every higher
-    number.
+    """Returns which term published each believed version; a version of another term with the same
+    number was never believed. The sources are the checkpoint's table (`before`), the steps done
+    since, and the believed version (its `StepDone` may be missing). This term publishes all higher
+    numbers.
     """
     highest = versions.highest
     assert highest is not None, "version 0 is published before anything is trained"
@@ -302,9 +307,9 @@ def publishing_terms(
 
 
 def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
-    """Supersede the takes that no trainer can compute, and end their groups
+    """Supersede the takes that failed too often to be tried again, and close their groups as dead
     (`data/poisoned_takes.py`). A crash between a `Superseded` and the `GroupClosed` of its groups
-    leaves groups without an end; the next start appends the missing records.
+    leaves groups without an end; the next start appends the missing records here.
     """
     hopeless = recorded.attempts.takes_to_give_up()
     given_up = plan_superseded(recorded.takes, recorded.done, recorded.superseded, hopeless)
@@ -326,8 +331,9 @@ def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
 def _is_change_accepted(
     provenance: Provenance, recorded: LedgerTail, state: TrainerState | None
 ) -> bool:
-    """Whether the configuration differs from that of the run's last trainer, and the difference is
-    accepted.
+    """Returns whether the configuration differs from that of the run's last trainer and the
+    difference is accepted. Raises `ConfigurationError` if it is refused, or if the ledger is
+    another run's.
     """
     if recorded.configured is not None:
         check_run(provenance, recorded.configured)
@@ -340,8 +346,8 @@ def _is_change_accepted(
 
 
 def check_run(provenance: Provenance, found: Configured) -> None:
-    """Refuse a ledger of another run: a URL with a wrong prefix would otherwise train that run's
-    takes on this run's checkpoint.
+    """Raise `ConfigurationError` if the ledger is another run's, as under a URL with a wrong
+    prefix. The trainer would otherwise train that run's takes from this run's checkpoint.
     """
     if "" not in (found.run_id, provenance.run_id) and found.run_id != provenance.run_id:
         raise ConfigurationError(

@@ -96,7 +96,7 @@ class Ledger:
         self._writer = FencedWriter(bus, "ledger", "trainer", term)
 
     def open(self, position: Position) -> LedgerTail:
-        """Append this term's `Opened`, behind which records of earlier terms are void (invariant
+        """Append this term's `Opened`, after which records of earlier terms are void (invariant
         7), and return the ledger's records from `position` up to it. `position` is that of the
         checkpoint from which the trainer resumes.
         """
@@ -115,7 +115,7 @@ class Ledger:
             self._writer.append(entries)
 
     def position(self) -> Position:
-        """Returns the position behind this term's last record. A trainer that resumes from a
+        """Returns the position after this term's last record. A trainer that resumes from a
         checkpoint reads the ledger from the position stored in it.
         """
         return self._writer.positions()[0]

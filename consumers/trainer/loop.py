@@ -1,9 +1,10 @@
-"""Trains one step after the other and hands each to the publisher as a version: the trainer's loop.
+"""Runs the trainer's loop (`StepLoop`): it trains one step after the other, and hands a snapshot of
+each to the publisher, which publishes it as a version while the next step is trained.
 
-A restarted trainer runs through the same phases of a step (`StepLoop`), and so does each rank of a
-model that several processes share: the next phase depends on the ledger's takes and the settings
-alone, so all ranks enter the same collectives in the same order without a message among them
-(`sharded/follower.py`).
+A restarted trainer first repeats the steps that the ledger recorded after the checkpoint, through
+the same phases. If several ranks share the model, each runs this loop. The next phase depends on
+the ledger's takes and the settings alone, so all ranks enter the same collectives (operations of
+torch.distributed) in the same order, and rank 0 sends no commands (`sharded/follower.py`).
 """
 
 import math
@@ -33,9 +34,11 @@ FeederT = TypeVar("FeederT", bound=TakeRepeater)
 
 @dataclass(slots=True, kw_only=True)
 class StepLoop(ABC, Generic[FeederT]):
-    """Runs one term of a trainer, or of a rank that follows it, after `step` finished steps.
+    """Runs one term of a trainer, or of a rank that follows it, after `step` finished steps (those
+    in the checkpoint that was loaded).
 
-    `recorded` holds the ledger records of earlier terms behind that step: work to be repeated.
+    `recorded` holds the records that earlier terms appended to the ledger after that step: work to
+    be repeated. `take_feeder` feeds samples to the learner, take by take.
     """
 
     take_feeder: FeederT
@@ -49,14 +52,15 @@ class StepLoop(ABC, Generic[FeederT]):
 
     def run(self, stop: threading.Event) -> bool:
         """Train until the last step or until `stop` is set; returns True when the run is complete.
-        Every finished step is published when this returns.
+        When this method returns, every finished step is published. Raises `ComputeFailed` if the
+        learner could not compute some takes, and first records these if they may be the cause.
         """
         steps = self.take_feeder.settings.steps
         try:
             while self.step < steps and self._step(self.step + 1, stop):
                 self.step += 1
         except ComputeFailed as failed:
-            # A step with a `StepDone` was computed before, so its takes can be computed.
+            # A step that has a `StepDone` was computed before: its takes are not the cause.
             if self.step + 1 not in self.recorded.done:
                 self.take_feeder.record_failure(failed)
             raise
@@ -64,10 +68,10 @@ class StepLoop(ABC, Generic[FeederT]):
         return self.step >= steps
 
     def _step(self, step: int, stop: threading.Event) -> bool:
-        """Train one step; returns False when `stop` came before its end (the next start then
-        repeats its takes). Its phases (docs/reference/invariants.md, A trainer's step): feed each
-        update with takes, update the weights, hash the state unless it is large, take a snapshot,
-        hand it over.
+        """Train one step; returns False if `stop` was set before its end (the next start then
+        repeats its takes). The phases (docs/reference/invariants.md, A trainer's step): for each
+        update of the step, feed the learner with takes and update the weights; then hash the state
+        unless it is large, copy the weights into a snapshot, and hand it to the publisher.
         """
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
@@ -96,8 +100,8 @@ class StepLoop(ABC, Generic[FeederT]):
     def _feed(
         self, progress: UpdateProgress, step_metrics: StepMetrics, stop: threading.Event
     ) -> float:
-        """Train recorded takes, then live ones, until the update is complete; returns the seconds
-        spent waiting for data.
+        """Train the update's recorded takes, then new ones, until the update is complete or `stop`
+        is set; returns the seconds spent waiting for data.
         """
         waited = 0.0
         self.take_feeder.repeat_recorded(self.recorded, progress, step_metrics)
@@ -113,8 +117,8 @@ class StepLoop(ABC, Generic[FeederT]):
         return waited
 
     def _hand_over(self, step: int, step_metrics: StepMetrics, metrics: dict[str, float]) -> None:
-        """Submit a snapshot of the finished step to the publisher, which compares the hashes of a
-        repeated step with the ledger's.
+        """Submit a snapshot of the finished step to the publisher, with a checkpoint if one is due.
+        The publisher compares the hashes of a repeated step with those in the ledger.
         """
         learner = self.take_feeder.learner
         known = self.recorded.done.get(step)
@@ -144,18 +148,20 @@ class StepLoop(ABC, Generic[FeederT]):
 
     @abstractmethod
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """Returns the JSON part of a checkpoint of the present moment, the end of `step`."""
+        """Returns the JSON part of a checkpoint: positions, open groups and counts now, at the end
+        of `step`.
+        """
 
 
 @dataclass(slots=True, kw_only=True)
 class Trainer(StepLoop[TakeFeeder]):
-    """Runs the loop in the process that holds the trainer's term."""
+    """Runs the loop in the process that holds the trainer's lease and term (rank 0)."""
 
     configuration_hash: str
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics of this term. A step and what it trained count once its `StepDone` is
-        in the ledger; repeated steps do not count.
+        """Returns the metrics of this term. The totals count a step, and what it trained, once its
+        `StepDone` is in the ledger; they do not count repeated steps.
         """
         intake, now = self.take_feeder.intake, self.monotonic()
         groups = list(intake.open.values())
@@ -175,6 +181,7 @@ class Trainer(StepLoop[TakeFeeder]):
         }
 
     def readers(self) -> list[TopicReader]:
+        """Returns the readers of the topics that the trainer reads, for their metrics."""
         return self.take_feeder.intake.readers()
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:

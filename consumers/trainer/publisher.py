@@ -1,8 +1,10 @@
-"""Publishes finished steps in a thread of its own, in order, while the trainer trains the next one.
+"""Publishes the trainer's finished steps in a thread of its own, in order, while the next step is
+trained.
 
-The trainer hands over a snapshot and continues; a slow store delays versions, not steps, until
-`QUEUE_MAX` snapshots wait. A crash at any point leaves a prefix of the order in `StepPublisher`,
-and a restarted trainer repeats the step with the same bytes.
+The trainer hands over a copy of the step (`StepSnapshot`) and continues; a slow store delays
+versions, not steps, until `QUEUE_MAX` snapshots wait. A step is published in stages, which
+`StepPublisher` lists. After a crash some of the first stages are done; a restarted trainer repeats
+the step with the same bytes. Deletions have a thread of their own (`DeletionThread`).
 """
 
 import logging
@@ -43,31 +45,35 @@ THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """Holds a finished step: its `StepDone`, the tensors to publish, and the checkpoint if one is
-    due.
+    """Holds a finished step: its `StepDone` (the publisher adds hashes, version and time), a copy
+    of the `tensors` to publish, and the `checkpoint` (tensors, JSON part) if one is due.
     """
 
     done: StepDone
     tensors: Tensors
     checkpoint: tuple[Tensors, Mapping[str, Any]] | None
     known: StepDone | None
-    """The ledger's record of this step, if the step is a repeated one."""
+    """The ledger's `StepDone` of this step if an earlier term finished it; None for a new step."""
     lags: Mapping[int, int]
     """Trained tokens by their lag at consumption."""
     outcomes: Mapping[str, int]
     """Number of groups by how they ended."""
     is_lent: bool = False
-    """Whether the checkpoint's tensors are the learner's state itself."""
+    """Whether the checkpoint's tensors are the learner's state itself instead of a copy: the next
+    update must wait until they are written (`StepPublisher.await_lent`).
+    """
 
 
 def copied_state_hash(tensors: Tensors) -> str:
-    """Returns the `state_hash` of a checkpoint whose step did not hash the state."""
+    """Returns the `state_hash` of these tensors, a checkpoint's copy of a large state: the trainer
+    does not hash such a state at each step.
+    """
     return combined_hash(*tensor_hashes(tensors))
 
 
 def _is_recorded(known: StepDone | None, done: StepDone) -> bool:
-    """Whether the ledger holds the step with the same state; logs a warning if it holds another
-    state.
+    """Whether the ledger has this step with the same state (`known`). If it has the step with
+    another state, a warning is logged, and the step is recorded again.
     """
     if known is None or known.has_same_state(done):
         return known is not None
@@ -82,8 +88,8 @@ def _is_recorded(known: StepDone | None, done: StepDone) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRetention:
-    """States how many checkpoints are kept, and truncates the topics behind them by `truncation`
-    (None: no truncation).
+    """States how many of the newest checkpoints are kept. `truncation` truncates topics up to what
+    these still need (None: topics are not truncated).
     """
 
     checkpoints: int
@@ -91,9 +97,9 @@ class CheckpointRetention:
 
 
 class DeletionThread:
-    """Calls `delete` in a thread of its own, so that no version waits for deletions: one call after
-    another, each for all requests since the last call began. The argument of `delete` states
-    whether one of these requests follows a checkpoint.
+    """Calls `delete` in a thread of its own, so that no version waits for deletions. One call
+    serves all requests since the previous call began. Its argument is True if one of these requests
+    came after a checkpoint was written.
     """
 
     def __init__(self, delete: Callable[[bool], None]) -> None:
@@ -106,14 +112,14 @@ class DeletionThread:
         self._thread.start()
 
     def request(self, has_checkpoint: bool) -> None:
-        """Request a deletion; never waits."""
+        """Request a deletion, after a checkpoint if `has_checkpoint`; never waits."""
         with self._lock:
             self._is_due = True
             self._has_checkpoint |= has_checkpoint
         self._wake.set()
 
     def close(self) -> None:
-        """Serve the last request, then end the thread."""
+        """Wait until all requests are served, then end the thread."""
         self._is_closed = True
         self._wake.set()
         self._thread.join()
@@ -138,11 +144,10 @@ class DeletionThread:
 
 
 class StepPublisher:
-    """Owns the publishing and the deletion thread. An exception in one of them is raised again in
-    the trainer's thread, by `submit`, `check`, `await_room` and `close`.
+    """Publishes steps in a thread and starts the deletion thread. An exception in one of the two is
+    raised again in the trainer's thread: by `submit`, `check`, `await_room`, `await_lent`, `close`.
 
-    Order for each step (docs/reference/invariants.md, A trainer's step); a crash between any two
-    leaves a prefix of this order:
+    The stages of each step, one after the other (docs/reference/invariants.md, A trainer's step):
 
     1. Write the version's objects, the manifest last.
     2. Swap `latest.json`: the version is believed.
@@ -151,8 +156,9 @@ class StepPublisher:
     5. Write the checkpoint if one is due.
     6. Delete checkpoints, records and versions that nothing needs any more, in the deletion thread.
 
-    A rank that does not lead writes its part of the tensors in steps 1 and 5. It records and
-    deletes nothing, so it has no ledger, metrics and retention.
+    If several ranks share the model, each has a publisher. On all ranks but 0 it writes this rank's
+    part of the tensors in stages 1 and 5 and does nothing else, so it has no ledger, metrics and
+    retention.
     """
 
     def __init__(
@@ -170,9 +176,10 @@ class StepPublisher:
         self._metrics, self._retention, self._clock = metrics, retention, clock
         self._queue: queue.Queue[StepSnapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
-        # A version's tensors are the base of the next delta, so their memory is reused once the
-        # next version is published: at most `QUEUE_MAX` + 2 copies of the weights exist (waiting,
-        # being published, published last), two where publishing keeps up.
+        # A version's tensors are the base of the next delta, so their memory is reused only once
+        # the next version is published. So at most `QUEUE_MAX` + 2 copies of the weights exist:
+        # those that wait, one that is being published, and the one published last. If publishing
+        # keeps up, there are two.
         self.weight_buffers = BufferPool(QUEUE_MAX + 2)
         """Memory for snapshots of the weights; to be taken from after `await_room` only."""
         self.state_buffers = BufferPool(QUEUE_MAX + 1, idle_max=1)
@@ -186,7 +193,7 @@ class StepPublisher:
 
     @property
     def version(self) -> int:
-        """Number of the believed version; 0 before the first."""
+        """The number of the believed version; 0 before the first version."""
         highest = self._versions.highest
         return 0 if highest is None else highest.number
 
@@ -195,8 +202,8 @@ class StepPublisher:
         return self._queue.qsize()
 
     def await_room(self) -> None:
-        """Wait until a step can be submitted and there is memory for its snapshot, that is until
-        fewer than `QUEUE_MAX` steps are queued.
+        """Wait until fewer than `QUEUE_MAX` steps are queued. Then a step can be submitted at once,
+        and the pools have memory for its snapshot.
         """
         while self._queue.full():
             self.check()
@@ -204,16 +211,16 @@ class StepPublisher:
         self.check()
 
     def await_lent(self) -> None:
-        """Wait until a checkpoint that the learner lent its state to (`Learner.lends_state`) is
-        written; to be called before each update.
+        """Wait while a checkpoint is being written from the learner's own state
+        (`Learner.lends_state`). To be called before each update, which changes that state.
         """
         while self._lent.is_set():
             self.check()
             time.sleep(ROOM_POLL_S)
 
     def submit(self, snapshot: StepSnapshot) -> None:
-        """Hand over a step whose tensors are from `weight_buffers` and `state_buffers`; does not
-        wait after `await_room`.
+        """Hand over a step whose tensors are from `weight_buffers` and `state_buffers`. Returns at
+        once if `await_room` was called before.
         """
         if snapshot.is_lent:
             self._lent.set()
@@ -226,8 +233,8 @@ class StepPublisher:
             raise failed
 
     def close(self) -> None:
-        """Publish every step that was handed over and delete objects that are not needed any more,
-        then end both threads.
+        """Wait until every step that was handed over is published and the deletions are done, then
+        end both threads.
         """
         self._offer(None)
         self._thread.join()
@@ -255,7 +262,7 @@ class StepPublisher:
             self._deletions.close()
 
     def publish(self, snapshot: StepSnapshot) -> None:
-        """Publish one step: steps 1 to 5 of the class."""
+        """Publish one step: stages 1 to 5."""
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)
@@ -275,6 +282,7 @@ class StepPublisher:
                 self._lent.clear()
 
     def _record(self, done: StepDone, snapshot: StepSnapshot, started: float) -> None:
+        """Append `StepDone` to the ledger, then the step's line to the metrics file."""
         if self._ledger is not None:
             self._ledger.append([done])
         seconds = self._timer() - started
@@ -283,7 +291,7 @@ class StepPublisher:
         self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
 
     def delete_unneeded(self, has_checkpoint: bool) -> None:
-        """Do step 6. Checkpoints and records are deleted only after a new checkpoint."""
+        """Do stage 6. Checkpoints and records are deleted only after a new checkpoint."""
         if self._retention is None:
             return
         if has_checkpoint:
@@ -293,9 +301,12 @@ class StepPublisher:
     def _hashed(
         self, snapshot: StepSnapshot, version: Version
     ) -> tuple[StepDone, Mapping[str, str] | None]:
-        """Returns the step's record with its hashes, and those of the checkpoint's tensors if they
-        were computed. Of a large state, which the step does not hash, the copy for the checkpoint
-        is hashed here, beside the next steps, and once: its manifest needs the same hashes.
+        """Returns the step's record with its hashes, and the hashes of the checkpoint's tensors if
+        they were computed here.
+
+        The trainer has hashed a small state already. A large one is hashed only for a checkpoint,
+        and here, so that the next steps do not wait; the checkpoint's manifest reuses the hashes.
+        Each step of a large state gets the hash of its published tensors.
         """
         done = snapshot.done
         if done.state_hash:
@@ -308,9 +319,9 @@ class StepPublisher:
         return replace(done, weights_hash=weights, state_hash=state), hashes
 
     def clean_up(self) -> None:
-        """Delete old checkpoints and truncate the topics behind them. The term is checked again
-        before each deletion: a trainer that was suspended after its listing would otherwise delete
-        what its successor reads.
+        """Delete old checkpoints, then truncate the topics up to what the kept ones need. The term
+        is checked before each deletion: a trainer that was suspended after its listing would
+        otherwise delete what its successor reads.
         """
         retention = self._retention
         assert retention is not None, "a rank that does not lead deletes nothing"

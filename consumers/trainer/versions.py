@@ -1,8 +1,10 @@
-"""Publishes the trainer's versions: each is stored once, then believed (the pointer `latest.json`
-moves to it) and announced, after earlier terms are fenced.
+"""Publishes the trainer's versions (`VersionWriter`): each is stored once as an anchor, a delta or
+an adapter, then believed (the pointer `latest.json` moves to it), then announced in the topic
+`weights`. Before its first version a trainer fences all lower terms.
 
 A step that is repeated after a crash produces the bytes of its version again, and the stored
-version stays. If the bytes differ, the run continues as a fork (`VersionWriter._check_repeated`).
+version stays. If the bytes differ, nothing is published until the step's number is above that of
+the believed version; the version of that step is an anchor (`_check_repeated`).
 """
 
 import logging
@@ -53,9 +55,9 @@ class VersionWriter:
     rollout or an open partial needs (`data/retention.py`); `model_files` are the configuration and
     tokenizer files that every anchor carries, by name.
 
-    If several ranks share a model, every rank has a writer, and all writers make the same
-    decisions. On every rank but 0 `leads` is False: the writer then writes this rank's part of the
-    tensors and nothing else.
+    An anchor and the deltas on it are a chain (`storage/weights/anchors.py`). If several ranks
+    share a model, every rank has a writer, and all writers make the same decisions. On every rank
+    but 0 `leads` is False: the writer then writes this rank's part of the tensors and nothing else.
     """
 
     store: ObjectStore
@@ -72,14 +74,16 @@ class VersionWriter:
     """The versions of the previous listing: their manifests are not read again."""
     _manifest: Manifest | None = None  # of the believed version
     _tensors: Tensors | None = None  # of the believed version, once they are in memory
-    _chain: AnchorChain | None = None
+    _chain: AnchorChain | None = None  # that ends with the believed version, once it is known
     _base: Manifest | None = None
     """The frozen base of the run's adapters, once it is known to be stored."""
     _is_fork: bool = False
+    """Whether a repeated step had other bytes than the believed version, until the next version."""
 
     def open(self) -> None:
-        """Fence lower terms in topic and store, and announce the believed version under this
-        term. If its manifest is damaged or missing, the next version is an anchor.
+        """Fence lower terms in the topic `weights` and at the store's pointer, and announce the
+        believed version under this term. If its manifest is damaged or missing, it is not
+        announced, and the next version is an anchor.
         """
         if self.leads:
             self.writer.open()
@@ -104,9 +108,9 @@ class VersionWriter:
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Tensors) -> Version:
-        """Publish and announce `tensors` as version `number` and move the pointer to it; returns
-        the version. A step that is repeated after a crash has a number up to the highest believed
-        one: nothing is written, and the chain of deltas continues from the believed version.
+        """Store `tensors` as version `number`, move the pointer to it and announce it; returns the
+        version. The number of a repeated step is not above that of the believed version: then
+        nothing is written, and deltas continue from the believed version.
 
         The tensors are the base of the next delta: the caller must not write to them until the
         next call has returned.
@@ -141,8 +145,9 @@ class VersionWriter:
         return publish_version(self.store, new, self._manifest, self._tensors, due)
 
     def _publish_adapter(self, version: Version, tensors: AdapterTensors) -> Manifest:
-        """Publish an adapter, which is stored complete (`storage/weights/adapters.py`), and before
-        this trainer's first one the frozen base weights.
+        """Publish an adapter, which is stored complete (`storage/weights/adapters.py`). Before the
+        first adapter of this term the frozen base weights are stored, or compared with the stored
+        ones.
         """
         if self._base is None:
             files, shard_bytes = self.model_files, self.settings.shard_bytes
@@ -153,9 +158,9 @@ class VersionWriter:
         return publish_adapter(self.store, version, tensors, self._base, parent, now_s, self.leads)
 
     def weights_hash(self, version: Version, tensors: Tensors) -> str:
-        """Return the hash of the tensors that were just published as `version`. Only the tensors of
-        a repeated step are hashed here; for all others the hashes are in the believed version's
-        manifest.
+        """Return the hash of the tensors for which `publish` has just returned `version`. The hash
+        of new tensors is in the believed version's manifest; that of a repeated step's tensors may
+        have to be computed here.
         """
         manifest = self._manifest
         if manifest is None or manifest.version != version or self._is_fork:
@@ -163,10 +168,11 @@ class VersionWriter:
         return manifest.weights.combined_hash
 
     def _check_repeated(self, tensors: Tensors) -> None:
-        """Compare a repeated step's tensors with the believed version's. If they differ (another
-        machine), the run is a fork: it publishes nothing until its number passes the highest
-        believed one, then it publishes an anchor (docs/reference/invariants.md, A trainer's step).
-        If that version's manifest is unreadable, no comparison is possible.
+        """Compare the tensors of a repeated step with those of the believed version, which has the
+        same number. If they differ (on another machine, for instance), the run continues as a fork
+        under this term: the next version, which has a higher number, is an anchor
+        (docs/reference/invariants.md, A trainer's step). If the manifest of the believed version is
+        unreadable, no comparison is possible.
         """
         if self._manifest is None:
             return
@@ -182,11 +188,11 @@ class VersionWriter:
 
     def _is_anchor_due(self, number: int, is_distributed: bool) -> bool:
         """Return whether version `number` must be an anchor: a delta is impossible, or the rule of
-        `storage/weights/anchors.py` asks for an anchor. If the version may be a delta, the base's
-        tensors are in memory afterwards.
+        `storage/weights/anchors.py` (`anchor_due`) requires an anchor. If the version may be a
+        delta, the tensors of its base, the believed version, are in memory afterwards.
 
-        Tensors distributed over ranks can only be encoded against the version published before by
-        this process: no process can load the parts of the other ranks.
+        Tensors that are distributed over ranks can be a delta only of a version that these
+        processes published themselves and still hold: it cannot be loaded from the store in parts.
         """
         if self._manifest is None or self._is_fork or not self.settings.deltas:
             return True
@@ -209,7 +215,7 @@ class VersionWriter:
         return due
 
     def _has_files(self, manifest: Manifest) -> bool:
-        """Return whether the version's anchor carries this trainer's model files."""
+        """Return whether the version's chain carries the same model files as this writer."""
         present = {f.name: f.hash for f in manifest.model_files if f.name != SHARD_INDEX}
         return present == {name: content_hash(data) for name, data in self.model_files.items()}
 
@@ -226,8 +232,8 @@ class VersionWriter:
 
     def retain(self) -> None:
         """Delete versions that are no longer needed; a warning is logged if `versions_max` removes
-        one that a rollout or partial still needs. This method may run beside `publish`: a version
-        above the present pointer counts as being published.
+        one that a rollout or partial still needs. This method may run in another thread beside
+        `publish`: a version above the pointer counts as being published, and is kept.
         """
         pointer = self.pointer  # read before the listing, which therefore contains its version
         assert pointer is not None, "retention comes after a version was published"

@@ -1,9 +1,9 @@
-"""Fills the draft history of a node (earlier answers, from which drafts are taken) from the log, in
-one rollout of the node at a time (`DraftFeed`).
+"""Fills the draft history of a node from the log. The history holds earlier answers, from which the
+rollouts of the node take drafts; one of these rollouts at a time fills it (`DraftFeed`).
 
-`HistoryFeed` reads finished answers and late rewards, `PartialFeed` the partials of running
-trajectories. Both commit no positions and may repeat or skip records; that changes a rollout's
-speed, never its tokens.
+In that rollout a `HistoryFeed` inserts finished answers and late rewards, and its `PartialFeed` the
+partials of running trajectories; a `TopicFollower` reads each topic. Positions are not stored, so
+records may be read twice, or skipped: that changes a rollout's speed, never its tokens.
 """
 
 import atexit
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TopicFollower:
-    """Reads a topic from at most `back` records before its end: first from `earlier`, which is the
-    log with its archive in front of it or the log itself, then from the log. It commits no
-    positions.
+    """Reads a topic from about `back` records before its present end on. Records up to that end are
+    read from `earlier`, which is the log together with its archive, or just the log; later ones are
+    read from `bus`, the log. Records that cannot be read any more are skipped.
     """
 
     bus: Bus
@@ -48,7 +48,7 @@ class TopicFollower:
     back: int
     reader: TopicReader = field(init=False)
     _catching_up: dict[int, int] = field(init=False)
-    """Offsets up to which `earlier` is read; later records are read from the log."""
+    """Offsets up to which `earlier` is read; empty once the reader reads from the log."""
 
     def __post_init__(self) -> None:
         ends, begins = self.bus.end(self.topic), self._begins()
@@ -58,7 +58,11 @@ class TopicFollower:
         self._catching_up = ends
 
     def poll(self, most: int) -> list[Record]:
-        """Return at most `most` of the next records that have arrived."""
+        """Return the next records that have arrived, at most `most`. If the position was truncated,
+        or the archive cannot be read, reading continues at the first record that the log keeps. A
+        `StoreError` is raised only where the log is read: for a large record, which is in the
+        store.
+        """
         try:
             received = self.reader.follow(records_max=most)
         except (PositionLost, StoreError) as error:
@@ -78,7 +82,9 @@ class TopicFollower:
             self._continue_at(from_end(self.bus, self.topic))
 
     def _begins(self) -> Mapping[int, int]:
-        """Return the first readable offsets; if the archive is unreadable, those of the log."""
+        """Return the first offsets that `earlier` has; if the archive is unreadable, those of the
+        log, which then takes the place of `earlier`.
+        """
         try:
             return self.earlier.begin(self.topic)
         except StoreError as error:
@@ -87,7 +93,9 @@ class TopicFollower:
             return self.bus.begin(self.topic)
 
     def _continue_at(self, positions: Mapping[int, Position]) -> None:
-        """Continue in the log at `positions`; counters carry over."""
+        """Continue in the log at `positions`, with a new reader that keeps the counters of the old
+        one.
+        """
         before, self.reader = self.reader, TopicReader(self.bus, self.topic, positions)
         self.reader.dead, self.reader.void = before.dead, before.void
         self.reader.lost = before.lost
@@ -99,11 +107,11 @@ class TopicFollower:
 
 
 GROUPS_MAX = 4096  # prompts kept: open groups are among the newest
-RUNNING_MAX = 8192  # trajectories whose last tokens are kept
+RUNNING_MAX = 8192  # running trajectories whose last tokens are kept
 POLL_PROMPTS_MAX, POLL_PARTIALS_MAX = 256, 32  # records per poll, between two polls of the engine
-BEHIND_MAX = 512  # partials; older ones belong to answers that are finished or nearly so
+BEHIND_MAX = 512  # partials read late; older ones are of answers that are finished or nearly so
 POLL_RECORDS_MAX = 32  # per poll: some milliseconds of work between two polls of the engine
-RECORD_TOKENS_MIN = 16  # assumed mean; bounds how many records are read again at the start
+RECORD_TOKENS_MIN = 16  # tokens that an answer is assumed to have, to bound how far back is read
 REWARD_ANNOTATION = "reward"  # name of the annotation with the task's own reward
 EARLY_REWARDS_MAX = 4096  # kept for answers that are not read yet
 
@@ -114,7 +122,9 @@ IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0
 
 @dataclass(frozen=True, slots=True)
 class _GroupPrompt:
-    """Keeps of a group's prompt its key, its number of tokens, and its last few tokens."""
+    """Holds the kept part of a group's prompt: its key (`prompt_key`), its number of tokens, and
+    its last few tokens.
+    """
 
     key: int
     length: int
@@ -123,13 +133,13 @@ class _GroupPrompt:
 
 @dataclass(slots=True)
 class PartialFeed:
-    """Turns partials of running trajectories, of all rollouts, into history: they are the siblings,
-    in the same group, of sequences that draft (Seer).
+    """Turns the partials of running trajectories, of all rollouts, into history, so that a sequence
+    can draft from its siblings, the other samples of its group, while they run (as in Seer).
 
     Each partial is joined with the `context` tokens before it, so that patterns reach across the
     boundary of two partials. The result is a piece: a `HistoryAnswer` of a running trajectory. A
-    partial holds no prompt, so the feed reads the prompts of the groups too. It skips a partial
-    whose group is unknown, and uses one whose predecessor is unknown without tokens before it.
+    partial has no prompt, so the feed also reads the topic `prompts`. A partial of an unknown group
+    is skipped; a partial whose predecessor is unknown becomes a piece without tokens before it.
     """
 
     bus: Bus
@@ -142,14 +152,16 @@ class PartialFeed:
     _ends: OrderedDict[str, tuple[int, Tokens]] = field(
         default_factory=OrderedDict[str, tuple[int, Tokens]]
     )
-    """The length and the last few tokens of each running trajectory."""
+    """The length, prompt included, and the last few tokens of each running trajectory."""
 
     def __post_init__(self) -> None:
         self._prompts = TopicFollower(self.bus, self.bus, "prompts", GROUPS_MAX)
         self._partials = TopicFollower(self.bus, self.bus, "partials", BEHIND_MAX)
 
     def poll(self) -> list[HistoryAnswer]:
-        """Return the pieces that arrived since the last call, a bounded number."""
+        """Return the pieces of the next partials, at most `POLL_PARTIALS_MAX`. If more than
+        `BEHIND_MAX` partials are unread, all of these are skipped.
+        """
         for record in self._prompts.poll(POLL_PROMPTS_MAX):
             if isinstance(record, Prompt):
                 self._add_prompt(record)
@@ -164,7 +176,7 @@ class PartialFeed:
         return [piece for piece in found if piece is not None and piece.fresh]
 
     def finished(self, trajectory: str) -> None:
-        """Drop the state of a finished trajectory."""
+        """Drop the kept tokens of a finished trajectory."""
         self._ends.pop(trajectory, None)
 
     def readers(self) -> list[TopicReader]:
@@ -196,9 +208,10 @@ class PartialFeed:
 
 @dataclass(slots=True)
 class HistoryFeed:
-    """Inserts finished answers (`trajectories`), late rewards (`annotations`) and partials into
-    `history`; `records` counts the answers. Answers and rewards are read from as far back as the
-    history holds. `earlier` is the log with its archive in front of it, or the log itself.
+    """Inserts finished answers (topic `trajectories`), their late rewards (`annotations`), and
+    partials of running answers into `history`; `records` counts the finished answers. Finished
+    answers and rewards are read from as far back as the history has room for. `earlier` is the log
+    together with its archive, or just the log.
     """
 
     bus: Bus
@@ -217,7 +230,7 @@ class HistoryFeed:
         self._partials = PartialFeed(self.bus, self.history.context)
 
     def poll(self) -> None:
-        """Read a bounded number of records into the history."""
+        """Insert the next records, a bounded number, into the history."""
         finished = [
             record
             for record in self._trajectories.poll(POLL_RECORDS_MAX)
@@ -241,6 +254,9 @@ class HistoryFeed:
         return answer_from_record(record, early)
 
     def _add_rewards(self, records: Sequence[Record]) -> None:
+        """Give late rewards to answers in the history; a reward whose answer is not there waits in
+        `_early_rewards`.
+        """
         for record in records:
             if not isinstance(record, Annotation) or record.name != REWARD_ANNOTATION:
                 continue
@@ -254,8 +270,9 @@ class HistoryFeed:
 
 
 def answer_from_record(record: Trajectory, late: float | None = None) -> HistoryAnswer:
-    """Return all tokens after the prompt with their reward, or with `late`, the reward of an
-    annotation, if the record has none.
+    """Return a trajectory's record as an answer for the history: its tokens, of which those after
+    the prompt are new, with its reward. `late` is the reward of an annotation, which counts if the
+    record has none.
     """
     fresh = len(record.tokens) - int(np.count_nonzero(record.sources == PROMPT))
     key = prompt_key(record.tokens, record.sources)
@@ -265,13 +282,13 @@ def answer_from_record(record: Trajectory, late: float | None = None) -> History
 
 @dataclass(slots=True)
 class DraftFeed:
-    """Fills the node's history if no other process of the node does. When the process that fills it
-    ends, for any reason, the next one that polls takes over. All rollouts of the node draft from
-    the same shared memory (`drafts/node.py`).
+    """Fills the node's history if no other process of the node does. Every rollout of the node has
+    a `DraftFeed`; when the process that fills the history ends, for any reason, the next one that
+    polls takes over. All rollouts of the node draft from the same shared memory (`node.py`).
 
-    `earlier` opens the log with its archive in front of it; only the filling process calls it. A
-    process that ends, also by an error, leaves the node's history; a killed process cannot, and its
-    successor cleans up.
+    `earlier` opens the log together with its archive; only the filling process calls it. A process
+    that ends, also by an error, gives up its part in the history (`NodeHistory.leave`). A killed
+    process cannot, so its successor cleans up.
     """
 
     bus: Bus
@@ -285,10 +302,10 @@ class DraftFeed:
         atexit.register(self.node.leave)  # also after an engine's refusal, a higher term, an error
 
     def poll(self, drafts: bool = True) -> None:
-        """Read a bounded number of records into the history, or try to become the process that
-        fills it. While the engine drafts nothing (`drafts` False), for instance because no prompt
-        repeats, calls do nothing for `IDLE_POLL_FACTOR` times as long as the previous poll took, at
-        most `IDLE_POLL_S_MAX`.
+        """Insert a bounded number of records into the history, or try to become the process that
+        does. While the engine drafts nothing (`drafts` False), for instance because no prompt
+        repeats, each such poll is followed by a pause in which calls do nothing: for
+        `IDLE_POLL_FACTOR` times its duration, at most `IDLE_POLL_S_MAX`.
         """
         began = self.clock()
         if drafts or began >= self.idle_until_s:
@@ -306,7 +323,7 @@ class DraftFeed:
         self.history_feed.poll()
 
     def close(self, drafts: DraftStats) -> None:
-        """Log the draft statistics and release the history."""
+        """Log the engine's draft statistics and give up this process's part in the history."""
         records = 0 if self.history_feed is None else self.history_feed.records
         log.info(
             "drafts: %d answers in the history, %d of %d lookups found a draft, "

@@ -1,9 +1,10 @@
-"""Keeps a bounded history of earlier answers by prompt, and finds in it the tokens that followed
-the newest few tokens of a sequence in earlier answers to the same prompt.
+"""Writes a bounded history of earlier answers (`AnswerHistory`), from which engines draft: a draft
+is what followed a sequence's newest few tokens in earlier answers to the same prompt.
 
-One thread writes (`AnswerHistory`). Other threads, and other processes that map the same memory,
-may draft meanwhile: their reads may be torn, which is safe because every draft is verified. They
-write nothing, so the writer relies only on values that it or an earlier writer wrote.
+Tokens are in a ring; a table of n-grams (`index.py`) points to the best places in it to copy from.
+One thread writes. Other threads, and other processes that map the same memory, may draft meanwhile.
+They may read half-written data, which is safe because the engine verifies every draft. They write
+nothing, so the writer relies only on values that it or an earlier writer wrote.
 """
 
 from collections import OrderedDict
@@ -14,24 +15,14 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from rollstream.producers.drafts import shared_memory
-from rollstream.producers.drafts.index import (
-    Draft,
-    EntryRanks,
-    HistoryView,
-    NgramKeys,
-    NgramTable,
-    RingPositions,
-    look_up_draft,
-    ngram_keys,
-)
+from rollstream.producers.drafts import index, shared_memory
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sources, Tokens
 
 UNREWARDED_PRIORITY = 0.5  # priority of an answer without a reward
 RUNNING_PRIORITY = 0.0  # of a running sequence: every finished answer of the same pass ranks higher
-PASS_BYTES = 200  # about: a prompt's entry in the dictionary of passes
-UNREWARDED_BYTES = 400  # about: the entry of an answer without a reward
+PASS_BYTES = 200  # estimated memory of a prompt's entry in `PromptPasses`
+UNREWARDED_BYTES = 400  # estimated memory of the entry of an answer that waits for its reward
 
 
 def reward_priority(reward: float | None) -> float:
@@ -42,8 +33,8 @@ def reward_priority(reward: float | None) -> float:
 
 
 class PromptPasses:
-    """Counts the passes over the prompts (epochs) in which each prompt was used, for the `most`
-    prompts used last.
+    """Counts, for each prompt, the passes over all prompts (epochs) in which it was used. Only the
+    counts of the `most` prompts used last are kept.
     """
 
     def __init__(self, most: int) -> None:
@@ -70,8 +61,8 @@ class PromptPasses:
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
     """Locates an answer in the ring: `count` tokens from place `base`. Its table entries are for
-    the tokens from index `first` on; `number` is its prompt's pass. Places count all tokens ever
-    stored, so a place is never used twice.
+    the tokens from index `first` on; `number` is its prompt's pass. Places count up over all tokens
+    ever stored, so none is used twice; the index in the ring is the place modulo the ring's size.
     """
 
     prompt: int
@@ -93,9 +84,9 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HistoryAnswer:
-    """Holds an answer to insert: its last `fresh` tokens are new, the others are the context just
-    before them. An answer with a `name` and without a reward can get its reward later
-    (`add_reward`).
+    """Holds an answer to insert, or a part of one: the last `fresh` of `tokens` are new, the others
+    are the context before them. `prompt` is the `prompt_key`. An answer with a `name` and without
+    a reward can get its reward later (`add_reward`).
     """
 
     prompt: int
@@ -110,11 +101,11 @@ class HistoryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _RankedAnswer:
-    """Holds an answer, cut to the tokens that are stored; those from index `first` on get table
-    entries. `number` is its prompt's pass.
+    """Holds an answer, cut to the tokens that are stored; those from index `first` on get entries
+    in the table. `number` is its prompt's pass.
 
-    `rank` is this number plus a priority in [0, 1] from the reward: answers of a later pass come
-    first, then those with the higher reward.
+    `rank` is `number` plus a priority in [0, 1] from the reward: an answer of a later pass ranks
+    higher, and of two answers of one pass the one with the higher reward.
     """
 
     prompt: int
@@ -131,10 +122,12 @@ class AnswerHistory:
 
     All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first.
     For each position the n-grams of 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are keys of
-    a table that points to the best place to copy from. `choice` defines the best of an n-gram's
-    occurrences: `priority` (the highest rank), `newest`, or `count` (a majority vote over the next
-    token, Boyer and Moore 1981). Following the highest priority at every branch is the same as
-    copying from the sequence that has it, so a draft is one slice.
+    a table; an entry points to the place after the n-gram's best occurrence, and the draft is the
+    slice of the ring that begins there. `choice` defines the best occurrence: `priority` (in the
+    answer with the highest rank), `newest`, or `count` (a majority vote over the next token, Boyer
+    and Moore 1981). RhymeRL follows the highest priority at every branch of a tree; this ends in
+    the same sequence as copying from the answer with the highest rank, so no tree is needed.
+    `reach` bounds a draft's tokens for each token of the n-gram.
     """
 
     def __init__(
@@ -152,9 +145,9 @@ class AnswerHistory:
         assert memory.layout == layout, "a memory for this history"
         self.layout, self.tokens_max, self.lengths = layout, tokens_max, layout.lengths
         self.choice, self.context = choice, layout.lengths[-1]
-        self.view = HistoryView(memory)
+        self.view = index.HistoryView(memory)
         self._ring = np.frombuffer(memory.tokens, np.uint32)
-        self._table = NgramTable(memory)
+        self._table = index.NgramTable(memory)
         self._words = memory.words
         self._head = max(tokens_max, min(self._words[shared_memory.HEAD_WORD], 2**62))
         if (
@@ -176,7 +169,7 @@ class AnswerHistory:
 
     @property
     def floor(self) -> int:
-        """The smallest valid place: tokens at smaller places are overwritten."""
+        """The smallest valid place: tokens at smaller places have been overwritten."""
         return self._head - self.tokens_max
 
     def insert(
@@ -193,8 +186,8 @@ class AnswerHistory:
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, reward)])
 
     def insert_all(self, answers: Sequence[HistoryAnswer]) -> None:
-        """Insert a batch of answers. Of equal n-grams the best occurrence stays, as if the answers
-        were inserted one by one.
+        """Insert a batch of answers. An n-gram keeps its best occurrence, as if the answers were
+        inserted one by one.
         """
         kept = [self._ranked(answer) for answer in answers]
         kept = [one for one in kept if len(one.tokens) > one.first]
@@ -211,8 +204,8 @@ class AnswerHistory:
         self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, runs=True)])
 
     def add_reward(self, name: str, reward: float) -> bool:
-        """Rank an answer again by its late reward. Returns False if no answer of this name waits
-        for one.
+        """Rank the answer `name` again by its reward, which came late. Returns False if no answer
+        of this name waits for its reward.
         """
         stored = self._waiting.pop(name, None)
         if stored is None:
@@ -224,11 +217,12 @@ class AnswerHistory:
             self._add_ngrams([again], [stored.base])
         return True
 
-    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> index.Draft:
         """Return the tokens that followed the longest match of the end of `newest`, up to the end
-        of their sequence, at most `reach` tokens for each matched one and at most `most`.
+        of their sequence, at most `reach` tokens for each matched one and at most `most`. Without a
+        match the draft is empty.
         """
-        return look_up_draft((self.view,), prompt, newest, most)
+        return index.look_up_draft((self.view,), prompt, newest, most)
 
     def _ranked(self, answer: HistoryAnswer) -> _RankedAnswer:
         longest = self.tokens_max // 2 - 1
@@ -255,7 +249,9 @@ class AnswerHistory:
             self._waiting.popitem(last=False)
 
     def _add_ngrams(self, answers: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
-        """Add the n-grams of answers to the table; `stored` has each answer's place in the ring."""
+        """Add the n-grams of answers to the table; `stored` has the place of each answer's first
+        token.
+        """
         counts = np.array([len(one.tokens) for one in answers])
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         place = np.arange(len(starts)) - starts
@@ -264,7 +260,9 @@ class AnswerHistory:
         ranks = np.repeat(np.array([one.rank for one in answers], np.float32), counts)
         prompts = np.repeat(np.array([one.prompt for one in answers], np.uint64), counts)
         tokens = np.concatenate([one.tokens for one in answers])
-        found = ngram_keys(prompts, tokens, np.where(place >= firsts, place, -1), self.lengths)
+        found = index.ngram_keys(
+            prompts, tokens, np.where(place >= firsts, place, -1), self.lengths
+        )
         at = np.concatenate([positions for _, positions in found])
         self._index(np.concatenate([keys for keys, _ in found]), (bases + place)[at], ranks[at])
 
@@ -285,7 +283,9 @@ class AnswerHistory:
         self._ring[at + count - 1] = shared_memory.SEQUENCE_END
         return base
 
-    def _index(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks) -> None:
+    def _index(
+        self, keys: index.NgramKeys, places: index.RingPositions, ranks: index.EntryRanks
+    ) -> None:
         exists, at = self._table.find(keys)
         known, new = np.flatnonzero(exists), np.flatnonzero(~exists)
         if len(known):
@@ -294,9 +294,11 @@ class AnswerHistory:
             given = np.ones(len(new), np.float32) if self.choice == "count" else ranks[new]
             self._table.add(keys[new], places[new], given, self.floor)
 
-    def _choose(self, at: RingPositions, places: RingPositions, ranks: EntryRanks) -> None:
-        """For each entry, keep the known occurrence or replace it by the new one, according
-        to `choice`.
+    def _choose(
+        self, at: index.RingPositions, places: index.RingPositions, ranks: index.EntryRanks
+    ) -> None:
+        """For each entry of the table at `at`, keep its occurrence or replace it by the new one at
+        `places`, according to `choice`.
         """
         table = self._table
         overwritten = table.places[at] < self.floor

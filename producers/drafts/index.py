@@ -1,9 +1,10 @@
-"""Looks up drafts in an n-gram index: the tokens that followed the longest match of the newest
-tokens (`look_up_draft`). `DraftSource` is the interface by which engines use a look-up.
+"""Finds drafts in a history of earlier answers: `look_up_draft` returns the tokens that followed
+the longest match of a sequence's newest tokens. The history's writer fills its hash table of
+n-grams (`NgramTable`); engines read it (`HistoryView`) through the interface `DraftSource`.
 
-A look-up may run while another process writes to the memory. Whatever the memory holds, random
-bytes included, a look-up reads only inside the memory, ends after `PROBES` slots for each n-gram
-length, and returns a draft only from a place whose preceding tokens equal the newest ones.
+A look-up may run while another process writes. Whatever the memory holds, random bytes included, it
+reads only inside the memory, probes at most `PROBES` slots per n-gram length, and returns a draft
+only from a place whose preceding tokens equal the newest ones.
 """
 
 from collections.abc import Sequence
@@ -17,17 +18,17 @@ from rollstream.producers.drafts.shared_memory import HEAD_WORD, PROBES, SEQUENC
 from rollstream.streams.values import Tokens
 
 NgramKeys = NDArray[np.uint64]
-"""Keys of positions, one per n-gram length. A key is a 64-bit hash of that many tokens before the
-position and of the prompt: a polynomial in an odd multiplier, modulo 2^64, then two rounds of
-mixing. `ngram_keys` computes the keys of all positions of a sequence at once, `ngram_sums` and
-`ngram_key` those of one position in plain integers; both give the same keys. Keys can collide, so a
-look-up also compares the tokens.
+"""Keys of n-grams or of prompts. The key of an n-gram is a 64-bit hash of its n tokens and of the
+prompt's key: a sum of tokens times powers of an odd number, modulo 2^64, then two rounds of mixing.
+A position has one key for each n, that of the n tokens before it. `ngram_keys` computes the keys of
+all positions of sequences at once, `ngram_sums` and `ngram_key` those of one position in plain
+integers; both give the same keys. Keys can collide, so a look-up also compares the tokens.
 """
 
 _MASK = 2**64 - 1
 _BASE = 0x9E3779B97F4A7C15
 _MIX = 0xD6E8FEB86659FD93
-_LENGTH_MAX = 64
+_LENGTH_MAX = 64  # of an n-gram
 
 
 def _powers() -> tuple[int, ...]:
@@ -44,12 +45,12 @@ _POWERS_64 = np.array(_POWERS, np.uint64)
 def ngram_keys(
     prompts: NgramKeys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
 ) -> list[tuple[NgramKeys, NDArray[np.int64]]]:
-    """Return, per length (ascending), the keys of all positions that have at least that many tokens
-    before them, and these positions.
+    """Return, for each length (ascending), the keys of all positions that have at least so many
+    tokens before them, and these positions.
 
-    `tokens` holds sequences one after the other. For each position, `prompts` is the sequence's
-    prompt and `places` the number of the sequence's tokens before it, negative for a position
-    without a key.
+    `tokens` holds sequences one after the other. For each position, `prompts` is the key of the
+    sequence's prompt (`history.prompt_key`), and `places` the number of the sequence's tokens
+    before it, negative for a position that gets no key.
     """
     weights = tokens.astype(np.uint64) + np.uint64(1)
     sums = np.zeros(len(tokens), np.uint64)  # at position i: the sum over the tokens before i
@@ -66,9 +67,9 @@ def ngram_keys(
 
 
 def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Return, per length (ascending) for which `newest` has enough tokens, the sum that `ngram_key`
-    turns into a key. Mixing costs most, and mostly the longest length matches already, so each key
-    is computed only when it is looked up.
+    """Return, for each length (ascending) for which `newest` has enough tokens, the sum that
+    `ngram_key` turns into the key of so many newest tokens. Mixing, the last part of a key, costs
+    most, so it is left to `ngram_key`: often the longest length matches, and no other is looked up.
     """
     found: list[int] = []
     total, done, count = 0, 0, len(newest)
@@ -83,14 +84,17 @@ def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def ngram_key(prompt: int, total: int, length: int) -> int:
-    """Return the key of the position after `length` tokens with this sum."""
+    """Return the key of an n-gram of `length` tokens with the sum `total`; `prompt` is the prompt's
+    key.
+    """
     key = (total ^ prompt ^ length * _MIX) & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
-    return (key ^ (key >> 32)) or 1
+    return (key ^ (key >> 32)) or 1  # 0 marks an empty entry
 
 
 def _mixed(keys: NgramKeys) -> NgramKeys:
+    """Mix the bits as `ngram_key` does."""
     for _ in range(2):
         keys = (keys ^ (keys >> np.uint64(32))) * np.uint64(_MIX)
     keys ^= keys >> np.uint64(32)
@@ -99,18 +103,21 @@ def _mixed(keys: NgramKeys) -> NgramKeys:
 
 
 RingPositions = NDArray[np.int64]
+"""Places of tokens in the history's ring (`HistoryMemory`), or slots of its table."""
 EntryRanks = NDArray[np.float32]
+"""Ranks of occurrences: an answer of a newer pass or with a higher reward ranks higher."""
 
 
 class NgramTable:
-    """Finds and writes entries of the n-gram table in a history's memory: three flat arrays of
-    bounded size with the key, the place of the key's best occurrence in the ring of tokens, and the
-    rank of that occurrence.
+    """Finds and writes entries of a history's hash table, for the history's single writer. A slot
+    holds the key of an n-gram, the place after its best occurrence in the ring of tokens, and the
+    rank of that occurrence; they are in three arrays of fixed size.
 
-    An entry is within `PROBES` slots of its key's first slot, and every slot between was used at
-    some time, which bounds look-ups and insertions. If all these slots are taken, a new entry
-    replaces the one with the oldest occurrence. Places only grow, so an entry whose place is below
-    `floor` is dead and its slot free. Insertions are done in batches.
+    The first slot of an entry follows from its key. The entry is in that slot or one of the next
+    `PROBES` − 1, and every slot before it was used at some time, so a search may end at a slot that
+    was never used. If all these slots are taken, a new entry replaces the one with the oldest
+    occurrence. Places only grow, so an entry whose place is below `floor`, the smallest place that
+    is not overwritten, is dead and its slot free.
     """
 
     def __init__(self, memory: HistoryMemory) -> None:
@@ -129,12 +136,15 @@ class NgramTable:
         return same.any(1), at
 
     def write(self, at: RingPositions, places: RingPositions, ranks: EntryRanks) -> None:
-        """Point existing entries to other occurrences."""
+        """Point the entries in the slots `at` to other occurrences."""
         self.places[at] = places
         self.ranks[at] = ranks
 
     def add(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks, floor: int) -> None:
-        """Add entries for keys that have none; of equal keys the last one stays."""
+        """Add entries for keys that have none; of equal keys the last one stays. Keys that lose
+        their slot to another key of the batch try again, in `PROBES` rounds in all, and are then
+        left out.
+        """
         for _ in range(PROBES):
             slots = self._probed_slots(keys)
             present, ages = self.keys[slots], self.places[slots]
@@ -151,8 +161,8 @@ class NgramTable:
             keys, places, ranks = keys[lost], places[lost], ranks[lost]
 
     def repair(self, floor: int, head: int) -> None:
-        """Repair the table of a writer that died: entries that point outside of the valid places
-        become dead, all others keep their place and lose their rank.
+        """Repair the table of a writer that died: entries that point outside of the valid places,
+        from `floor` to before `head`, become dead; all others keep their place and lose their rank.
         """
         lost = (self.keys != 0) & ((self.places < floor) | (self.places >= head))
         self.places[lost] = -1  # dead, not empty: an empty slot would end probes too early
@@ -166,8 +176,9 @@ class NgramTable:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Holds the `tokens` that may come next; `matched` is how many of the newest tokens were found
-    in the history. If it is 0, `tokens` is empty.
+    """Holds the `tokens` that may come next; they followed `matched` tokens in the history that
+    equal the newest ones of the sequence. If `matched` is 0, there is no draft and `tokens` is
+    empty.
     """
 
     tokens: Sequence[int]
@@ -178,11 +189,12 @@ NO_DRAFT = Draft((), 0)
 
 
 class DraftSource(Protocol):
-    """Returns drafts to an engine, which passes generated tokens back to it.
+    """A history from which an engine gets drafts, and to which it passes the tokens that it
+    generates.
 
-    The engine verifies every token of a draft, so a wrong, old or torn draft costs time and never
-    changes an output. Prompts are identified by their tokens (`history.prompt_key`), not by a
-    request, so that an engine without request ids can use the same calls.
+    The engine verifies every token of a draft, so a wrong, old or half overwritten draft costs time
+    and never changes an output. `prompt` is a hash of the prompt's tokens (`history.prompt_key`),
+    not the id of a request, so that an engine without request ids can use the same calls.
     """
 
     context: int
@@ -193,12 +205,16 @@ class DraftSource(Protocol):
         ...
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """Add the last `fresh` of these tokens, which the engine generated after the others."""
+        """Add the last `fresh` of these tokens of a running sequence; the tokens before them are
+        their context. `group` orders the passes over this prompt.
+        """
         ...
 
 
 class HistoryView:
-    """Looks up drafts in one shared memory, which another process may be writing."""
+    """Looks up n-grams in the memory of one history, which another thread or process may be
+    writing.
+    """
 
     def __init__(self, memory: HistoryMemory) -> None:
         layout = memory.layout
@@ -208,8 +224,8 @@ class HistoryView:
         self._keys, self._places = memory.keys, memory.places
 
     def after(self, key: int, newest: list[int], length: int, most: int) -> list[int]:
-        """Return the tokens after the best occurrence of the `length` newest tokens, whose key is
-        `key`; [] if there is none.
+        """Return at most `most` tokens that followed the best occurrence of the `length` newest
+        tokens, whose key is `key`; [] if the table has no valid entry for them.
         """
         keys, slot = self._keys, key & self._mask
         for at in range(slot, slot + PROBES):
@@ -221,6 +237,9 @@ class HistoryView:
         return []
 
     def _tokens_at(self, place: int, newest: list[int], length: int, most: int) -> list[int]:
+        """Return the tokens from `place` on, up to the end of their sequence; [] if the place is
+        overwritten, or if the `length` tokens before it are not the newest ones.
+        """
         if place < self._words[HEAD_WORD] - self.size:
             return []
         at, tokens = place % self.size, self._tokens
@@ -233,9 +252,10 @@ class HistoryView:
 def look_up_draft(
     views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int
 ) -> Draft:
-    """Return the tokens that followed the longest match of the end of `newest`, up to the end of
-    their sequence, at most `reach` tokens for each matched one and at most `most`. Of views that
-    match equally many tokens the first one is used. All views must have the same n-gram lengths.
+    """Return the tokens that followed the longest match of the end of `newest`: up to the end of
+    their sequence, at most `most`, and at most `reach` (`HistoryLayout`) for each matched token. Of
+    views that match equally many tokens the first one is used. All views must have the same n-gram
+    lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
     sums = ngram_sums(newest, lengths)

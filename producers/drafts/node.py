@@ -1,8 +1,10 @@
-"""Shares one history among all rollouts of a node: all draft from it, and one of them writes it.
-The history is in a segment, a file in shared memory (`shared_memory.py`).
+"""Shares one history of earlier answers among all rollouts of a node: all look up drafts in it,
+one of them writes it. The history is in a segment, a file in shared memory (`shared_memory.py`).
 
-`NodeHistory` writes, `SharedHistory` reads, and `CombinedSource` is the draft source of a rollout's
-engine. docs/explanation/drafts.md has the interleavings.
+Each rollout has a `NodeHistory`, through which it reads the segment (`SharedHistory`) and, if no
+other process writes, becomes the writer. Its engine drafts from a `CombinedSource`: that history
+and a private one of the sequences that run. docs/explanation/drafts.md ("One history per node")
+lists what happens when a process dies or leaves at any moment.
 """
 
 import logging
@@ -17,16 +19,17 @@ from rollstream.producers.drafts.history import AnswerHistory, OccurrenceChoice
 from rollstream.producers.drafts.index import Draft, HistoryView, look_up_draft
 from rollstream.streams.values import Tokens
 
-REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks whether the file was replaced, 1 µs each
+REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks (1 µs) whether the file was replaced
 
 
 class SharedHistory:
-    """Looks up drafts in the segment at `path` (`NodeHistory.path`), without locks. While there is
-    no segment at this path it returns no drafts; it changes to a segment that replaces the
-    mapped one. It needs neither torch nor a log, so an engine's own processes can use it.
+    """Looks up drafts in the segment at `path` (`NodeHistory.path`), without locks, while another
+    process may be writing it. Until there is a segment it returns no drafts. Once another segment
+    has replaced the mapped one at this path, it changes to that one. It needs neither torch nor a
+    log, so an engine's own processes can use it.
 
-    With `holds` no process removes the file while it is mapped: rollouts hold it, and an engine's
-    process, which ends with its rollout, does not have to.
+    With `holds` no process removes the file while it is mapped here. A rollout holds the file. A
+    process of its engine does not need to, because it ends with the rollout.
     """
 
     context = shared_memory.NGRAM_LENGTHS[-1]
@@ -44,21 +47,24 @@ class SharedHistory:
         return self._segment is not None
 
     def view(self) -> HistoryView:
-        """Return the view for look-ups now (`index.look_up_draft`)."""
+        """Return the view in which to look up now (`index.look_up_draft`). Every
+        `REFRESH_EVERY_LOOKUPS` calls it calls `refresh` first.
+        """
         if self._asked % REFRESH_EVERY_LOOKUPS == 0:
             self.refresh()
         self._asked += 1
         return self._view
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """Return a draft as `DraftSource.draft` does."""
         return look_up_draft((self.view(),), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Do nothing: running sequences are not in the node's history (see `CombinedSource`)."""
 
     def refresh(self) -> None:
-        """Map the segment under this name if it is new and has a writer; otherwise the present
-        segment stays mapped.
+        """Map the segment that is at `path` now if it is not the mapped one and its writer lives;
+        otherwise change nothing.
         """
         try:
             inode = os.stat(self.path).st_ino
@@ -84,13 +90,16 @@ class SharedHistory:
 
 log = logging.getLogger(__name__)
 
-LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005  # another leaving process holds the lock for less time
+# Tries of a leaving process to get the lock, and the pause between two tries. Another process that
+# leaves holds the lock for less time than all tries take.
+LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005
 
 
 class NodeHistory:
-    """Gives this process the node's history, to draft from or to write. `folder` is the same for
-    all processes of a run on a node (`shared_memory.segment_folder`). `choice` selects among the
-    earlier occurrences of a pattern.
+    """Gives this process the node's history, to look up drafts (`view`) or to write it
+    (`take_over`). `folder` is the same for all processes of a run on a node
+    (`shared_memory.segment_folder`). The history holds at most `tokens_max` tokens. If the newest
+    tokens occurred several times before, `choice` selects the occurrence to draft from.
 
     The process that holds the lock of `folder` writes. The kernel frees the lock when its holder
     dies in any way, and the next process that calls `take_over` becomes the writer: it continues in
@@ -114,15 +123,19 @@ class NodeHistory:
         return self._lock is not None
 
     def view(self) -> HistoryView:
-        """Return the view for look-ups now."""
+        """Return the view in which to look up now: of the node's history, or of a private one if
+        there is no shared memory (`take_over`).
+        """
         return self._shared.view() if self._alone is None else self._alone.view
 
     def take_over(self) -> AnswerHistory | None:
-        """Become the writer and return the history, or return None while another process of the
-        node writes; the caller then tries again later. A new writer first removes segments that
-        killed runs left and no process uses. The caller then inserts the log's answers, from as
-        far back as the history reaches, also those that an earlier writer inserted. Without room
-        for shared memory the history is private to this process, with a warning.
+        """Become the writer and return the history to write; None while another process of the node
+        is the writer: the caller tries again later.
+
+        A new writer first removes segments that killed runs left and no process uses. Its caller
+        then inserts the log's answers, from as far back as the history reaches, also those that an
+        earlier writer inserted. If the folder cannot be used or has no room, a warning is logged,
+        and this process gets a history of its own in private memory.
         """
         assert not self.is_writer, "this process writes already"
         try:
@@ -165,8 +178,8 @@ class NodeHistory:
             time.sleep(LEAVE_PAUSE_S)
 
     def _left_by_another(self) -> shared_memory.HistorySegment | None:
-        """Map the segment that other processes use, for writing; None unless it has the layout of
-        this process.
+        """Map, for writing, the segment that an earlier writer left and other processes still use;
+        None if there is none or its layout is not this process's.
         """
         if not self._shared.attached and not shared_memory.is_held(self.path):
             return None
@@ -187,16 +200,17 @@ class NodeHistory:
         self._lock = None
 
 
-RUNNING_TOKENS_MIN = 1024
+RUNNING_TOKENS_MIN = 1024  # least size of the history of running sequences
 
 
 class CombinedSource:
-    """Looks up drafts for a rollout's engine in two histories of the same n-gram lengths: the
-    node's, and `running`, which holds the sequences that run in this engine (Seer's siblings);
-    other processes get these later or never.
+    """Looks up drafts for a rollout's engine in two histories: that of the node, and `running`, a
+    private one of the sequences that run in this engine. So the samples of one group, which run at
+    the same time, draft from each other (as in Seer). Other processes of the node do not see them
+    before they are in the log. Both histories have the same n-gram lengths.
 
-    If both match equally many tokens, the running sequences are used: they come from the newest
-    weights. They are kept in a small separate history, where they are soon overwritten.
+    If both match equally many tokens, `running` is used: its tokens come from the newest weights.
+    It is small, so running sequences are soon overwritten in it.
     """
 
     def __init__(self, node: NodeHistory | SharedHistory, running: AnswerHistory) -> None:
@@ -204,6 +218,7 @@ class CombinedSource:
         self.context = running.context
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """Return a draft as `DraftSource.draft` does."""
         return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
@@ -214,7 +229,7 @@ class CombinedSource:
 
 
 def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:
-    """Return the size, in tokens, of the history of running sequences: a full batch, or a quarter
-    of the node's history (`tokens_max`) if that is less.
+    """Return the size, in tokens, of the history of running sequences: that of a full batch, or a
+    quarter of the node's history (`tokens_max`) if that is less, and at least `RUNNING_TOKENS_MIN`.
     """
     return max(RUNNING_TOKENS_MIN, min(slots * context_max, tokens_max // 4))

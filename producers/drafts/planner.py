@@ -144,8 +144,8 @@ def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
 
     Each token of a draft gains the probability that it and all before it are accepted. One more
     token pays while its gain per second is above the tokens per second of the batch: Seer's
-    marginal benefit (section 3.7). Both depend on each other, as the terms of a ratio do that is
-    maximised; Dinkelbach's iteration finds the maximum (Management Science 13, 1967).
+    marginal benefit (section 3.7). That speed depends on the lengths in turn, so both are found
+    together, by Dinkelbach's iteration for ratios (Management Science 13, 1967).
     """
     lengths = [row.window for row in rows]
     if cost.token_s <= 0:

@@ -1,10 +1,10 @@
-"""Lays out the memory of a history of earlier answers, from which drafts come (`HistoryMemory`), and
-maps it from a file in shared memory (a segment), so that the rollouts of a node share one history.
+"""Lays out the memory of a history of earlier answers, from which drafts come (`HistoryMemory`),
+and maps it from a file in shared memory (a segment), so that a node's rollouts share one history.
 
 The header, with all sizes, is read and checked once, when the file is mapped; no value that is read
 later can cause an access outside of the memory. One process writes and holds the lock of the file's
-folder (`lock_folder`); all rollouts that have the file mapped share the lock of the file, so that
-none removes it (`HistorySegment`). The kernel frees both locks when their holder dies.
+folder (`lock_folder`). All rollouts that have the file mapped share the lock of the file, so that
+no process removes it (`HistorySegment`). The kernel frees a lock when its holder dies.
 """
 
 import contextlib
@@ -44,8 +44,9 @@ NGRAM_LENGTH_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class HistoryLayout:
-    """Determines the sizes of a history's arrays: the ring holds `tokens_max` tokens, the hash table
-    has n-grams of these `lengths`. A draft has at most `reach` tokens per matched token.
+    """Determines the sizes of a history's arrays (`HistoryMemory`): the ring holds `tokens_max`
+    tokens, the hash table n-grams of these `lengths`. A draft has at most `reach` tokens per
+    matched token.
     """
 
     tokens_max: int
@@ -100,10 +101,10 @@ class HistoryMemory:
     of the tokens of earlier answers. The header holds all sizes, so that a process that maps the
     file needs nothing else.
 
-    A place counts all tokens ever stored, so it is never used twice; its token is at index place
-    modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`) to the best place that
-    follows it, and that place's rank. The arrays are memoryviews: reading an item of one is twice
-    as fast as of a numpy array.
+    Places number all tokens ever stored, so no place is used twice; the token of a place is at
+    index place modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`) to the best
+    place that follows it, and that place's rank. The arrays are memoryviews: reading an item of one
+    is twice as fast as of a numpy array.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:
@@ -159,10 +160,10 @@ class HistorySegment:
 
 
 def map_segment(path: Path, writes: bool = False, holds: bool = True) -> HistorySegment | None:
-    """Map the segment at this path, for reading too if `writes`. Returns None if there is no valid
-    segment of this user or it is being removed, and, without `writes`, if its writer is dead: the
-    next writer may remove it. Without `holds` another process may remove the file while it is
-    mapped here.
+    """Map the segment at this path, to write it if `writes`, else to read it. Returns None if there
+    is no valid segment of this user or it is being removed, and, without `writes`, if its writer is
+    dead: the next writer may remove it. Without `holds` another process may remove the file while
+    it is mapped here.
     """
     try:
         descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_NOFOLLOW)

@@ -1,5 +1,5 @@
 """Speculative decoding, the part that all engines share: it finds drafts in the history (earlier
-answers to the same prompt), chooses their lengths, and counts what is accepted.
+answers to the same prompt), chooses their lengths, and counts the accepted tokens.
 
 The model verifies all drafts of a batch in one forward pass, so drafts change how fast an engine
 generates tokens, never their distribution. `Speculation` is the state of one engine; it holds the
@@ -84,10 +84,10 @@ class DraftedSequence:
     """Keeps the draft state of one row of the batch; `prompt` and `group` are its keys in the
     history.
 
-    The row's next draft has at most `window` tokens. The sequence's first `shared` tokens were
-    handled by `share_tokens`; `has_new_tokens` is False if the later ones are known to repeat the
-    history, because every draft since was accepted whole. `agreement` tracks how many of the newest
-    tokens are known to agree with the history.
+    The row's next draft has at most `window` tokens. Only the tokens after the first `shared` ones
+    are still to be added to the history; `has_new_tokens` is False if these are known to repeat it,
+    because every draft since was accepted whole. `agreement` tracks how many of the newest tokens
+    are known to agree with the history.
     """
 
     prompt: int
@@ -105,8 +105,9 @@ class Speculation:
     decides whether to draft; the model's tokens are below `vocabulary`.
 
     While drafting is on, the engine calls `propose` for each row, `choose_lengths` for the batch,
-    and after the pass `add_verified` for each row: from it the next lengths are learned. While it
-    is off, trial drafts (`look_up_trial`, `add_trial`) show how many tokens would be accepted.
+    and after the pass `add_verified` for each row, whose results decide the next lengths. While
+    drafting is off, trial drafts (`look_up_trial`, `add_trial`) show how many drafted tokens would
+    be accepted.
     `share_tokens` adds running sequences to the history, so that the other samples of the group
     can draft from them.
     """
@@ -146,7 +147,7 @@ class Speculation:
     def look_up(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """Returns a draft of at most `most` tokens that may follow the `newest` ones. It is cut
         before the first token outside of the model's vocabulary: the history is in shared memory,
-        which another process may be writing, or which may be that of another model.
+        to which another process may be writing, and which another model may have filled.
         """
         draft = self.source.draft(prompt, newest, most)
         if not draft.tokens or max(draft.tokens) < self.vocabulary:

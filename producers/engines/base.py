@@ -1,5 +1,10 @@
 """Defines the engine contract (`Engine`): the calls through which a rollout generates tokens, their
 arguments and results, and the guarantees of every engine.
+
+A rollout passes each trajectory to `submit` (`GenerationRequest`) and calls `poll` in its loop,
+which decodes and returns new tokens (`Emission`). Between two polls it may change the weights
+(`prepare`, `update` with a `WeightUpdate`), drop trajectories (`abort`), or continue a dialogue
+with the environment's tokens (`append`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +19,9 @@ from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
+"""The values of `rollouts.on_update`, which decide what new weights mean for running trajectories
+(`Engine.update`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +29,13 @@ class GenerationRequest:
     """Asks an engine to generate one trajectory. `tokens` are the prompt and all tokens generated
     or appended so far; `sources` marks each token as prompt, generated or environment.
 
-    `logprobs` and `spans` belong to the generated tokens among them (a resumed trajectory); the
-    engine never recomputes or emits these tokens again. `group` lets an engine prefill the prompt
-    of a group once. The randomness of a token depends on its index in `tokens`. With `hold` the
-    slot and the KV cache stay reserved after a `stop`, until `append` adds the environment's tokens
-    or `abort` drops the trajectory. All tokens are generated under `version`, one of
-    `Engine.versions`; with None, each token is generated under the newest version.
+    If the trajectory is resumed, `logprobs` and `spans` are those of the generated tokens among
+    `tokens`; the engine never samples or emits these tokens again. `group` lets an engine prefill
+    the prompt of a group once. The random number of a token depends on the run's `seed`, the
+    trajectory's name and the token's index in `tokens`. With `hold` the slot and the KV cache stay
+    reserved after a `stop`, until `append` adds the environment's tokens or `abort` drops the
+    trajectory. All new tokens are generated under `version`, one of `Engine.versions`; with None,
+    each under the newest version at that moment.
     """
 
     trajectory: str
@@ -46,13 +55,14 @@ class Emission:
     """Holds the tokens generated for one trajectory since its previous emission, all under one
     version.
 
-    An engine emits when a trajectory finishes a turn, before its version changes, and every
-    `emit_every` tokens (`EngineOptions`), not at every decode step: objects per token would cost
-    more than decoding.
+    An engine emits the tokens when the trajectory finishes a turn, before the engine's version
+    changes, and every `emit_every` tokens (`EngineOptions`), not at every decode step: objects per
+    token would cost more than decoding.
 
-    `finish` is None while the turn continues; `stop` (the last of `tokens` is a stop token) or
-    `length` (`tokens_max` tokens are generated, or the engine's context is full). `drafts` marks
-    the tokens that were drafted; None where the engine does not draft or has no such counts.
+    `finish` is None while the turn continues, `stop` if the last of `tokens` is a stop token, and
+    `length` if `tokens_max` tokens are generated or the engine's context is full. `drafts` states
+    which of the tokens are accepted drafts, with the costs of drafting; None if the engine does not
+    draft or does not count.
     """
 
     trajectory: str
@@ -65,13 +75,15 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """Holds the verified tensors of `version`. They differ from those of `base` only in the
-    elements of `patches` and in the tensors named in `whole`. With `patches` None the difference is
-    unknown and all tensors are loaded.
+    """Holds all tensors of `version`, verified against their hashes. They differ from those of
+    `base` only in the elements of `patches` and in the tensors named in `whole`, so an engine that
+    serves `base` need only change these. If `patches` is None the difference is unknown, and all
+    tensors are loaded.
 
-    The caller must not change `tensors` until the update is done. `Engine.prepare` sets `prepared`.
-    With a `scaling` (alpha / rank) the tensors are those of an adapter, under PEFT's names, over
-    the weights that the engine was opened with.
+    The caller must not change `tensors` until the update is done. `prepared` is what
+    `Engine.prepare` computed, in the engine's own form. With a `scaling` (alpha / rank) the tensors
+    are those of a LoRA adapter, under the names of the library PEFT, for the weights that the
+    engine was opened with.
     """
 
     version: Version
@@ -84,8 +96,9 @@ class WeightUpdate:
 
 
 def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
-    """Return `then` as an update from the base of `first`, so that `first` need not be served.
-    Returns `then` unchanged if its base is not the version of `first` or a difference is unknown.
+    """Return the update `then`, but with the base of `first`, so that an engine can skip `first`.
+    Returns `then` unchanged if its base is not the version of `first`, or if one of the differences
+    is unknown.
     """
     if first.patches is None or then.patches is None or then.base != first.version:
         return then
@@ -108,8 +121,8 @@ def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class WeightComparison:
-    """Reports a comparison of `count` tensors; `differing` names those whose served bits differ
-    from the passed ones.
+    """Reports a comparison of `count` tensors (`Engine.read_back`); `differing` names those whose
+    bits in the engine differ from the given ones.
     """
 
     count: int
@@ -120,9 +133,10 @@ class WeightComparison:
 class DraftStats:
     """Counts speculative decoding since the start; all counts are 0 if the engine does not draft.
 
-    `passes` verification passes over `rows` rows in all gave `gained` tokens. `asked` look-ups for
-    a draft returned `found` drafts; `proposed` drafted tokens were verified, `accepted` of them
-    accepted. `changes` counts how often drafting was turned on or off; look-ups took `lookup_s`.
+    `passes` counts the forward passes that verified drafts; over `rows` rows of the batch in all
+    they gave `gained` tokens. `asked` counts look-ups for a draft, which took `lookup_s` seconds;
+    `found` of them returned one. Of `proposed` drafted tokens `accepted` were accepted. `changes`
+    counts how often drafting was turned on or off.
     """
 
     passes: int = 0
@@ -138,9 +152,12 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Reports the engine's present load: `running` and `waiting` count sequences, `kv_used` and
-    `kv_capacity` tokens. `steps`, `tokens` and `busy_s` (CPU time in prefill and decode) count from
-    the start.
+    """Reports the engine's present load: `slots` sequences may run together, `running` and
+    `waiting` count sequences, `kv_used` and `kv_capacity` tokens of the KV cache.
+
+    Three fields count from the start: decode `steps`, generated `tokens`, and `busy_s`, the CPU
+    time that this process's thread spent in prefill and decode (of the engine `paced`: the time
+    that it computed for them).
     """
 
     slots: int
@@ -157,16 +174,16 @@ class EngineStats:
 class Engine(Protocol):
     """Generates trajectories under served weights. Every engine guarantees:
 
-    * An engine stamps every generated token with the version that emitted it (invariant 3).
-    * Sampling is a function of (seed, trajectory, position) alone (invariant 10); `seed` is that of
-      the request, the run's.
-    * In-process engines step inside `poll`, which returns soon after its deadline.
+    * Every emitted token is stamped with the version that generated it (invariant 3).
+    * Sampling is a function of (seed, trajectory, position) alone, within the limits of invariant
+      10; the seed is the run's, from the request.
+    * An engine in this process decodes inside `poll` only, which returns soon after its deadline.
     * A model, request or sampling parameter that the engine cannot serve raises `EngineRefused`,
       which names it, before any token is generated.
     * After a failed `update` the engine generates nothing until an update succeeds: `poll` returns
       [] meanwhile.
-    * Weights are passed as the tensors of a checkpoint, under its names; how an engine stores them
-      is its own choice.
+    * Weights are passed as the tensors of a checkpoint, under the checkpoint's names; how an engine
+      stores them is its own choice.
     """
 
     version: Version
@@ -175,13 +192,13 @@ class Engine(Protocol):
     @property
     def versions(self) -> Sequence[Version]:
         """The versions that requests may name: the newest one and, if the engine serves adapters,
-        those that its trajectories still name.
+        those that trajectories in the engine still name.
         """
         ...
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether the engine serves adapters: a new version is then served beside those in use."""
+        """Whether the engine serves adapters, and so can serve several versions side by side."""
         ...
 
     def submit(self, request: GenerationRequest) -> None:
@@ -208,28 +225,29 @@ class Engine(Protocol):
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Return the update with all work done for which decoding need not stop: checks, index
-        arithmetic, casts. The served weights do not change. This call may run in another thread,
-        beside `poll`, but beside no other update. Raises `EngineRefused`, which names the wrong
-        tensor.
+        arithmetic, casts. The served weights do not change. This call may run in another thread at
+        the same time as `poll`, but not as `update` or another `prepare`. Raises `EngineRefused`,
+        which names the wrong tensor.
         """
         ...
 
     def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
-        """Serve these weights from the next decode step on, bit for bit the same whether they are
-        patched or loaded; patches are used only if the engine serves `base`.
+        """Serve these weights from the next decode step on. The served bits are the same whether
+        only the differences are written or all tensors are loaded; the former happens only if the
+        engine serves the update's `base`.
 
-        With `keep_version` the engine must be empty if the version changes, except for an adapter:
-        it is served beside the others, for requests that name it. `in_flight` keeps the KV cache of
-        running trajectories; `in_flight_recompute` recomputes it under the new weights.
+        With `keep_version` the engine must be empty if the version changes. An adapter is an
+        exception: it is served beside the others, for requests that name it. `in_flight` keeps the
+        KV cache of running trajectories; `in_flight_recompute` recomputes it under the new weights.
         """
         ...
 
     def read_back(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """Compare the served bits of the tensors `names` with the bits that loading `tensors` (a
-        whole version) would give. This call may run in another thread, beside `poll`, but not
-        beside `update`.
+        """Compare the served bits of the tensors `names` with the bits that loading `tensors` (all
+        tensors of a version) would give. This call may run in another thread at the same time as
+        `poll`, but not as `update`.
         """
         ...
 
@@ -237,19 +255,22 @@ class Engine(Protocol):
         """Return the names of the engine's trajectories, waiting ones included."""
         ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """Return the present load and the counts since the start."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Holds the options of an engine that computes a model.
 
-    `slots` sequences of at most `context_max` tokens are decoded together. The tokens of a running
-    trajectory are emitted every `emit_every` tokens. `device` None is the CPU for the engine
-    `torch`, and a GPU where there is one for `vllm`. The layers of the engine `torch` compute in
-    `dtype`. With `drafts` the engine verifies drafts from this source while `gate` (default: a new
-    one) finds that they save time. The engine `vllm` serves adapters of at most `adapter_rank` (0:
-    no adapters); `torch` serves adapters of any rank.
+    At most `slots` sequences of at most `context_max` tokens each are decoded together. The tokens
+    of a running trajectory are emitted every `emit_every` tokens. `device` None is the CPU for the
+    engine `torch`; for `vllm` it is a GPU where there is one. The layers of the engine `torch`
+    compute in `dtype`. With `drafts` the engine verifies drafts from this source while the `gate`
+    (default: a new one), which measures their costs, finds that they save time. The engine `vllm`
+    serves LoRA adapters of a rank up to `adapter_rank` (0: no adapters); `torch` serves adapters of
+    any rank.
     """
 
     slots: int

@@ -1,7 +1,9 @@
-"""Measures an engine's step times over batch sizes and KV lengths (`measure_points`), and fits a
-roofline to them (`fit_profile`): a formula of step time by rows and cached tokens (`roofline.py`).
+"""Measures how long the decode steps of an engine take on this machine, for several batch sizes and
+context lengths (`measure_points`), and fits a roofline to them (`fit_profile`): a formula for the
+time of a step by the sequences in the batch (rows) and the tokens in the KV cache (`roofline.py`).
 
-`rollstream profile CONFIG` runs both and writes the result, an `EngineProfile`, to a small file.
+`rollstream profile CONFIG` does both and writes the result, an `EngineProfile`, to a small file.
+Rollouts read B_max from it, the largest batch at which one more row is nearly free.
 """
 
 import json
@@ -27,14 +29,15 @@ SHAPE_FIELDS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size",
 )  # fmt: skip
-"""Fields of a model's configuration on which its step time depends."""
+"""Fields of a model's `config.json` on which its step times depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """Holds the fitted roofline of an engine. `error` is the median relative error of the fit,
-    `error_max` the largest, over `points` step times. `batch_max` is B_max for `slots`: the largest
-    batch at which one more row is nearly free in a decode step.
+    """Holds the fitted roofline of the engine named `engine`, with `model` as `model_key` returns
+    it. `batch_max` is B_max, the largest batch up to `slots` at which one more row is nearly free
+    in a decode step. The fit is to `points` step times; `error` is the median and `error_max` the
+    largest relative error at them.
     """
 
     engine: str
@@ -50,8 +53,9 @@ class EngineProfile:
 
 
 def model_key(config: PreTrainedConfig, changed: Mapping[str, object]) -> str:
-    """Return a key that is equal for models of equal shape, independent of weights, and engines
-    with the same settings. `changed` are the settings that affect step times and are not defaults.
+    """Return a key of a model's shape and an engine's settings, on which step times depend: a
+    profile may be used where the key is the same. Weights do not change it. `changed` are the
+    engine's settings that affect step times and differ from their defaults.
     """
     fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS} | {**changed}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -59,12 +63,12 @@ def model_key(config: PreTrainedConfig, changed: Mapping[str, object]) -> str:
 
 
 def profile_path(folder: Path, engine: str, model: str) -> Path:
-    """Return the file in which a run keeps the profile of an engine and a model."""
+    """Return the file in a run's `folder` for the profile of an engine and a model (its key)."""
     return folder / "profiles" / f"{engine}-{model}.json"
 
 
 def write_profile(path: Path, profile: EngineProfile) -> None:
-    """Write a profile; it replaces an earlier one atomically."""
+    """Write a profile to `path`, atomically; an earlier one there is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
@@ -72,7 +76,7 @@ def write_profile(path: Path, profile: EngineProfile) -> None:
 
 
 def read_profile(path: str | Path) -> EngineProfile:
-    """Read a profile. Raises `ConfigurationError` if the file holds none."""
+    """Read a profile. Raises `ConfigurationError` if the file is missing or holds no profile."""
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=EngineProfile)
     except (OSError, msgspec.DecodeError) as error:
@@ -84,20 +88,21 @@ def read_profile(path: str | Path) -> EngineProfile:
     return found
 
 
-STEPS = 16  # steps per point; the first one prefills, and the next two are not counted
-SKIPPED_STEPS = 2
+STEPS = 16  # steps for each measured point; the first one also prefills
+SKIPPED_STEPS = 2  # steps after the first one whose times are not counted either
 FASTEST_SHARE = 0.25  # quantile of a point's step times that is taken as its step time
 CONTEXT_MIN = 4 * STEPS  # in a shorter context sequences would end while they are timed
-KV_SHARES = (0.05, 0.25, 0.5, 0.85)  # measured KV lengths as shares of the context
-ALTERNATIONS_MAX = 30
+KV_SHARES = (0.05, 0.25, 0.5, 0.85)  # measured lengths of a sequence, as shares of the context
+ALTERNATIONS_MAX = 30  # of one fit (`_fit_alternating`)
 
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Records one measured point: a decode step of `rows` sequences with `kv_tokens` cached tokens
-    in all took `seconds`; prefilling the `prefilled` tokens of one sequence took `prefill_s`.
+    """Records one measured point: a decode step of `rows` sequences, with `kv_tokens` cached tokens
+    in all, took `seconds`. Before, prefilling their common prompt (`prefilled` tokens) took
+    `prefill_s`.
     """
 
     rows: int
@@ -109,7 +114,9 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class TimedEngine:
-    """Holds an empty engine to measure, its capacity and the clock."""
+    """Holds the engine to measure, which has no requests, its limits (`slots` sequences of at most
+    `context_max` tokens), the number of tokens in its vocabulary, and the clock.
+    """
 
     engine: Engine
     slots: int
@@ -119,7 +126,9 @@ class TimedEngine:
 
 
 def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
-    """Measure every batch size at every KV length, short contexts and small batches first."""
+    """Measure every batch size (powers of two up to `slots`, and `slots`) at every length of
+    `KV_SHARES`: short sequences first, and of one length small batches first.
+    """
     rows = _batch_sizes(timing.slots)
     room = timing.context_max - STEPS - 1
     for length in sorted(
@@ -132,8 +141,9 @@ def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
 def fit_profile(
     engine: str, model: str, slots: int, context_max: int, points: Sequence[StepTiming]
 ) -> EngineProfile:
-    """Return the profile of an engine, with the better of two fits to the points: memory reads
-    overlapped with arithmetic, and reads followed by arithmetic.
+    """Fit both forms of a roofline to the points, and return the profile with the one that has the
+    smaller median error. The forms: the engine reads memory while it computes, so the longer of the
+    two counts (`overlapping`); or it reads and then computes. The caller adds the device.
     """
     fits = [fit_roofline(points, overlapping) for overlapping in (True, False)]
     roofline = min(fits, key=lambda fit: float(np.median(relative_errors(fit, points))))
@@ -153,14 +163,15 @@ def fit_profile(
 
 
 def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
-    """Return the roofline of this form with the least squared relative errors at the points. With
-    `overlapping` each point is bound either by memory reads or by arithmetic; otherwise reads and
-    arithmetic add up.
+    """Return the roofline of this form with the least sum of squared relative errors at the points.
+    With `overlapping` the time of each point is that of its memory reads or that of its arithmetic,
+    whichever is longer; otherwise it is their sum.
     """
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
     seconds = np.array([p.seconds for p in points])
-    # A prompt is prefilled once for all its rows, so points of one row measure it best.
+    # All rows of a point share one prompt, which is prefilled once, so the points with one row
+    # measure a prefill best.
     prefill = median(p.prefill_s / p.prefilled for p in points if p.rows == 1)
     if not overlapping:
         weights, token, row = _solve((np.ones(len(rows)), kv, rows), seconds)
@@ -171,7 +182,7 @@ def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
 
 
 def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatArray:
-    """Return the relative error of the roofline at each point."""
+    """Return the relative error of the roofline's step time at each point, as absolute values."""
     return np.array(
         [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
     )
@@ -184,9 +195,10 @@ def _fit_alternating(
     reading: NDArray[np.bool_],
     prefill: float,
 ) -> Roofline:
-    """Fit the overlapped form, starting from `reading`: the points that are bound by reads. The fit
-    alternates: fit the constants, assign each point to reads or arithmetic, fit again, until the
-    assignment no longer changes or `ALTERNATIONS_MAX` is reached.
+    """Fit the overlapped form. `reading` is a first guess of the points at which memory reads take
+    longer than arithmetic. The fit alternates: compute the constants for this assignment of points,
+    then assign each point again by these constants, until the assignment no longer changes or
+    `ALTERNATIONS_MAX` is reached.
     """
     weights = token = row = overhead = 0.0
     for _ in range(ALTERNATIONS_MAX):
@@ -201,8 +213,9 @@ def _fit_alternating(
 
 
 def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
-    """Return the coefficient of each column by least squares of relative errors; a column with a
-    negative coefficient is left out and gets 0.
+    """Return the coefficients with which the columns add up to `seconds`, with the least squared
+    relative errors. No coefficient is negative: a column that would get a negative one is left out
+    and gets 0.
     """
     kept = list(range(len(columns)))
     while kept:
@@ -216,6 +229,7 @@ def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
 
 
 def _batch_sizes(most: int) -> list[int]:
+    """Return the powers of two below `most`, and `most`."""
     counts = [1]
     while counts[-1] * 2 < most:
         counts.append(counts[-1] * 2)
@@ -223,8 +237,8 @@ def _batch_sizes(most: int) -> list[int]:
 
 
 def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
-    """Measure one point: `rows` sequences with prompts of `length` tokens. `poll(0)` makes one
-    step; the first step also prefills.
+    """Measure one point: submit `rows` sequences with one prompt of `length` tokens, and time
+    `STEPS` calls of `poll(0)`. Each call makes one decode step, and the first one also prefills.
     """
     engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
     for name in names:
@@ -232,6 +246,7 @@ def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
     times = [_step(timing) for _ in range(STEPS)]
     # Other load on this machine can only make a step slower, so a low quantile is taken.
     seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
+    # Tokens in the cache for one row, as a mean over the counted steps: each step adds one token.
     cached = length - 1 + (1 + SKIPPED_STEPS + STEPS) / 2
     for name in names:
         engine.abort(name)
@@ -246,8 +261,8 @@ def _step(timing: TimedEngine) -> float:
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:
-    """Return a request. The requests of one point share their group and prompt, which is then
-    prefilled once; requests of different points share neither.
+    """Return a request. All requests of one point have the same group and prompt, so the engine
+    prefills the prompt once. Requests of different points share neither.
     """
     tokens = (np.arange(length) * 7 + seed) % vocabulary
     nothing = np.zeros(0, np.float32)

@@ -1,9 +1,10 @@
-"""Computes rewards in separate processes. Every question (an answer to judge, a turn to reply to,
-or a trajectory to score) gets an outcome, also if the task's code raises, hangs or ends its
-process, and no rollout stops for it.
+"""Computes rewards in reward processes (`process.py`), which run the task's code without the run's
+credentials. Every question (an answer to judge, a turn to reply to, or a trajectory to score) gets
+an outcome, also if the task's code raises, hangs or ends its process.
 
-No call blocks: `RewardPool.submit` queues a question; `poll` exchanges lines with the processes
-over pipes and returns outcomes.
+`RewardPool.submit`, `submit_turn` and `submit_finished` queue a question. Each `poll` hands
+questions to the processes (`RewardWorker`), reads their answers, replaces processes that ended or
+hang, and returns outcomes. No call waits for an answer, so a rollout generates meanwhile.
 """
 
 import os
@@ -25,8 +26,8 @@ from rollstream.producers.scoring.functions import TrajectoryFacts
 from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
 from rollstream.producers.tasks.base import Reply, Turns
 
-_START_S = 60.0  # enough for the imports of a heavy task on a busy machine
-_READ_BYTES = 1 << 16
+_START_S = 60.0  # until a process must be ready: the imports of a heavy task on a busy machine
+_READ_BYTES = 1 << 16  # of one read from a pipe
 
 _NAMES = """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR
@@ -39,11 +40,12 @@ _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "
 
 
 def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Return the variables that a task's code gets: paths of programs, libraries and caches,
-    language, threads, and those that `task.environment` names.
+    """Return those variables of `environment` that a task's code gets: paths of programs, libraries
+    and caches, language, threads, and those that `task.environment` names (`named`). Variables of
+    the run's credentials and settings (`OWN_VARIABLES`) are left out even if they are named.
 
-    A process runs the task's code and any part of a model's answer that this code executes, so an
-    answer that prints its environment finds neither the broker's password nor the store's keys.
+    A task's code may execute a part of a model's answer. An answer that prints its environment
+    finds neither the broker's password nor the store's keys.
     """
     wanted = {*_NAMES.split(), *named}
     return {
@@ -56,15 +58,17 @@ def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> d
 
 @dataclass(frozen=True, slots=True)
 class _PendingQuestion:
+    """Holds a question without an outcome: its caller's key and the line for a process."""
+
     key: str
     line: bytes
 
 
 class RewardWorker:
-    """Runs one reward process and exchanges lines with it. `held` are its unanswered questions,
-    oldest first. The process writes a greeting when its task is built, then answers its questions
-    in order, so a process that hangs or ends does so at its oldest unanswered question. `greeting`
-    is that first line, b"" until the process is ready for questions.
+    """Runs one reward process and exchanges lines with it, without blocking. The process writes a
+    first line when its task is built or cannot be built: `greeting`, b"" until then. After that it
+    answers its questions in order. `held` are the unanswered ones, oldest first, so a process that
+    hangs or ends does so at `held[0]`.
     """
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
@@ -83,15 +87,17 @@ class RewardWorker:
         os.set_blocking(self._out, False)
 
     def give(self, question: _PendingQuestion, now: float) -> None:
-        """Queue a question. Its time starts when the questions before it are answered."""
+        """Queue a question for the process. Its time limit runs from the answer to the question
+        before it.
+        """
         if self.greeting and not self.held:
             self._progress_s = now
         self.held.append(question)
         self._outgoing += question.line
 
     def write(self, now: float) -> None:
-        """Write as many queued bytes as the pipe accepts. If the pipe was full and accepts more,
-        the process has read from it, which counts as progress.
+        """Write as many queued bytes as the pipe accepts. If the pipe was full and accepts bytes
+        again, the process has read from it; this restarts its time limit, as an answer does.
         """
         if not self._outgoing:
             return
@@ -122,12 +128,15 @@ class RewardWorker:
         return self._process.poll() is not None
 
     def ended_reason(self) -> str:
+        """Return how the process ended; to be called after `has_ended` returned True."""
         code = self._process.returncode
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"its process ended ({how})"
 
     def overdue_reason(self, now: float) -> str:
-        """Return the reason why the process must be replaced; "" if it need not."""
+        """Return why the process must be replaced: it was not ready, or made no progress, within
+        its time limit. Return "" if it need not be replaced.
+        """
         if not self.greeting:
             late = now - self._progress_s > _START_S
             return f"its process was not ready after {_START_S:g} s" if late else ""
@@ -147,8 +156,8 @@ class RewardWorker:
 
 
 def _spawn(task: TaskSettings, function: str) -> subprocess.Popen[bytes]:
-    """Start the process in its own session, so that Ctrl-C in the terminal reaches only
-    the parent.
+    """Start a reward process. It is in a session of its own, so that Ctrl-C in the terminal reaches
+    only the parent.
     """
     return subprocess.Popen(
         module_command("rollstream.producers.rewards.process", task.model_dump_json(), function),
@@ -167,8 +176,8 @@ _STARTS_MAX = 3  # processes in a row that end before their greeting
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
-    """Holds a reward with its named scores, or (a dead verdict) the `reason` why there will be
-    none.
+    """Holds a reward with its named scores, or the `reason` why there will be none: then it is a
+    dead verdict.
     """
 
     reward: float = 0.0
@@ -181,13 +190,16 @@ class RewardVerdict:
 
 
 RewardOutcome = RewardVerdict | Reply
-"""A result of `poll`: a verdict for `submit`; a reply or a dead verdict for `submit_turn`."""
+"""A result of `poll`: a verdict for `submit` and `submit_finished`; a reply or a dead verdict for
+`submit_turn`.
+"""
 
 
 class RewardPool:
-    """Gives every submitted question exactly one outcome, in any order. Processes start with the
-    first question. At most `capacity` questions are unanswered; `function` is the scorer's, if
-    there is one.
+    """Gives every submitted question exactly one outcome, in any order; `key` names a question in
+    `poll`. It runs `task.reward_processes` processes and starts each when a question waits for it.
+    At most `capacity` questions are unanswered. `function` is the import path of the scorer's
+    function, "" in a rollout.
     """
 
     def __init__(
@@ -208,30 +220,32 @@ class RewardPool:
         self._starts_failed = 0
 
     def can_submit(self) -> bool:
-        """Return whether the queue has room; `submit` asserts it."""
+        """Return whether another question may be submitted; the `submit` methods assert it."""
         return self._outstanding() < self._capacity
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
-        """Queue a complete answer; its outcome is a verdict with the task's reward."""
+        """Queue a complete answer to judge; its outcome is a verdict with the task's reward.
+        `turns` are all tokens after the prompt, `reference` is that of the prompt (`TaskPrompt`).
+        """
         self._queue(key, RewardQuestion("judge", reference, "", _lists(turns)))
 
     def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
         """Queue a turn for the task's environment; its outcome is the reply to the last of `turns`,
-        or a dead verdict.
+        or a dead verdict. `state` is that of the environment's previous reply, "" at first.
         """
         self._queue(key, RewardQuestion("reply", reference, state, _lists(turns)))
 
     def submit_finished(
         self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
     ) -> None:
-        """Queue a finished trajectory for the scorer's function. Its numbers are the `scores` of
-        the verdict; a single number has the name "".
+        """Queue a finished trajectory for the scorer's function. The numbers that the function
+        returns are the `scores` of the verdict; if it returns a single one, its name is "".
         """
         self._queue(key, RewardQuestion("score", reference, "", _lists(turns), facts))
 
     def poll(self) -> list[tuple[str, RewardOutcome]]:
-        """Return the outcomes since the last poll. Raises `ConfigurationError` if the task cannot
-        be built.
+        """Serve all processes and return the new outcomes, each with its question's key. Raises
+        `ConfigurationError` if the task cannot be built.
         """
         decided: list[tuple[str, RewardOutcome]] = []
         if not self._outstanding():
@@ -250,6 +264,7 @@ class RewardPool:
         self._waiting.clear()
 
     def _outstanding(self) -> int:
+        """Return the number of questions without an outcome."""
         held = sum(len(worker.held) for worker in self._workers if worker is not None)
         return len(self._waiting) + held
 
@@ -260,13 +275,15 @@ class RewardPool:
     def _serve_process(
         self, index: int, now: float, decided: list[tuple[str, RewardOutcome]]
     ) -> None:
-        """Serve one process: read its answers, write questions, replace it if it ended or hangs."""
+        """Start the process if it is needed, read its answers into `decided`, write questions to
+        it, and replace it if it ended or hangs.
+        """
         worker = self._workers[index]
         if worker is None:
             if not self._waiting:
                 return
             worker = self._workers[index] = RewardWorker(self._task, now, self._function)
-        # Checked before reading, so that no answer of a process that ends is lost.
+        # Before the read: if the process has ended by now, this read returns all of its answers.
         ended = worker.has_ended()
         for question, line in worker.read(now):
             decided.append((question.key, self._outcome(line)))
@@ -283,6 +300,7 @@ class RewardPool:
             self._replace(index, worker, reason, decided)
 
     def _check_greeting(self, worker: RewardWorker) -> None:
+        """Raise `ConfigurationError` if the greeting states that the task could not be built."""
         if worker.greeting:
             refusal = self._decoder.decode(worker.greeting).reason
             if refusal:
@@ -306,10 +324,10 @@ class RewardPool:
         reason: str,
         decided: list[tuple[str, RewardOutcome]],
     ) -> None:
-        """End the process. Its oldest question gets a dead verdict if the process was ready,
-        because it ended or hung at this question. The other questions return to the front of the
-        queue. Raises `ConfigurationError` after `_STARTS_MAX` processes in a row that were never
-        ready.
+        """End the process, which ended or hangs. If it was ready, it did so at its oldest question:
+        that one gets a dead verdict with this `reason`. Its other questions return to the front of
+        the queue, for any process. Raises `ConfigurationError` after `_STARTS_MAX` processes in a
+        row that were never ready.
         """
         worker.kill()
         self._workers[index] = None

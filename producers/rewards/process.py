@@ -52,8 +52,8 @@ class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Holds the result of one call, by `kind`: `score`, a `reward` with named `scores`; `reply`, the
-    environment's `tokens` and new `state`; `failed`, the `reason` why there is no result.
+    """Holds the result of one call, by `kind`: `score`, a `reward` with named `scores`; `reply`,
+    the environment's `tokens` and new `state`; `failed`, the `reason` why there is no result.
     """
 
     kind: Literal["score", "reply", "failed"]
@@ -74,8 +74,8 @@ def failed_answer(reason: str) -> RewardAnswer:
 def answer_question(
     task: Task, function: ScoringFunction | None, question: RewardQuestion
 ) -> RewardAnswer:
-    """Make the call that the question asks for; `function` is the scorer's. Any exception of the code
-    and any result of a wrong type or value become an answer of kind `failed`.
+    """Make the call that the question asks for; `function` is the scorer's. Any exception of the
+    code, and any result of a wrong type or value, becomes an answer of kind `failed`.
     """
     try:
         if question.kind == "judge":
@@ -171,8 +171,8 @@ def _number(value: object, name: str) -> float:
 
 
 def _read_questions(source: int) -> Iterator[RewardQuestion]:
-    """Yield the questions that arrive on the pipe. When the parent ends for any reason, the pipe ends
-    and this process exits. A thread of its own reads the pipe, so this works even while a call
+    """Yield the questions that arrive on the pipe. When the parent ends for any reason, the pipe
+    ends and this process exits. A thread of its own reads the pipe, so this works even while a call
     hangs.
     """
     arrived: SimpleQueue[bytes] = SimpleQueue()
@@ -217,8 +217,9 @@ def main(settings: str, function_path: str = "") -> None:
         out.write(encode(RewardAnswer("score")) + b"\n")
         for question in _read_questions(source):
             # The alarm ends this process after so many CPU seconds in one call. A living parent
-            # ends it earlier, at half of that. It is needed after the parent's death, if the code
-            # holds the interpreter's lock, so that the thread that reads the pipe cannot run.
+            # ends the process earlier (after `reward_timeout_s`). The alarm is for a call that
+            # outlives the parent and holds the interpreter's lock: then the thread that would
+            # notice the end of the pipe cannot run.
             signal.setitimer(signal.ITIMER_VIRTUAL, 2 * description.reward_timeout_s + 1)
             out.write(encode(answer_question(task, function, question)) + b"\n")
 

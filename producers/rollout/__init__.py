@@ -3,8 +3,8 @@
 `worker` is the loop. `assignments` queues what dispatch assigns and decides when new weights are
 taken, `in_progress` holds the running trajectories (`trajectory`), `chain` reads the partials of
 one that is resumed, `ended_turns` waits for rewards and replies. `weights` fetches versions,
-`read_back` compares what is served. `publisher` writes all records in a thread of its own and has
-the metrics; `heartbeat` sends the status.
+`read_back` compares the served tensors. `publisher` writes all records in a thread of its own and
+has the metrics; `heartbeat` sends the status.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,9 @@
-"""Reads and queues the assignments of a rollout (`AssignmentQueue`), and decides by pure functions
-when the rollout takes new weights and starts new trajectories (invariant 9).
+"""Reads the assignments of one rollout and queues them by urgency (`AssignmentQueue`). Pure
+functions of `UpdateInputs` decide when the rollout starts a new trajectory (`may_draw`) and when it
+takes new weights (`wants_update`; invariant 9).
 
-A rollout follows only assignments of its own name and term. After a restart it therefore resumes
-nothing without a new attempt from dispatch, because no old assignment carries its new term.
+A rollout follows only assignments of its own name and term. A restarted rollout has a higher term,
+so no old assignment applies to it: dispatch assigns its trajectories again, in a new attempt.
 """
 
 import logging
@@ -20,12 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class AssignmentQueue:
-    """Holds the rollout's assignments: `waiting` has starts and resumes, the most urgent first."""
+    """Holds the assignments that the rollout has not begun: `waiting` has starts and resumes, the
+    most urgent first.
+    """
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
-        """Read the partition from its oldest record, although the old records hold no assignment of
-        this term: only a reader that has read the `Opened` records can void assignments of an
-        earlier, fenced holder of dispatch (invariant 7).
+        """Start at the oldest record of this rollout's partition of `assignments`. Old records hold
+        no assignment of this term, but some are `Opened` records of dispatch: only a reader that
+        has read them voids what an earlier, replaced dispatch writes late (invariant 7).
         """
         self._rollout, self._term = rollout, term
         partition = partition_of(rollout.encode(), bus.partitions("assignments"))
@@ -37,9 +40,10 @@ class AssignmentQueue:
         return [self._reader]
 
     def read(self) -> list[Assignment]:
-        """Queue new assignments and return the releases. Raises `Fenced` if a higher term of this
-        rollout's name has assignments: the rollout was replaced, for instance while its process was
-        suspended, and the process must exit.
+        """Queue the new starts and resumes, and return the new releases. A release of a trajectory
+        that no other rollout resumes also removes its waiting assignment. Raises `Fenced` if a
+        higher term of this rollout's name has assignments: the rollout was replaced, for instance
+        while its process was suspended, and this process must exit.
         """
         released: list[Assignment] = []
         for received in self._poll():
@@ -90,10 +94,10 @@ class AssignmentQueue:
 
 
 def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
-    """Return the sort key: resumes first, because under `keep_version` the rollout takes new
-    weights only after they end. Then the oldest wave. Within a wave first one probe of each group
-    of unknown length (Seer), then the longest expected answers. An unknown length counts as the
-    largest.
+    """Return the sort key: resumes come first, because under `keep_version` the rollout takes new
+    weights only after they have ended. Then comes the oldest wave. Within a wave the first sample
+    of each group of unknown length is first, as a probe from which the other samples' lengths are
+    predicted (Seer); then the longest expected answer. An unknown length counts as the maximum.
     """
     is_probe = not assignment.predicted and assignment.index == 0
     length = assignment.predicted or assignment.sampling.tokens_max
@@ -102,12 +106,13 @@ def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateInputs:
-    """Holds the only inputs of the rules (invariant 9); versions are given by their numbers.
+    """Holds all inputs of the functions below (invariant 9); versions are given by their numbers.
+    The other input is the mode, `rollouts.on_update`.
 
-    `in_flight` policies (PipelineRL, AReaL) take the newest version as soon as it is fetched.
+    The `in_flight` modes (PipelineRL, AReaL) take the newest version as soon as it is fetched.
     `keep_version` (Laminar, arXiv 2510.12633) finishes running trajectories under their version:
-    once a newer version exists, the rollout starts new trajectories only until it has started its
-    quota under the held version, finishes all of them, and then takes the newest version.
+    once a newer version exists, the rollout still starts new trajectories until it has started its
+    quota under the held version. It finishes all of them, and then takes the newest version.
     """
 
     held: int
@@ -117,7 +122,7 @@ class UpdateInputs:
     drawn: int
     """New trajectories started under the held version."""
     quota: int
-    """The most new trajectories under a version that is not the newest."""
+    """`drawn` at which a rollout starts no more under a version that is not the newest."""
     busy: int
     """Running trajectories, and waiting resumes under the held version."""
     needed: int
@@ -141,13 +146,15 @@ def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
 
 
 def quota_left(mode: UpdateMode, inputs: UpdateInputs) -> int:
-    """Return how many new trajectories the rollout may start before it drains."""
+    """Return how many new trajectories the rollout may still start under the held version once a
+    newer one exists; the whole quota in the modes without such a limit.
+    """
     return inputs.quota if mode != "keep_version" else max(0, inputs.quota - inputs.drawn)
 
 
 def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Return whether the rollout starts no new trajectory until it is empty and has taken the
-    newest version.
+    """Return whether the rollout drains: under `keep_version` it starts no new trajectory until the
+    running ones have ended and it has taken the newest version.
     """
     stale = mode == "keep_version" and inputs.newest > inputs.held
     return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)

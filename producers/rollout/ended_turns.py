@@ -1,10 +1,10 @@
-"""Gets the reply of the environment to an ended turn, or the reward of the whole answer.
+"""Gets what follows the end of a trajectory's turn: in a dialogue the environment's reply, after
+which the trajectory continues, else the reward of the whole answer, which finishes it.
 
-Both come from the task's own code, which runs in the reward pool. Each submission to the pool has
+Both come from the task's code in the reward pool's processes. Each submission to the pool has
 exactly one outcome: a reply, a reward or the reason of a failure (invariant 1). An outcome belongs
-to the attempt that asked for it; if that attempt was given up meanwhile, its outcome is ignored.
-With late rewards the answer is published without a reward, and a scorer adds the reward as an
-annotation.
+to the attempt that asked for it, and is ignored if that attempt has been dropped meanwhile. With
+late rewards the answer is finished without a reward; a scorer adds it later as an annotation.
 """
 
 import time
@@ -21,6 +21,7 @@ from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Tokens, Version
 
 Finish = Literal["stop", "length"]
+"""How a turn ended: by a stop token, or at a limit of its length."""
 
 _ATTEMPT_SEPARATOR = "#"
 CONTEXT_MAX = 1 << 40  # tokens; the default where the engine's context is not known
@@ -28,8 +29,8 @@ CONTEXT_MAX = 1 << 40  # tokens; the default where the engine's context is not k
 
 @dataclass(frozen=True, slots=True)
 class ContinuedTurn:
-    """The environment's reply: `tokens` are appended, and the trajectory continues to generate
-    after them.
+    """The environment's reply to a turn: the caller appends `tokens` in the engine, and the engine
+    generates the next turn.
     """
 
     trajectory: str
@@ -38,18 +39,22 @@ class ContinuedTurn:
 
 @dataclass(slots=True)
 class EndedTurns:
-    """Holds the trajectories whose turn has ended until their reply or reward arrives. `dialogue`:
-    the task has an environment. `late`: rewards come from a scorer. `newest` returns the newest
-    version; `context_max` is the engine's context in tokens.
+    """Holds the trajectories whose turn has ended, from `submit` until `poll` returns what follows:
+    the finished record or the environment's reply.
     """
 
     rewards: RewardPool
     dialogue: bool
+    """Whether the task has an environment that replies to turns."""
     term: int
+    """The rollout's term, for the records."""
     newest: Callable[[], Version]
+    """Returns the newest version that the rollout knows, for the lag at finish."""
     clock: Callable[[], float] = time.time
     late: bool = False
+    """Whether rewards come later, from a scorer."""
     context_max: int = CONTEXT_MAX
+    """The engine's context, in tokens."""
     _awaiting_reward: dict[str, tuple[RunningTrajectory, Finish]] = field(
         default_factory=dict[str, tuple[RunningTrajectory, Finish]]
     )
@@ -57,13 +62,15 @@ class EndedTurns:
         default_factory=dict[str, RunningTrajectory]
     )
     _awaiting_scorer: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    """Records that are finished without a reward, until the next `poll` returns them."""
 
     def __len__(self) -> int:
         return len(self._awaiting_reward) + len(self._awaiting_reply) + len(self._awaiting_scorer)
 
     def holds(self, trajectory: str) -> bool:
-        """Whether the trajectory's ended turn still waits for its outcome. No partial may be
-        published meanwhile: its resume would generate past the turn's end.
+        """Whether the trajectory's turn has ended and its outcome is not decided yet. No partial
+        of it may be published meanwhile: a rollout that resumed from it would generate past the
+        turn's end.
         """
         return any(
             trajectory in waiting
@@ -71,8 +78,9 @@ class EndedTurns:
         )
 
     def submit(self, running: RunningTrajectory, finish: Finish) -> None:
-        """Ask for the outcome of a turn that ended by `finish`. An environment replies only to
-        turns that end by `stop`; all others end the answer, which is judged.
+        """Ask for the outcome of a turn that ended by `finish`. An environment is asked only if the
+        turn ended by `stop`. Without an environment, or after `length`, the answer is complete and
+        its reward is asked for.
         """
         self.drop(running.assignment.trajectory)  # of an earlier attempt
         if self.dialogue and finish == "stop":
@@ -83,8 +91,8 @@ class EndedTurns:
             self._judge(running, finish)
 
     def drop(self, trajectory: str) -> None:
-        """Drop the trajectory: it was released or assigned again. A later outcome for it is
-        ignored.
+        """Drop the trajectory, because it was released or assigned again; an outcome that still
+        arrives for it is ignored.
         """
         for waiting in (self._awaiting_reward, self._awaiting_reply, self._awaiting_scorer):
             waiting.pop(trajectory, None)
@@ -95,8 +103,8 @@ class EndedTurns:
             waiting.clear()
 
     def poll(self) -> list[Trajectory | ContinuedTurn]:
-        """Return the finished trajectories and the turns that continue, decided since the last
-        call.
+        """Return what was decided since the last call: the records of finished trajectories, and
+        the replies to those that continue.
         """
         decided: list[Trajectory | ContinuedTurn] = []
         for key, outcome in self.rewards.poll():
@@ -116,10 +124,13 @@ class EndedTurns:
         return decided
 
     def dead_record(self, running: RunningTrajectory, reason: str) -> Trajectory:
-        """Return the completion that records a failure (invariant 2)."""
+        """Return the completion that records a failure, with its reason (invariant 2)."""
         return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
     def _judge(self, running: RunningTrajectory, finish: Finish) -> None:
+        """Ask for the reward of the complete answer, or finish it without one if rewards come
+        late.
+        """
         trajectory = running.assignment.trajectory
         if self.late:
             record = running.to_record(self.term, finish, self.clock(), self.newest())
@@ -132,13 +143,16 @@ class EndedTurns:
     def _answered(
         self, running: RunningTrajectory, outcome: RewardVerdict | Reply
     ) -> list[Trajectory | ContinuedTurn]:
+        """Return what follows from the environment's outcome: a dead record if it failed, or its
+        reply. If the dialogue is over or the context is full, ask for the reward and return [].
+        """
         if isinstance(outcome, RewardVerdict):
             return [self.dead_record(running, f"environment: {outcome.reason}")]
         if not outcome.tokens:  # the dialogue is over
             running.environment = outcome.state
             self._judge(running, "stop")
             return []
-        # Cut the reply here: an engine keeps only the part that fits its context. Otherwise the
+        # Cut the reply here, as the engine does: it keeps only what fits its context. Otherwise the
         # record would hold tokens that no engine saw, and a resumed attempt would end differently.
         tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - running.length]
         running.extend_environment(tokens, outcome.state)
@@ -150,6 +164,7 @@ class EndedTurns:
     def _finished(
         self, running: RunningTrajectory, finish: Finish, outcome: RewardVerdict | Reply
     ) -> Trajectory:
+        """Return the record with the reward, or a dead one if judging failed."""
         assert isinstance(outcome, RewardVerdict), (
             "the reward pool replied instead of giving a reward"
         )
@@ -162,5 +177,5 @@ class EndedTurns:
 
 
 def _attempt_key(running: RunningTrajectory) -> str:
-    """Return the key of an attempt in the reward pool."""
+    """Return the key under which the reward pool is asked for this attempt."""
     return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"

@@ -1,8 +1,9 @@
-"""Publishes a rollout's heartbeats, the `status` records, also while the rollout's loop is busy.
+"""Publishes a rollout's heartbeats (its `status` records) from a thread, so that the rollout does
+not look dead while its loop is busy.
 
-`StatusSchedule` decides when the loop must publish a status. `Heartbeat` publishes it in a thread,
-and repeats the last one (`StatusRepeats`) while the loop sends none, so a rollout with a busy loop
-does not look dead.
+The loop asks `StatusSchedule` whether a status is due, and passes a due one to `Heartbeat`, which
+publishes it in the thread. While the loop passes none, the thread repeats the last one
+(`StatusRepeats`), with the time since the loop's last iteration (`stalled_s`).
 """
 
 import logging
@@ -20,13 +21,14 @@ from rollstream.streams.writer import publish_all
 
 Health = Literal["starting", "generating", "draining", "pulling", "leaving"]
 log = logging.getLogger(__name__)
-WAITING_MAX = 64  # records queued while the log does not answer; the oldest are dropped first
+WAITING_MAX = 64  # most records queued while the log does not answer; the oldest are dropped
 
 
 @dataclass(slots=True)
 class StatusSchedule:
-    """Decides when a status is due (every `every_s` seconds and at every change of health), and
-    computes the rollout's speed, idle time and previous KV use. Times are the caller's clock.
+    """Decides when a status is due: every `every_s` seconds, and at every change of health. It also
+    computes what a status reports about the time since the previous one: speed, idle time, and the
+    KV use (tokens in the KV cache) then. All times are passed by the caller, from one clock.
     """
 
     every_s: float
@@ -36,27 +38,33 @@ class StatusSchedule:
     idle_s: float = 0.0
     checked_s: float = 0.0
     kv_reports: tuple[tuple[float, int], ...] = ()
-    """(time, KV used) of the newest reports, oldest first."""
+    """(time, KV use) of the two newest reports that were at least half of `every_s` apart, oldest
+    first.
+    """
 
     def is_due(self, health: Health, busy: bool, now_s: float) -> bool:
-        """Return whether a status is due. Time between two calls counts as idle if nothing ran."""
+        """Return whether a status is due. Unless the rollout is `busy`, the time since the previous
+        call counts as idle.
+        """
         if self.checked_s and not busy:
             self.idle_s += now_s - self.checked_s
         self.checked_s = now_s
         return health != self.health or now_s - self.sent_s >= self.every_s
 
     def note_sent(self, health: Health, tokens: int, now_s: float) -> float:
-        """Note that a status is sent now; returns tokens per second since the previous one."""
+        """Note that a status is sent now. `tokens` is the number generated so far; returns the
+        tokens per second since the previous status.
+        """
         speed = (tokens - self.tokens) / max(1e-3, now_s - self.sent_s) if self.sent_s else 0.0
         self.sent_s, self.health, self.tokens = now_s, health, tokens
         return speed
 
     def previous_kv(self, kv_used: int, now_s: float) -> int:
-        """Note the KV use reported now, and return that of the previous report (for the first
-        report, its own).
+        """Note the KV use that is reported now, and return that of the previous report; the first
+        report returns its own.
 
-        A change of health sends two reports in quick succession, so a report younger than half a
-        heartbeat does not count as the previous one.
+        At a change of health two reports follow each other quickly. So a report counts as the
+        previous one only if at least half of `every_s` has passed since it.
         """
         earlier = [kv for at_s, kv in self.kv_reports if now_s - at_s >= self.every_s / 2]
         if not self.kv_reports or now_s - self.kv_reports[-1][0] >= self.every_s / 2:
@@ -66,9 +74,10 @@ class StatusSchedule:
 
 @dataclass(slots=True)
 class StatusRepeats:
-    """Repeats the last status while the loop sends none. A repeat is due two intervals after the
-    last status, because a healthy loop sends one after each. Pure; times are the caller's monotonic
-    clock.
+    """Decides when the last status is repeated, because the loop sends none, and makes the repeat.
+    It is due twice `every_s` after the last record was sent: a loop that makes progress sends one
+    every `every_s`. Times are passed by the caller, from one monotonic clock; `iterated_s` is the
+    begin of the loop's last iteration.
     """
 
     every_s: float
@@ -77,7 +86,7 @@ class StatusRepeats:
     sent_s: float = 0.0
 
     def note_sent(self, record: RolloutStatus, now_s: float) -> None:
-        """Note that the loop's record was published."""
+        """Note that a status of the loop is published now."""
         self.last, self.sent_s = record, now_s
 
     def wait_s(self, now_s: float) -> float | None:
@@ -85,8 +94,8 @@ class StatusRepeats:
         return None if self.last is None else max(0.0, self.sent_s + 2 * self.every_s - now_s)
 
     def repeat(self, now_s: float, time_s: float) -> RolloutStatus:
-        """Return the last status as of `time_s` (wall clock), with the seconds since the loop's
-        last iteration.
+        """Return the last status with `time_s` (wall clock) as its time, and with the seconds since
+        the loop's last iteration as `stalled_s`.
         """
         assert self.last is not None, "nothing to repeat before the first status"
         self.sent_s = now_s
@@ -94,14 +103,14 @@ class StatusRepeats:
 
 
 class Heartbeat:
-    """Sends and repeats the status records of one rollout in its own thread. The thread is the only
-    sender of `status` in the process, so records stay in order. Threads may share it. The next
-    `send` or `end` raises a failure of its thread.
+    """Publishes and repeats the status records of one rollout in a thread of its own. The thread
+    alone publishes `status` in the process, so records stay in order. Threads may share this
+    object. If its thread fails, the next `send` or `end` raises the error.
 
-    While the loop sends no record (it swaps weights, recomputes a cache, waits for the log), the
-    thread repeats the last one with `stalled_s`. A deadlocked loop does not stop the thread:
-    `stalled_s` grows, and dispatch decides. A stopped process (SIGSTOP), or native code that never
-    releases the interpreter lock, stops the thread too, and the rollout looks dead.
+    The thread repeats the last record while the loop sends none: it swaps weights, recomputes a
+    cache, or waits for the log. A deadlocked loop does not stop the thread: `stalled_s` grows, and
+    dispatch drops the rollout if it grows too long. A stopped process (SIGSTOP), or native code
+    that never releases the interpreter lock, stops the thread too, and the rollout looks dead.
     """
 
     def __init__(
@@ -125,7 +134,7 @@ class Heartbeat:
         self._repeats.iterated_s = self._timer()
 
     def send(self, record: RolloutStatus) -> None:
-        """Queue the record behind earlier ones; returns at once."""
+        """Queue the record behind earlier ones and return at once."""
         with self._changed:
             self._check()
             assert not self._ended, "a status after the last one"
@@ -133,15 +142,15 @@ class Heartbeat:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Return when every queued record is durable and the thread has ended, so no repeat can
-        follow a `leaving` status.
+        """Return once every queued record is durable and the thread has ended. So no repeat follows
+        the last status of a rollout that leaves.
         """
         self.close()
         self._thread.join()
         self._check()
 
     def close(self) -> None:
-        """End the thread after the queued records. Idempotent."""
+        """Make the thread end after the queued records, without waiting for it. Idempotent."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -159,7 +168,9 @@ class Heartbeat:
             self._failed = error
 
     def _next(self) -> list[RolloutStatus]:
-        """Wait until records are due and return them; [] after the last one."""
+        """Wait until there are queued records or a repeat is due, and return these; [] once the
+        thread is to end.
+        """
         with self._changed:
             while True:
                 now = self._timer()

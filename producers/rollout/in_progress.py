@@ -1,9 +1,10 @@
-"""Moves each trajectory of a rollout from its assignment to the record that ends it.
+"""Moves each trajectory of a rollout from its assignment to the record that ends it (`InProgress`).
 
-`InProgress` submits an assignment to the engine, appends the tokens that the engine emits, passes
-ended turns to `EndedTurns`, and publishes partials and finished trajectories. It keeps the
-rollout's half of invariants 2 and 4: one attempt of a trajectory at a time; a failure is published
-as a completion; under `keep_version` no trajectory is resumed under another version.
+A trajectory is submitted to the engine, with the tokens of its partials if it is resumed, and grows
+by the engine's emissions. At the end of a turn (a stop token or a limit) `EndedTurns` asks the task
+for a reward, which ends it, or for its environment's reply, after which the next turn begins. Here
+is the rollout's half of invariants 2 and 4: one attempt of a trajectory at a time, a failure is a
+completion, and under `keep_version` no trajectory is resumed under another version.
 """
 
 import logging
@@ -27,8 +28,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class InProgress:
-    """Holds the trajectories of one rollout under one term. Those in `running` have a slot in the
-    engine; those in `done` are finished and not yet published.
+    """Holds the trajectories of one rollout under one term. `running` are those that the engine
+    has, `done` those that are finished and not published yet. A trajectory whose turn has ended is
+    in `ended_turns`; it is in `running` too while its slot is kept for the environment's reply. A
+    trajectory leaves without being finished by `drop` (no record) or `give_up` (a last partial,
+    from which another rollout resumes it).
     """
 
     engine: Engine
@@ -42,13 +46,15 @@ class InProgress:
     chains: dict[tuple[str, int], ChainContent | DecodeError] = field(
         default_factory=dict[tuple[str, int], ChainContent | DecodeError]
     )
-    """By trajectory and attempt: the chain that was read for an assignment that starts soon."""
+    """By trajectory and attempt, for assignments that start soon: the content of the trajectory's
+    chain of partials (each links to the one before it), or why the chain cannot be used.
+    """
     broken_chains: int = 0
-    """Chains that could not be resumed."""
+    """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
-        """Read the chains of all these assignments in one pass, so that `start` finds them. Chains
-        of other assignments are forgotten.
+        """Read the chains of all these assignments in one pass over the topic, so that `start`
+        finds them. Chains of other assignments are removed.
         """
         due = [assignment for assignment in assignments if assignment.partial is not None]
         keys = {_attempt_of(assignment) for assignment in due}
@@ -63,16 +69,17 @@ class InProgress:
             }
 
     def start(self, assignment: Assignment) -> None:
-        """Submit the trajectory to the engine, resuming from its partials if any. A broken chain
-        restarts from the prompt, which costs the generated tokens. A trajectory that cannot be
-        generated is published as dead.
+        """Submit the trajectory to the engine, resuming from its partials if any. If its chain
+        cannot be used, it restarts from the prompt, and the tokens generated before are lost. A
+        trajectory that the engine refuses ends dead, with the reason. A resume that needs a version
+        which the engine does not hold is given back to dispatch.
         """
         self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
         running = RunningTrajectory.start(assignment, self._gained(assignment), self.clock())
         exact = self.keep_version and assignment.kind == "resume"
         if exact and assignment.version not in self.engine.versions:
-            # The engine swapped since dispatch planned, or could not load the version. A resume
-            # never continues under another version.
+            # The engine took other weights since dispatch planned, or could not load the version.
+            # A resume never continues under another version.
             log.info(
                 "%s is given back: version %s is not held",
                 assignment.trajectory,
@@ -92,7 +99,9 @@ class InProgress:
         self.running[assignment.trajectory] = running
 
     def _gained(self, assignment: Assignment) -> ChainContent | None:
-        """Return the content of the assignment's chain; None for a start or a broken chain."""
+        """Return the content of the assignment's chain; None for a start, or if the chain cannot be
+        used.
+        """
         if assignment.partial is None:
             return None
         if _attempt_of(assignment) not in self.chains:
@@ -105,8 +114,8 @@ class InProgress:
         return found
 
     def _can_resume(self, running: RunningTrajectory) -> bool:
-        """Submit the trajectory with the content of its chain; returns whether the engine accepts
-        it.
+        """Submit the trajectory with the content of its chain. Returns False, with a warning, if
+        the engine refuses it.
         """
         try:
             self._submit(running)
@@ -117,8 +126,9 @@ class InProgress:
         return True
 
     def _submit(self, running: RunningTrajectory) -> None:
-        """Submit the trajectory. An engine with several versions side by side under `keep_version`
-        also gets the version to use: that of the trajectory's last tokens, or the engine's newest.
+        """Submit the trajectory. An engine that serves several versions side by side under
+        `keep_version` is told the version to use: that of the trajectory's last generated tokens,
+        or for a new trajectory the engine's newest.
         """
         version = None
         if self.keep_version and self.engine.is_side_by_side:
@@ -138,9 +148,9 @@ class InProgress:
         self.ended_turns.drop_all()
 
     def give_up(self, released: Assignment) -> None:
-        """Hand the trajectory over to another rollout. If its turn is being judged, it first ends
-        or continues here, because its completion may be on its way. A release of an older attempt
-        changes nothing.
+        """Hand the trajectory over to another rollout: free its slot and publish its last partial.
+        If its turn has ended, the outcome is awaited first: a reward finishes the trajectory here,
+        and after a reply it is handed over. A release of another attempt changes nothing.
         """
         running = self.running.get(released.trajectory)
         if running is None or running.assignment.attempt != released.attempt:
@@ -150,8 +160,9 @@ class InProgress:
             self._leave(running)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
-        """Hand over all trajectories that are not being judged, and all waiting assignments.
-        Afterwards only trajectories that wait for their environment hold slots.
+        """Hand over all running trajectories, and the assignments in `waiting`. Trajectories whose
+        turn has ended are awaited as in `give_up`; only those that wait for their environment still
+        hold slots.
         """
         for running in list(self.running.values()):
             running.leaving = True
@@ -164,8 +175,8 @@ class InProgress:
         )
 
     def grow(self, emission: Emission) -> None:
-        """Append the emission's tokens; if it finishes the turn, hand the trajectory to
-        `ended_turns`.
+        """Append the emission's tokens to its trajectory. If it finishes the turn, hand the
+        trajectory to `ended_turns`; it keeps its slot only if the environment may reply.
         """
         running = self.running[emission.trajectory]
         running.extend(emission)
@@ -175,8 +186,8 @@ class InProgress:
             self.ended_turns.submit(running, emission.finish)
 
     def collect_outcomes(self) -> None:
-        """Move finished trajectories to `done`; trajectories with a reply continue in the slot that
-        they kept.
+        """Take the outcomes of ended turns: finished trajectories move to `done`, and trajectories
+        with a reply continue in the slot that they kept.
         """
         for decided in self.ended_turns.poll():
             if isinstance(decided, ContinuedTurn):
@@ -189,7 +200,9 @@ class InProgress:
             self.done.append(decided)
 
     def publish(self) -> None:
-        """Publish finished trajectories, and partials that are due."""
+        """Publish finished trajectories, the partials that are due, and last partials that waited
+        for the one before them.
+        """
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
         unfinished = [r for t, r in self.running.items() if not self.ended_turns.holds(t)]
@@ -197,8 +210,8 @@ class InProgress:
         self.publisher.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
-        """Turn a record that the trainer would refuse into a dead one with the reason (invariant
-        12).
+        """Return the record or, if the trainer would refuse it, a dead one with the reason
+        (invariant 12).
         """
         refused = None if record.finish == "dead" else refusal(record, self.bounds)
         if refused is None:
@@ -207,8 +220,8 @@ class InProgress:
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
     def _leave(self, running: RunningTrajectory) -> None:
-        """Free the trajectory's slot and publish its last partial, unless the abort returns tokens
-        that finish its turn.
+        """Free the trajectory's slot and publish its last partial. If the tokens that the abort
+        returns finish its turn, the outcome of the turn is awaited instead.
         """
         emission = self.engine.abort(running.assignment.trajectory)
         if emission is not None and emission.finish is not None:
@@ -220,6 +233,7 @@ class InProgress:
         self.publisher.give_up([running])
 
     def _continue(self, decided: ContinuedTurn) -> None:
+        """Continue after the environment's reply, or hand the trajectory over if it is leaving."""
         if (running := self.running[decided.trajectory]).leaving:
             self._leave(running)
             return

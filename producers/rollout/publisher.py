@@ -1,9 +1,10 @@
 """Publishes all records of a rollout (trajectories, partials, status, applied versions), and
-collects its metrics.
+collects its metrics. `RolloutPublisher` makes the records; `BackgroundSender` appends them to the
+log in a thread of its own, so that decoding does not wait for the log.
 
-Delivery is at least once. Readers count only the first completion of a trajectory and follow only
-the chain of partials that an assignment names (invariant 2), so it does no harm if a dead
-predecessor of this rollout has published the same records.
+A trajectory may be published twice, by this rollout and by its dead predecessor. That does no harm:
+readers count only the first completion (invariant 2), and resume only from the chain of partials
+that an assignment names.
 """
 
 import logging
@@ -28,18 +29,21 @@ from rollstream.streams.writer import KeyedRecord, publish_all
 
 log = logging.getLogger(__name__)
 
-RECORDS_MAX = 1024  # queued records; `send` blocks above this
+RECORDS_MAX = 1024  # `send` waits while so many records are queued or being appended
 GATHER_S = 0.1  # pause between two rounds: records sent meanwhile share an append
 
 OnPublished = Callable[[list[Address]], None]
+"""Is called with the addresses of the records once they are durable, in the sender's thread."""
 
 
 class RecordSender(Protocol):
+    """Appends records to the log, now or later."""
+
     def send(
         self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
     ) -> None:
-        """Publish the records in this order; `on_published` gets their addresses once they are
-        durable.
+        """Publish the records, in this order and behind earlier ones of the topic. May return
+        before they are durable.
         """
         ...
 
@@ -56,12 +60,12 @@ class _QueuedRecords:
 
 
 class BackgroundSender:
-    """Sends records in its own thread while the engine decodes, because over a network an
-    acknowledgement takes longer than one poll of the engine. Records of one topic stay in order.
-    The next call raises a failure of the thread.
+    """Implements `RecordSender` with a thread, because over a network an acknowledgement takes
+    longer than one poll of the engine. If an append fails, the thread ends, and every later call of
+    `send` or `flush` raises its error.
 
-    Queued records are lost if the process dies, as are tokens that the engine has not emitted yet;
-    a caller may rely on a record only after `on_published` has received its address.
+    Queued records are lost if the process dies, as are tokens that the engine has not emitted yet.
+    A caller may rely on a record only after `on_published` has received its address.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -114,7 +118,7 @@ class BackgroundSender:
                 self._changed.notify_all()
 
     def _post(self, letters: Sequence[_QueuedRecords]) -> None:
-        """Publish with one append per topic."""
+        """Publish with one append per topic, and call each `on_published`."""
         by_topic: dict[str, list[_QueuedRecords]] = {}
         for queued in letters:
             by_topic.setdefault(queued.topic, []).append(queued)
@@ -130,7 +134,11 @@ class BackgroundSender:
 
 @dataclass(frozen=True, slots=True)
 class RolloutCondition:
-    """Holds the fields of a status record that do not come from the engine."""
+    """Holds the fields of a status record (`RolloutStatus`) that do not come from the engine:
+    `queued` trajectories wait outside of it, `quota_left` new ones may still start under the served
+    `version`. `verified` is False from a comparison that found wrong tensors in the engine until
+    they are repaired. `RolloutStatus` explains the other fields.
+    """
 
     version: Version
     health: Health
@@ -143,7 +151,9 @@ class RolloutCondition:
 
 @dataclass(slots=True)
 class RolloutPublisher:
-    """Publishes the records of one rollout under one term."""
+    """Makes the records of one rollout under one term and passes them to `sender`, or the status to
+    `heartbeat`; also counts what the metrics show. Use it from the rollout's loop only.
+    """
 
     bus: Bus
     sender: RecordSender
@@ -157,7 +167,9 @@ class RolloutPublisher:
     apply_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
     _given_up: list[RunningTrajectory] = field(default_factory=list[RunningTrajectory])
     batch_max: int | None = None
-    """The engine's B_max: rows above which another row slows a decode step; None: its slots."""
+    """The engine's B_max, the most rows at which one more is nearly free in a decode step; None:
+    the number of its slots.
+    """
     preemptible: bool = False
     """The machine may be taken away at any moment."""
     drafts: DraftStats = field(default_factory=DraftStats)
@@ -192,8 +204,9 @@ class RolloutPublisher:
         self.sender.send("partials", entries, on_published)
 
     def give_up(self, running: Sequence[RunningTrajectory]) -> None:
-        """Publish the last partial of each trajectory whose previous partial is durable. Later
-        calls publish the partials of the other trajectories.
+        """Publish the last partial of these trajectories, which other rollouts may then resume. A
+        trajectory whose previous partial is not durable yet is kept, and a later call publishes its
+        last partial.
         """
         self._given_up += running
         due = [one for one in self._given_up if not one.flushing]
@@ -210,8 +223,9 @@ class RolloutPublisher:
         self.sender.flush()
 
     def applied(self, verdict: ReadBackResult) -> None:
-        """Publish that the engine serves a version. The record holds the manifest's hash in place
-        of one hash per tensor; the fetch has checked each tensor against its own hash.
+        """Publish that the engine serves a version. `verdict` is the result of comparing tensors of
+        the version with those that the engine serves. The record holds the manifest's hash in place
+        of one hash per tensor, because the fetch has checked each tensor against the manifest.
         """
         announced, count = verdict.fetched.announced, verdict.compared.count
         record = Applied(
@@ -229,7 +243,7 @@ class RolloutPublisher:
         self.apply_s.add(verdict.seconds)
 
     def status(self, condition: RolloutCondition, stats: EngineStats) -> None:
-        """Send a heartbeat with the present load."""
+        """Publish a status record with the present load: the rollout's heartbeat."""
         now = self.clock()
         record = RolloutStatus(
             rollout=self.name,
@@ -273,7 +287,9 @@ class RolloutPublisher:
         self.sender.flush()
 
     def close(self) -> None:
-        """Stop the heartbeat, because the loop has ended, normally or by an error."""
+        """Stop the heartbeat without waiting for its thread: the loop has ended, normally or by an
+        error.
+        """
         if self.heartbeat is not None:
             self.heartbeat.close()
 
@@ -283,14 +299,14 @@ class RolloutPublisher:
         return late or gained >= self.settings.partial_tokens
 
 
-FINISHES = ("stop", "length", "dead")
+FINISHES = ("stop", "length", "dead")  # how a trajectory can end
 
 
 def rollout_metrics(
     publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
 ) -> MetricValues:
-    """Return the rollout's metrics. `judged` trajectories wait for a reward or a reply; the oldest
-    running trajectory has the age `oldest_s`.
+    """Return the rollout's metrics. `judged` is the number of trajectories that wait for a reward
+    or for the environment's reply, `oldest_s` the age of the oldest running trajectory in seconds.
     """
     newest = follower.newest
     values: dict[str, MetricValue] = {

@@ -1,7 +1,10 @@
-"""Finds tensors that an engine serves differently from how it was given them.
+"""Finds tensors of which an engine serves other bits than the rollout gave it: reads tensors back
+from the engine and compares them with the given ones (`Engine.read_back`).
 
-The engine's tensors are read back and compared with the given ones: all of them at first and after
-a repair, and a bounded sample after each further update. The samples rotate through all tensors.
+All tensors of the first version are compared (`compare_all_tensors`), and a bounded sample after
+each later update (`compare_tensors`, started by `WeightsFollower` beside decoding); the samples
+rotate through all tensors (`TensorRotation`). After a mismatch the rollout generates nothing until
+it has fetched all tensors again (a repair) and compared all of them.
 """
 
 import logging
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 32 << 20  # per comparison; a tensor larger than this is a sample of its own
 ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
+"""`Engine.read_back`: compares the named tensors with those that the engine serves."""
 
 
 class TensorRotation:
@@ -33,8 +37,8 @@ class TensorRotation:
         self._after = ""
 
     def next(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return at least one name, each at most once; in total at most `sample_bytes` unless one
-        tensor alone is larger.
+        """Return the names of the next sample, each at most once: tensors of at most `sample_bytes`
+        together, but at least one tensor if there is any.
         """
         names = sorted(sizes)
         later = [name for name in names if name > self._after]
@@ -51,8 +55,8 @@ class TensorRotation:
 
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
-    """Holds the tensors of one version, verified and prepared for the engine. `repairs`: they
-    replace tensors that the engine served wrongly.
+    """Holds the `update` to one announced version: its tensors, verified against their hashes and
+    prepared for the engine. `repairs`: they replace tensors that the engine served wrongly.
     """
 
     announced: WeightsAnnounced
@@ -62,7 +66,9 @@ class FetchedWeights:
 
 @dataclass(frozen=True, slots=True)
 class ReadBackResult:
-    """The result of reading an update's tensors back; the update took `seconds`."""
+    """Holds the result of comparing the tensors of `fetched` with the engine's; the engine's update
+    took `seconds`.
+    """
 
     fetched: FetchedWeights
     compared: WeightComparison
@@ -72,8 +78,10 @@ class ReadBackResult:
 def compare_tensors(
     fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
 ) -> ReadBackResult:
-    """Compare the tensors `names` (None: all) with those that the engine serves, and log an error
-    if any differ. A tensor whose copy in a file was damaged differs too. The update took `seconds`.
+    """Compare the tensors `names` (None: all) with those that the engine serves. A difference is
+    logged as an error and returned, not raised. If the rollout keeps the tensors in a file
+    (`MappedTensors`), a tensor that was damaged there counts as different. The update took
+    `seconds`.
     """
     compared = _compared(fetched, read_back, names)
     if compared.differing:
@@ -91,8 +99,8 @@ def compare_tensors(
 def _compared(
     fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None
 ) -> WeightComparison:
-    """Compares the tensors with those that the engine serves, and their copies in files with their
-    hashes.
+    """Compare the tensors with those that the engine serves, and tensors that are kept in a file
+    with their hashes too: the engine may have read the same damaged file, and would then agree.
     """
     tensors = fetched.update.tensors
     asked = tuple(tensors) if names is None else names
@@ -104,7 +112,9 @@ def _compared(
 
 
 def tensor_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return the bytes of each tensor by name; streamed tensors are not loaded for it."""
+    """Return the size of each tensor in bytes by name. `StreamedTensors`, which are decoded one by
+    one when they are used, know their sizes, so none is decoded here.
+    """
     if isinstance(tensors, StreamedTensors):
         return tensors.sizes
     return {name: tensor.nbytes for name, tensor in tensors.items()}
@@ -116,8 +126,9 @@ def compare_all_tensors(
     started_s: float,
     timer: Callable[[], float] = time.perf_counter,
 ) -> ReadBackResult:
-    """Compare all tensors of the first version before the engine serves it. Raises `EngineRefused`
-    if a tensor differs from the given one. `started_s` is the update's start by `timer`.
+    """Compare all tensors of the first version before the rollout generates with it. Raises
+    `EngineRefused` if a tensor differs from the given one. `started_s` is the time of `timer` at
+    which loading them began.
     """
     compared = _compared(fetched, read_back, None)
     if compared.differing:

@@ -1,8 +1,10 @@
-"""Holds one trajectory while it is generated, and makes its records: partials, then a trajectory.
+"""Holds one trajectory while a rollout generates it (`RunningTrajectory`), and makes its records:
+partials while it grows, from which another rollout can resume it, and at the end a `Trajectory`.
 
-`RunningTrajectory` keeps all tokens since the prompt, and how many of them are in partials already.
-It keeps invariant 3: every emission extends the spans by exactly its tokens, under the version that
-the engine stamped on it.
+It grows by emissions (the tokens that the engine generated since the previous emission, all under
+one version) and by replies of the task's environment. Invariant 3 (each generated token is in
+exactly one span) holds because `extend` lengthens the spans by exactly the tokens of the emission,
+under the version that the engine states in it.
 """
 
 from collections.abc import Sequence
@@ -14,14 +16,7 @@ from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.rollout.chain import ChainContent, extend_spans
-from rollstream.streams.records import (
-    ENVIRONMENT,
-    GENERATED,
-    PROMPT,
-    Assignment,
-    Partial,
-    Trajectory,
-)
+from rollstream.streams import records
 from rollstream.streams.values import (
     Address,
     Drafts,
@@ -38,42 +33,56 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(slots=True)
 class RunningTrajectory:
-    """A trajectory under one assignment. `length` counts all its tokens, `generated` those of the
-    engine; `flushed` counts the tokens that are in partials or in the prompt. Prompt and reply
-    tokens have no log-probabilities, and spans count generated tokens only.
+    """Holds the content of one trajectory under one assignment, and how much of it was flushed (put
+    into partials). The lists hold an array for each addition; these are joined only when needed.
+
+    Prompt and environment tokens have no log-probabilities, so `logprobs` and `spans` count
+    generated tokens only.
     """
 
-    assignment: Assignment
+    assignment: records.Assignment
     started_s: float
     flushed_s: float
+    """Time of the newest partial, or of the start."""
     tokens: list[Tokens]
+    """All tokens, from the prompt on."""
     sources: list[Sources]
+    """For each token: prompt, generated or environment."""
     logprobs: list[Floats] = field(default_factory=list[Floats])
     spans: list[Span] = field(default_factory=list[Span])
     parts: list[tuple[int, Drafts | None]] = field(default_factory=list[tuple[int, Drafts | None]])
-    """Per emission: the number of generated tokens, and their draft statistics."""
+    """For each emission: the number of its tokens, and their draft statistics (`Drafts`)."""
     length: int = 0
+    """Number of all tokens."""
     generated: int = 0
+    """Number of generated tokens."""
     flushed: int = 0
+    """Number of tokens that need no partial any more: those of the prompt and those in partials."""
     flushed_generated: int = 0
+    """Number of generated tokens in partials."""
     flushed_parts: int = 0
+    """Number of `parts` in partials."""
     partial: Address | None = None
+    """Address of the newest durable partial, which the next one names as its predecessor."""
     flushing: bool = False
-    """The newest partial is not durable yet. The next one must wait, because it names the address
-    of the newest.
+    """True while the newest partial is not durable yet. Until then no other partial can be made,
+    because the address that it must name is unknown.
     """
     environment: str = ""
+    """State of the task's environment after its newest reply."""
     leaving: bool = False
-    """Another rollout will resume the trajectory, as soon as the reward process has answered its
-    ended turn.
+    """True once another rollout is to resume the trajectory. If its turn has ended, the outcome is
+    awaited first: a reward finishes it here, and after a reply it is handed over.
     """
 
     @classmethod
     def start(
-        cls, assignment: Assignment, resumed: ChainContent | None, now_s: float
+        cls, assignment: records.Assignment, resumed: ChainContent | None, now_s: float
     ) -> "RunningTrajectory":
-        """Start from the prompt, or with `resumed` from the content of the chain of partials."""
-        prompt = np.full(len(assignment.tokens), PROMPT, np.uint8)
+        """Start with the assignment's prompt; if the trajectory is resumed, also with the content
+        of its earlier partials (`resumed`), which counts as flushed.
+        """
+        prompt = np.full(len(assignment.tokens), records.PROMPT, np.uint8)
         running = cls(
             assignment, now_s, now_s, [assignment.tokens], [prompt], length=len(assignment.tokens)
         )
@@ -92,8 +101,9 @@ class RunningTrajectory:
         return running
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
-        """Return the request with which an engine starts or resumes the trajectory. `hold`: keep
-        the slot when a turn ends; `version`: the only version that may generate it.
+        """Return the request that makes an engine start or resume the trajectory. With `hold` the
+        engine keeps its slot and KV cache when a turn ends. `version` is the only version under
+        which it may be generated; None: always the newest one.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
         return GenerationRequest(
@@ -114,10 +124,10 @@ class RunningTrajectory:
         return np.concatenate(self.tokens), np.concatenate(self.sources)
 
     def extend(self, emission: Emission) -> None:
-        """Append tokens that the engine generated, all under one version."""
+        """Append the tokens of an emission, and extend the spans by them."""
         count = len(emission.tokens)
         self.tokens.append(emission.tokens)
-        self.sources.append(np.full(count, GENERATED, np.uint8))
+        self.sources.append(np.full(count, records.GENERATED, np.uint8))
         self.logprobs.append(emission.logprobs)
         if count:
             extend_spans(self.spans, Span(self.generated, self.generated + count, emission.version))
@@ -126,24 +136,29 @@ class RunningTrajectory:
         self.generated += count
 
     def extend_environment(self, tokens: Tokens, state: str) -> None:
-        """Append the tokens of the environment's reply, and keep its new state."""
+        """Append the tokens of a reply of the environment, and keep the environment's new state."""
         self.tokens.append(tokens)
-        self.sources.append(np.full(len(tokens), ENVIRONMENT, np.uint8))
+        self.sources.append(np.full(len(tokens), records.ENVIRONMENT, np.uint8))
         self.length += len(tokens)
         self.environment = state
 
     def has_unpublished(self) -> bool:
-        """Whether there are tokens for a new partial and the previous partial is durable."""
+        """Whether a partial can be made now: there are tokens for it, and the previous partial is
+        durable.
+        """
         return self.length > self.flushed and not self.flushing
 
-    def take_partial(self, rollout: str, term: int, now_s: float, last: bool = False) -> Partial:
-        """Return the partial of all tokens since the previous one; a `last` partial may be empty.
-        `partial_published` must be called with its address before the next partial is taken.
+    def take_partial(
+        self, rollout: str, term: int, now_s: float, last: bool = False
+    ) -> records.Partial:
+        """Return a partial with all tokens since the previous one, and count them as flushed. A
+        `last` partial ends the attempt and may be empty. `partial_published` must be called with
+        the partial's address before the next call. `rollout` and `term` name the writer.
         """
         assert not self.flushing, "the previous partial is not durable yet"
         first, gained = self.flushed_generated, self.length - self.flushed
         sources = _tail(self.sources, gained, np.uint8)
-        record = Partial(
+        record = records.Partial(
             trajectory=self.assignment.trajectory,
             group=self.assignment.group,
             attempt=self.assignment.attempt,
@@ -152,7 +167,7 @@ class RunningTrajectory:
             previous=self.partial,
             start=self.flushed,
             tokens=_tail(self.tokens, gained, np.uint32),
-            sources=sources[:0] if (sources == GENERATED).all() else sources,
+            sources=sources[:0] if (sources == records.GENERATED).all() else sources,
             logprobs=_tail(self.logprobs, self.generated - first, np.float32),
             spans=tuple(
                 Span(max(s.start, first), s.end, s.version) for s in self.spans if s.end > first
@@ -179,10 +194,13 @@ class RunningTrajectory:
         reward: float | None = None,
         scores: dict[str, float] | None = None,
         reason: str = "",
-    ) -> Trajectory:
-        """Return the record of the whole trajectory, which ends it."""
+    ) -> records.Trajectory:
+        """Return the record of the whole trajectory, the completion that ends it. `finish` is
+        `dead` for a failure, with its `reason`. `newest` is the newest version that the rollout
+        knows, and `reward` is None if it comes later as an annotation.
+        """
         assignment, (tokens, sources) = self.assignment, self.content()
-        return Trajectory(
+        return records.Trajectory(
             trajectory=assignment.trajectory,
             group=assignment.group,
             index=assignment.index,
@@ -212,7 +230,7 @@ class RunningTrajectory:
 
 
 def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:
-    """Concatenate the last `count` items of all parts. Earlier parts are not copied."""
+    """Return the last `count` items of the joined parts; earlier items are not copied."""
     kept: list[NDArray[Scalar]] = []
     for part in reversed(parts):
         if count <= 0:

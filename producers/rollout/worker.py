@@ -1,7 +1,10 @@
-"""The rollout worker takes assignments, generates and publishes, and never blocks on another role.
+"""Runs a rollout (`RolloutLoop`): takes assignments, generates and publishes, and never waits for
+another role.
 
-`RolloutLoop` repeats a few phases. A phase handles the records and weights that have arrived and
-returns; only decoding takes time. `in_progress.py` holds the trajectories in progress.
+Each iteration has a few phases: take assignments, take weights, start waiting trajectories, decode
+for `POLL_S`, publish. A phase handles what has arrived and returns; only decoding takes time. The
+loop calls its parts in this order: `AssignmentQueue`, `WeightsFollower` (which fetches versions in
+a thread), `InProgress` (which moves trajectories through the engine), and `RolloutPublisher`.
 """
 
 import threading
@@ -35,13 +38,16 @@ from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version
 
-POLL_S = 0.03  # decoding between two polls of assignments, weights and rewards
-IDLE_S = 0.02
+POLL_S = 0.03  # of decoding in one iteration
+IDLE_S = 0.02  # pause of an iteration that has nothing to decode
 
 
 @dataclass(slots=True)
 class RolloutLoop:
-    """One rollout under one term. The engine must serve a version before `run`."""
+    """Runs one rollout under one term, in the caller's thread. The engine must serve a version
+    before `run`. Weights change by `settings.on_update`: under `keep_version` a trajectory keeps
+    the version it began with, under `in_flight` modes it takes new weights while it runs.
+    """
 
     settings: RolloutSettings
     engine: Engine
@@ -54,13 +60,15 @@ class RolloutLoop:
     """Measures durations; `clock` gives times of day."""
     sleep: Callable[[float], None] = time.sleep
     outcome_wait_s: float = 2.0
-    """Seconds that a leaving rollout waits for rewards and replies."""
+    """The longest time that a leaving rollout waits for rewards and replies."""
     draft_feed: DraftFeed | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
-    """New trajectories started under the held version."""
+    """Number of new trajectories started under the held version (the one that the engine serves),
+    which `keep_version` limits.
+    """
     passes: int = 0
-    """Verification passes at the last check."""
+    """Number of draft verification passes that the engine had made at the last check."""
     in_progress: InProgress = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,8 +79,8 @@ class RolloutLoop:
         )
 
     def run(self, stop: threading.Event) -> None:
-        """Generate until `stop`, then publish everything in progress as partials and leave. A
-        rollout that fails sends no further heartbeat.
+        """Generate until `stop` is set, then hand over everything in progress and leave (`_leave`).
+        A rollout that raises an error sends no further heartbeat, so dispatch drops it.
         """
         try:
             while not stop.is_set():
@@ -100,22 +108,23 @@ class RolloutLoop:
             stop.wait(IDLE_S)
 
     def take_assignments(self) -> None:
-        """Drop released trajectories, or hand them over to another rollout; start and resume
-        assignments wait in `assignments`.
+        """Read new assignments. A released trajectory is dropped, or handed over if another rollout
+        is to continue it; a start or resume waits in `assignments` until `start_waiting`.
         """
         for released in self.assignments.read():
             if not released.onward:
                 self.in_progress.drop(released.trajectory)
                 continue
             waiting = self.assignments.remove(released.trajectory, released.attempt)
-            if waiting is not None:
+            if waiting is not None:  # to hand it over like a running one
                 self.in_progress.start(waiting)
             self.in_progress.give_up(released)
 
     def take_weights(self) -> None:
-        """Swap to the version that is due: the newest one when the policy allows it and its tensors
-        are fetched, the version from history that an assignment needs, or the repair of wrong
-        tensors. Then start to compare some fetched tensors with those that the engine serves.
+        """Swap the engine's weights if another version is due and its tensors are fetched;
+        otherwise start to fetch them. Due is, first, the repair of wrong tensors; then the old
+        version that the next assignment needs; then the newest one, when the rules allow it. After
+        a swap, start to compare tensors with those that the engine serves.
         """
         self.follower.read()
         self._take_verdict()
@@ -132,7 +141,8 @@ class RolloutLoop:
                 self.follower.fetch_ahead(self.engine.version)
             if not wants_update(self._effective_mode, inputs):
                 return
-            self.follower.prefetch(self.engine.version)  # even if a newer one exists by now
+            # A version that is fetched already is taken, even if a newer one exists by now.
+            self.follower.prefetch(self.engine.version)
         fetched = self.follower.take()
         if fetched is None:
             return
@@ -147,8 +157,9 @@ class RolloutLoop:
         self.send_status(self.health())
 
     def _version_from_history(self) -> Version | None:
-        """The version from history that the next assignment waits for. An engine that serves one
-        version at a time must be empty to load it.
+        """Return the version that must be fetched from history (an older one, from the store)
+        before the next waiting assignment can start. None if there is none, if its fetch failed, or
+        if it cannot be loaded yet: an engine that serves one version at a time must be empty first.
         """
         waiting = self.assignments.waiting
         if not waiting:
@@ -162,17 +173,18 @@ class RolloutLoop:
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
     def _drawn_of(self, version: Version) -> int:
-        """Trajectories that count as drawn under a version from history: the waiting resumes under
-        it. If the version is more than one behind, the whole quota counts, so the rollout starts no
-        new trajectory under it.
+        """Return the value of `drawn` after a swap to a version from history: the number of waiting
+        resumes under it. If the version is more than one behind the newest, it is at least the
+        quota, so the rollout starts no new trajectory under it.
         """
         inputs = self._update_inputs()
         resumed = sum(assignment.version == version for assignment in self._resumes())
         return resumed if inputs.newest <= inputs.held + 1 else max(resumed, inputs.quota)
 
     def _take_verdict(self) -> None:
-        """Publish that a version is served if its comparison with the fetched tensors matched.
-        After a mismatch the rollout generates nothing until the weights are repaired.
+        """Take the result of the last comparison, if it is there: after a match publish that the
+        version is served (`Applied`). After a mismatch the rollout generates nothing until the
+        weights are repaired.
         """
         verdict = self.follower.verdict()
         if verdict is None:
@@ -183,11 +195,13 @@ class RolloutLoop:
             self.send_status(self.health())
 
     def start_waiting(self) -> None:
-        """Submit assignments while there is room and the policy allows new trajectories.
+        """Submit waiting assignments to the engine, in order, while it has room and the rules allow
+        new trajectories under the held version.
 
-        The engine gets an eighth more than it has slots, so that a slot freed in the middle of a
-        poll is filled at once. Where the KV capacity is the limit, no more than an eighth wait in
-        the engine, because a trajectory that has not started belongs to no version yet.
+        The engine gets an eighth more trajectories than it has slots, so that a slot that becomes
+        free while it decodes is filled at once. Where its KV cache is full before its slots are, no
+        more than that eighth wait in the engine; the others wait here, where they can still start
+        under a newer version.
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + surplus
@@ -206,7 +220,7 @@ class RolloutLoop:
             self.drawn += is_new
 
     def generate(self) -> list[Emission]:
-        """The emissions of `POLL_S` seconds of decoding."""
+        """Decode for `POLL_S` seconds and return the emissions (new tokens by trajectory)."""
         emissions: list[Emission] = []
         deadline, running = self.timer() + POLL_S, self.in_progress.running
         while running and self.follower.verified and (rest := deadline - self.timer()) > 0:
@@ -217,11 +231,12 @@ class RolloutLoop:
         return emissions
 
     def _has_drafted(self) -> bool:
-        """Whether the engine verified drafts since the last call."""
+        """Return whether the engine verified drafts since the last call."""
         before, self.passes = self.passes, self.engine.stats().drafts.passes
         return self.passes != before
 
     def publish(self) -> None:
+        """Publish finished trajectories, partials that are due, and a heartbeat if it is due."""
         self.in_progress.publish()
         health = self.health()
         if self.publisher.status_schedule.is_due(
@@ -232,10 +247,12 @@ class RolloutLoop:
     def _leave(self) -> None:
         """Leave in five steps.
 
-        1. Hand over everything in progress. 2. Publish `leaving`: dispatch assigns nothing more. 3.
-        Publish trajectories whose reward arrives within `outcome_wait_s`. 4. Publish the result of
-        the last read-back, so that `applied` has every version that was served and compared. 5.
-        Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
+        1. Hand over the running and the waiting trajectories, except those that wait for a reward
+           or reply.
+        2. If there are such, publish `leaving`: dispatch assigns nothing more here.
+        3. Publish those whose reward arrives within `outcome_wait_s`.
+        4. Wait for the last comparison, so that `applied` has every version that matched.
+        5. Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
         self.assignments.waiting.clear()
@@ -261,18 +278,18 @@ class RolloutLoop:
 
     @property
     def _is_side_by_side(self) -> bool:
-        """Whether the versions of `keep_version` are served side by side."""
+        """Whether the engine serves several versions at once for `keep_version` (adapters)."""
         return self.settings.on_update == "keep_version" and self.engine.is_side_by_side
 
     @property
     def _effective_mode(self) -> UpdateMode:
-        """The mode by which updates are taken. If versions are served side by side, no trajectory
-        has to end before a new version is taken, as in `in_flight`.
+        """The mode for the rules about updates and new trajectories. With versions side by side it
+        is `in_flight`: no trajectory has to end before a new version is taken.
         """
         return "in_flight" if self._is_side_by_side else self.settings.on_update
 
     def _update_inputs(self) -> UpdateInputs:
-        """The inputs of the update rules."""
+        """Return the inputs of the rules in `assignments.py`."""
         waiting, newest = self.assignments.waiting, self.follower.newest
         held = self.engine.version
         resumes = sum(assignment.version == held for assignment in self._resumes())
@@ -304,6 +321,9 @@ class RolloutLoop:
         return [*self.assignments.readers(), *self.follower.readers(), *more]
 
     def health(self) -> Health:
+        """Return what the rollout does now. `draining`: it finishes its trajectories before it
+        takes a newer version; `pulling`: it cannot generate before it has other weights.
+        """
         inputs = self._update_inputs()
         loads = self._version_from_history() is not None and not self._is_side_by_side
         if not self.follower.verified or loads:
@@ -313,6 +333,7 @@ class RolloutLoop:
         return "generating"
 
     def send_status(self, health: Health) -> None:
+        """Publish a heartbeat: the rollout's load, versions, and whether it waits for weights."""
         inputs, verified = self._update_inputs(), self.follower.verified
         pulling = not verified or wants_update(self._effective_mode, inputs)
         condition = RolloutCondition(

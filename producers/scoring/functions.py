@@ -1,8 +1,9 @@
-"""Loads a scorer's function by its import path, and defines the argument of its calls.
+"""Loads the function of a scorer by its import path, and defines the argument of its calls.
 
-A scorer adds rewards or other scores to finished trajectories. Its function is called with one
-`Finished` trajectory at a time, in a process for rewards (`producers/rewards/process.py`), and
-returns one number or several named ones.
+A scorer adds rewards or other scores to finished trajectories, by the task's judge or by a function
+of the user (`scoring.function`). That function runs in a reward process
+(`producers/rewards/process.py`), gets one `Finished` trajectory per call, and returns one number or
+several named ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,10 @@ from rollstream.producers.tasks.base import Turns
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of a trajectory's record that its scoring process gets, besides the turns."""
+    """The fields of a trajectory's record that the scorer sends to the reward process, besides
+    reference and turns. `reward` and `scores` are those of the record; `reward` is None if it comes
+    later.
+    """
 
     trajectory: str
     group: int
@@ -30,9 +34,9 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished trajectory, as a scorer's function gets it. `turns` are all tokens after the
-    prompt, cut where their source changes. `reference` is the task's own JSON about the prompt.
-    Text is decoded on access.
+    """A finished trajectory, as a scorer's function gets it. `reference` is the task's own JSON
+    about the prompt. `turns` are all tokens after the prompt, cut where their source changes:
+    generated, environment, generated and so on. The texts are decoded on access.
     """
 
     facts: TrajectoryFacts
@@ -47,16 +51,18 @@ class Finished:
 
     @property
     def answer(self) -> str:
-        """The text of everything after the prompt."""
+        """The text of everything after the prompt, replies of an environment included."""
         return self.decode([token for turn in self.turns for token in turn])
 
 
 ScoringFunction = Callable[[Finished], object]
-"""Returns a number, or numbers by annotation name. It may raise or hang."""
+"""Returns a number, or a mapping of annotation names to numbers. It may raise or hang: the reward
+pool handles both.
+"""
 
 
 def load_function(path: str) -> ScoringFunction:
-    """Load the function at the path `module:function`. Raises `ConfigurationError` for a wrong
-    path.
+    """Return the function at the import path `module:function`. Raises `ConfigurationError` if it
+    does not exist.
     """
     return cast(ScoringFunction, find_callable(path, "scoring.function"))

@@ -1,9 +1,10 @@
-"""Defines the contract of a task: its prompts, their order, and how an answer is judged.
+"""Defines the contract of a task (`Task`): its prompts, their order, and how an answer is judged. A
+task may also be a dialogue (`Environment`) or make examples to train a first model (`Teacher`).
 
 A task is stateless: all its results are pure functions of its options and the arguments. The prompt
 source therefore only keeps a position, and any process can build the same task from the same
-options (`load_task`). Import and judging stay light (no torch, no transformers), because reward
-processes must start in a fraction of a second.
+settings (`load_task` in registry.py). Import and judging stay light (no torch, no transformers),
+because reward processes must start in a fraction of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,15 +28,17 @@ Turns = Sequence[Sequence[int]]
 generated, …
 """
 Option = int | float | bool | str | list[int | float | bool | str]
+"""A value in the table `[task.options]` of the configuration, which the task is built from."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """Holds one prompt. `reference` is the task's own JSON, which `judge` gets back unchanged.
+    """Holds one prompt. `reference` is the task's own JSON text, for instance with the expected
+    answer; `judge` gets it back unchanged.
 
-    `epoch` counts the complete passes over the data set before it. `task` is the label of its part
-    in a mixture, "" with a single task. `stop` are the tokens that end a turn of its answer; None:
-    the task's own stop tokens.
+    `epoch` counts the complete passes over the data set before this prompt. In a mixture (several
+    tasks, mixed by weight) `task` is the label of the task that the prompt is from, else "". `stop`
+    are the tokens that end a turn of its answer; None: the task's own stop tokens.
     """
 
     tokens: tuple[int, ...]
@@ -55,7 +58,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Holds the environment's next turn and its new state. Without tokens the dialogue is over."""
+    """Holds the `tokens` of the environment's next turn, and its `state` after it, which the next
+    call of `reply` gets. Without tokens the dialogue is over.
+    """
 
     tokens: tuple[int, ...]
     state: str = ""
@@ -63,8 +68,8 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Holds one warm-up example; the loss covers `response` only. `style` names what it
-    demonstrates.
+    """Holds one example for the warm-up, the supervised training of a first model before the run.
+    The loss covers `response` only. `style` names the way of answering that it demonstrates.
     """
 
     prompt: tuple[int, ...]
@@ -90,8 +95,8 @@ class Tokenizer(Protocol):
 
 
 class Task(Protocol):
-    """The interface of every task. The settings name a registered task, or by `module:attribute` a
-    callable that returns a task.
+    """The interface of every task. The setting `task.name` names a registered task, or, by
+    `module:attribute`, a callable that returns a task.
     """
 
     @property
@@ -104,8 +109,8 @@ class Task(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Return the training prompt at `position` of the order of `seed`. Positions may be read in
-        any order.
+        """Return the training prompt at `position` in the endless order of prompts that `seed`
+        determines. Positions may be requested in any order.
         """
         ...
 
@@ -116,24 +121,28 @@ class Task(Protocol):
         ...
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Judge a complete answer. This may raise or hang: the reward pool handles both."""
+        """Judge a complete answer to the prompt with this `reference`. This may raise or hang: it
+        runs in a reward process, and the reward pool handles both.
+        """
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A task of several turns: it replies to each generated turn that ended in a stop token."""
+    """A task that is a dialogue of several turns: it replies to each generated turn that ended in a
+    stop token. A task with the method `reply` is one.
+    """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Return the environment's reply to the last of `turns`. `state` is the state of its
-        previous reply, "" at first.
+        """Return the environment's reply to the last of `turns`. `state` is the `Reply.state` of
+        its previous reply in this dialogue, "" at first.
         """
         ...
 
 
 @runtime_checkable
 class Teacher(Protocol):
-    """A task that can make warm-up documents."""
+    """A task that can make documents for the warm-up. A task with the method `documents` is one."""
 
     def documents(self, seed: int, count: int) -> list[Document]: ...
 
@@ -147,8 +156,8 @@ def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
 
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
-    """Return the epoch, and the index in `[0, count)`, at `position` of an endless order. Each
-    epoch is a new permutation of all indices.
+    """Return the epoch, and the index in `[0, count)`, at `position` of an endless order that
+    `seed` determines. Each epoch is a new permutation of all indices.
     """
     epoch, place = divmod(position, count)
     return epoch, int(_permutation(count, seed, epoch)[place])
@@ -160,7 +169,7 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class PlainPart(msgspec.Struct, frozen=True):
-    """Holds `PartSettings` without validation."""
+    """Holds the settings of one part of a mixture (`PartSettings`) without validation."""
 
     name: str
     label: str
@@ -169,9 +178,9 @@ class PlainPart(msgspec.Struct, frozen=True):
 
 
 class PlainTask(msgspec.Struct, frozen=True):
-    """Holds `TaskSettings` without validation; other fields of the JSON are ignored. Reward
-    processes decode the task's settings by this class, without pydantic: they start by the dozen,
-    and importing pydantic takes as long as all their other imports.
+    """Holds the fields of `TaskSettings` that reward processes need, without validation. Reward
+    processes decode the settings' JSON into this class, without pydantic: these processes start by
+    the dozen, and importing pydantic takes as long as all their other imports.
     """
 
     name: str

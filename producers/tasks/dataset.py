@@ -1,9 +1,10 @@
-"""Implements the task `dataset`: prompts come from a file (JSON Lines or Parquet), and a function
-of the user, `verifier(answer, reference)`, returns the reward of an answer
-(docs/reference/tasks.md).
+"""Implements the task `dataset`: prompts come from a file (JSON Lines or Parquet), and a user's
+function, `verifier(answer, reference)`, returns the reward of an answer (docs/reference/tasks.md).
 
-Prompt source, evaluation and warm-up read the file; rewards get the row's reference and never read
-it. The file must not change during a run, because positions count its rows.
+`read_rows` reads and checks the file; `Dataset` splits its rows into training and held-out ones and
+makes prompts of them. The prompt source, evaluation and warm-up (which trains a new model on given
+answers before the run) read the file. Reward processes do not: each prompt carries its row's
+reference. The file must not change during a run, because prompts are found by their place in it.
 """
 
 import json
@@ -25,7 +26,9 @@ from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class DatasetColumns:
-    """Names the columns; "" for a column that is not used."""
+    """Names the columns of the prompt, the reference and the answer for the warm-up. A reference or
+    answer named "" is not read.
+    """
 
     prompt: str
     reference: str
@@ -34,7 +37,9 @@ class DatasetColumns:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """Holds one row of the file; `place` is its line or row in words, `reference` is JSON."""
+    """Holds one row of the file. `place` is its position, e.g. "line 7"; `reference` is the JSON
+    text of the reference, "null" without one; `answer` is "" without one.
+    """
 
     place: str
     prompt: PromptContent
@@ -48,9 +53,8 @@ class DatasetRow:
 
 
 def read_rows(path: Path, columns: DatasetColumns) -> list[DatasetRow]:
-    """Returns all rows of the file, at least one. Nothing is repaired, and only blank lines are
-    skipped: a file or row that cannot be used raises `ConfigurationError`, with the line or row
-    number.
+    """Returns all rows of the file, at least one. Only blank lines are skipped. Raises
+    `ConfigurationError` for a file or row that cannot be used, with the number of the line or row.
     """
     readers: Mapping[str, Callable[[Path], Iterator[tuple[str, Mapping[str, Any]]]]] = {
         ".jsonl": _json_lines,
@@ -74,6 +78,7 @@ def read_rows(path: Path, columns: DatasetColumns) -> list[DatasetRow]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the place and the columns of each line."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -93,6 +98,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the place and the columns of each row."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -158,15 +164,18 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
-_NAMED_MAX = 5  # rows named in a message
+_NAMED_MAX = 5  # most rows that an error message names
 _WHERE = "task.options of dataset"
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """`task.options` of the data set. `verifier` is `module:function`, which returns a reward, or a
-    reward and named scores. `prompt`, `reference` and `answer` name columns (`answer`: the
-    warm-up's responses).
+    """Holds `task.options` of this task. `path` is the file. `verifier` names a function as
+    `module:function`; it returns a reward, or a pair of a reward and named scores. `prompt`,
+    `reference` and `answer` name columns; answers are used by the warm-up alone.
+
+    `held_out` is a second file, whose rows are kept out of training, for evaluation. Without one,
+    about `held_out_share` of the rows of the first file are kept out.
     """
 
     path: str
@@ -179,8 +188,9 @@ class DatasetOptions:
 
 
 class Dataset:
-    """Implements `Task` over the rows of one or two files, which are read at the first prompt. The
-    order is a new permutation of the training rows in each epoch.
+    """Implements `Task` and `Teacher` (`base.py`) over the rows of one or two files, which are read
+    when the first prompt or document is requested. Each epoch is a new permutation of the training
+    rows. `text` converts texts to tokens and back.
     """
 
     name = "dataset"
@@ -207,11 +217,15 @@ class Dataset:
         return self._text.tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
+        """Returns the prompt at `position` of the order of training rows that `seed` determines."""
         rows = self._splits[0]
         epoch, index = shuffled(len(rows), seed, position)
         return self._make_prompt(rows[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
+        """Returns the prompts of the first `count` held-out rows; raises `ConfigurationError` if
+        there are fewer.
+        """
         rows = self._splits[1]
         if count > len(rows):
             raise ConfigurationError(
@@ -221,7 +235,9 @@ class Dataset:
         return [self._make_prompt(row, 0) for row in rows[:count]]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Returns prompts and answers (column `answer`) of training rows, drawn with repetition."""
+        """Returns `count` warm-up documents: prompts and answers of training rows, drawn with
+        repetition. Raises `ConfigurationError` if no column of answers is named.
+        """
         if not self._columns.answer:
             raise ConfigurationError(
                 f"{_WHERE}: a warm-up needs answers to learn: name their column as "
@@ -235,6 +251,10 @@ class Dataset:
         ]
 
     def judge(self, reference: str, turns: Turns) -> Score:
+        """Returns the score that the user's verifier gives to the answer, the last of `turns`.
+        Raises `TypeError` for a tuple that is no pair (reward, scores), and any error of the
+        verifier.
+        """
         given = self._verify(self._text.answer(turns), json.loads(reference))
         if isinstance(given, Score):
             return given
@@ -247,8 +267,9 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> tuple[list[DatasetRow], list[DatasetRow]]:
-        """Training rows, then held-out rows; no prompt is in both, and all fit the context.
-        Held-out rows are those of the second file, or a fixed share of the first one.
+        """The training rows and the held-out rows. Held-out rows are those of the second file, or a
+        fixed share of the first one. Raises `ConfigurationError` if a prompt is in both, if one is
+        too long for the context, or if no training row is left.
         """
         rows = read_rows(self._path, self._columns)
         self._refuse_longer(self._path, rows)
@@ -266,8 +287,8 @@ class Dataset:
         return training, [row for row in rows if self._is_held_out(row)]
 
     def _is_held_out(self, row: DatasetRow) -> bool:
-        """Returns whether a hash of the prompt holds the row out: equal prompts are on the same
-        side, and a row keeps its side when rows are added.
+        """Returns whether the row is held out, which depends on a hash of its prompt alone: rows
+        with equal prompts are either all held out or all trained on, also after rows are added.
         """
         return xxhash.xxh3_64_intdigest(row.question_key.encode()) < self._share * 2**64
 

@@ -1,7 +1,8 @@
-"""Makes one task of several, whose prompts are mixed by exact weights.
+"""Makes one task (`TaskMixture`) of several, its parts, whose prompts are mixed by exact weights.
 
-A mixture is stateless like every task. `MixtureCycle` maps a position to a part (one of the tasks)
-and to that part's own position in its shuffled epochs. All parts share one tokenizer.
+A mixture is stateless like every task: `MixtureCycle` computes from a position alone the part that
+gives the prompt there, and the prompt's position in the part's own order. The reference of each
+prompt names its part, which later judges the answer. All parts share one tokenizer.
 """
 
 import json
@@ -24,21 +25,21 @@ from rollstream.producers.tasks.base import (
     Turns,
 )
 
-CYCLE_MAX = 10_000  # places
+CYCLE_MAX = 10_000  # most prompts after which the order of parts repeats
 _PROBE = "".join(map(chr, range(32, 127)))  # equal tokenizers encode it equally
 
 
 @dataclass(frozen=True, slots=True)
 class PartPosition:
-    """States that a prompt comes from part number `part`, at position `place` of its own order."""
+    """Locates a prompt: position `place` in the own order of part number `part`."""
 
     part: int
     place: int
 
 
 class MixtureCycle:
-    """Maps each position of the mixture's endless order to a part. The order repeats after
-    `len(cycle)` places.
+    """Maps each position of the mixture's endless order to a part. The sequence of parts repeats
+    after `len(cycle)` positions; the parts' own positions count on.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -46,19 +47,21 @@ class MixtureCycle:
         self._order = _order(self._shares)
 
     def __len__(self) -> int:
-        """Return the number of places until the order repeats."""
+        """Return the number of positions after which the sequence of parts repeats."""
         return len(self._order)
 
     def at(self, position: int) -> PartPosition:
-        """Return the part at this position; it depends on the position and the weights alone."""
+        """Return the part at this position, and the position in that part's own order. Both depend
+        on `position` and the weights alone.
+        """
         cycle, place = divmod(position, len(self._order))
         part, rank = self._order[place]
         return PartPosition(part, cycle * self._shares[part] + rank)
 
 
 def _whole_weights(weights: Sequence[float]) -> list[int]:
-    """Return the smallest whole numbers in the same proportion. Raises `ConfigurationError` if
-    their sum is above `CYCLE_MAX`.
+    """Return the smallest whole numbers in the proportion of the weights, which are read as exact
+    decimals. Raises `ConfigurationError` if their sum is above `CYCLE_MAX`.
     """
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
@@ -74,12 +77,13 @@ def _whole_weights(weights: Sequence[float]) -> list[int]:
 
 
 def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """Return one cycle: for each place the part, and how many prompts that part gave before.
+    """Return one cycle: for each position the part, and how many earlier prompts of the cycle are
+    of that part. `shares` is the number of prompts of each part in a cycle.
 
-    The cycle is a smooth weighted round robin (nginx's load balancing): at each place every part
-    gains its weight, and the part with the most weight gives the prompt and pays the total. Over
-    one cycle each part gives exactly its weight's share of prompts; any section of the order
-    deviates by about one prompt.
+    The cycle is a smooth weighted round robin (nginx's load balancing): at each position every part
+    gains its share as credit, and the part with the most credit gives the prompt and pays the sum
+    of all shares. Over one cycle each part gives exactly its share of prompts; any section of the
+    order deviates by about one prompt.
     """
     total = sum(shares)
     credit, given = [0] * len(shares), [0] * len(shares)
@@ -95,7 +99,7 @@ def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class MixturePart:
-    """Holds one task of a mixture and its weight."""
+    """Holds one task of a mixture, its weight, and its label, which prompts and records carry."""
 
     label: str
     weight: float
@@ -103,8 +107,9 @@ class MixturePart:
 
 
 def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
-    """Return the mixture of these parts, which is an environment if any part is one. Raises
-    `ConfigurationError` if the parts do not fit together.
+    """Return the mixture of these parts, which is an environment (a task of several turns) if any
+    part is one. Raises `ConfigurationError` if there is no part, or if two parts have the same
+    label or different tokenizers.
     """
     if not parts:
         raise ConfigurationError('task.name = "mixture" has no parts: add [[task.parts]] tables')
@@ -126,7 +131,9 @@ def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
 
 
 class TaskMixture:
-    """Takes each prompt from one of its parts, and lets that part judge the answer."""
+    """Takes each prompt from one of its parts, and lets that part judge the answer, in any process:
+    a prompt's reference contains the part's label and the part's own reference.
+    """
 
     name = "mixture"
 
@@ -137,7 +144,7 @@ class TaskMixture:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """Return the stop tokens of all parts; each prompt carries those of its own part."""
+        """Return the stop tokens of all parts. Each prompt has those of its own part."""
         return tuple(sorted({token for part in self._parts for token in part.task.stop}))
 
     def tokenizer(self) -> Tokenizer:
@@ -149,14 +156,16 @@ class TaskMixture:
         return _labelled(part, part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the parts' own held-out prompts; each part's share of `count` is its weight's."""
+        """Return `count` held-out prompts of the parts, mixed as the training prompts are."""
         order = [self._cycle.at(place) for place in range(count)]
         wanted = Counter(at.part for at in order)
         lists = {number: self._held_out(self._parts[number], n) for number, n in wanted.items()}
         return [lists[at.part][at.place] for at in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Return the parts' warm-up documents; each part's share of `count` is its weight's."""
+        """Return `count` warm-up documents of the parts, as many of each as in the first `count`
+        positions of the order. Raises `ConfigurationError` if a part makes no documents.
+        """
         wanted = Counter(self._cycle.at(place).part for place in range(count))
         documents: list[Document] = []
         for number, share in sorted(wanted.items()):
@@ -175,8 +184,8 @@ class TaskMixture:
         return part.judge(own, turns)
 
     def _part_of(self, reference: str) -> tuple[Task, str]:
-        """Return the part's task and that task's own reference from a mixture's reference. The
-        reference contains the part's label, so judgements and replies find the part in any process.
+        """Return the task of the part that a mixture's reference names, and the part's own
+        reference.
         """
         packed = json.loads(reference)
         return self._tasks[packed["part"]], packed["of"]
@@ -189,8 +198,8 @@ class TaskMixture:
 
 
 class EnvironmentMixture(TaskMixture):
-    """Mixes tasks of which some have several turns. The reply to an answer of a single-turn part is
-    empty, which ends the dialogue.
+    """A mixture in which some parts have several turns. The reply to an answer of a part with a
+    single turn is empty, which ends the dialogue.
     """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
@@ -199,12 +208,16 @@ class EnvironmentMixture(TaskMixture):
 
 
 def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:
+    """Return a part's prompt as a prompt of the mixture: with label, packed reference and stops."""
     reference = json.dumps({"part": part.label, "of": prompt.reference})
     stop = part.task.stop if prompt.stop is None else prompt.stop
     return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))
 
 
 def _check_same_tokenizer(first: MixturePart, other: MixturePart) -> None:
+    """Raise `ConfigurationError` unless both parts have the same tokenizer, as far as size, special
+    tokens and the encoding of `_PROBE` show.
+    """
     one, two = first.task.tokenizer(), other.task.tokenizer()
     if one is not two and _identity(one) != _identity(two):
         raise ConfigurationError(

@@ -1,10 +1,10 @@
-"""`load_task` builds the task of a run from a registered name, or from a `module:attribute` of your
-own in the working directory or on PYTHONPATH.
+"""Builds the task of a run from its settings (`load_task`): a registered task (`TASKS`), a user's
+own by `module:attribute`, or a mixture of several of these.
 
-A builder is a function or class. The options are its keyword arguments, and a parameter `text`
-receives the run's tokenizer and chat template (`text.py`). A class with a nested class `Options` is
-called with `text` and one `Options` object instead. A wrong name or option raises
-`ConfigurationError` with the setting and the wrong value; no option is guessed.
+The name stands for a builder, a function or class that returns the task. The options are its
+keyword arguments; a parameter `text` receives the run's tokenizer and chat template (`text.py`). A
+class with a nested class `Options` is called with `text` and an `Options` object instead. A wrong
+name or option raises `ConfigurationError`, which names the setting and the wrong value.
 """
 
 import inspect
@@ -31,15 +31,17 @@ TASKS = {
 }
 """Registered name → builder, imported on use."""
 MIXTURE = "mixture"
+"""The name of a task whose prompts come from the tasks in `task.parts` (`mixture.py`)."""
 
 _TASK_MEMBERS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 
 
 def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | None = None) -> Task:
-    """Returns the task that the settings describe.
+    """Returns the task that the settings describe. A name with a `:` is imported from the working
+    directory or PYTHONPATH.
 
     `settings.tokenizer` is the folder of a text task's tokenizer; None selects the built-in
-    byte-level tokenizer. The task refuses or skips prompts longer than `prompt_tokens_max`.
+    byte-level tokenizer. A task of texts refuses or skips prompts longer than `prompt_tokens_max`.
     """
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else None
     tokenizer = TextTokenizer(folder)
@@ -50,6 +52,9 @@ def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | Non
 
 
 def _part(settings: "PartSettings | PlainPart", text: TaskText, place: int) -> MixturePart:
+    """Build the task number `place` of a mixture. Its label is the configured one, else its option
+    `dataset`, else its name.
+    """
     where = f"task.parts[{place}]"
     if settings.name == MIXTURE:
         raise ConfigurationError(f"{where}.name: a mixture cannot be a part of a mixture")
@@ -59,6 +64,9 @@ def _part(settings: "PartSettings | PlainPart", text: TaskText, place: int) -> M
 
 
 def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str) -> Task:
+    """Call the builder of this name, and check that the result has the members of a task. Errors
+    name the settings by their table `where`.
+    """
     build = _builder(name, where)
     options_type: object = getattr(build, "Options", None)
     options_type = options_type if isinstance(options_type, type) else None
@@ -83,7 +91,9 @@ def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str)
 def _check_options(
     where: str, given: Mapping[str, object], known: Mapping[str, inspect.Parameter]
 ) -> None:
-    """Check the options against the builder's signature before the call."""
+    """Raise `ConfigurationError` for an option that the builder does not take, or one that it needs
+    and was not given.
+    """
     named = {n: p for n, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     named.pop("text", None)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
@@ -99,6 +109,7 @@ def _check_options(
 
 
 def _builder(name: str, where: str) -> Callable[..., object]:
+    """Import and return the builder; raises `ConfigurationError` for an unknown name."""
     if ":" in name or name in TASKS:
         return find_callable(TASKS.get(name, name), f"{where}.name")
     registered = (*TASKS, MIXTURE)

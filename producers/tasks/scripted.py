@@ -1,5 +1,8 @@
-"""Defines two small tasks without data: `scripted`, whose environment replies from a script, and
-`numbered`, whose prompts differ by a number only.
+"""Defines two small tasks that need no data set. `scripted` is a dialogue, in which an environment
+replies from a script: it shows how a task of several turns is written, and tests use it. `numbered`
+is for runs without a model (engine `paced`): prompts that differ by a number, and random rewards.
+
+Both compute everything from their options and arguments, as `Task` demands.
 """
 
 import json
@@ -16,6 +19,7 @@ from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTo
 from rollstream.producers.tasks.remainder import CHARACTERS
 
 Script = tuple[int, ...]
+"""The digits that the environment of `scripted` names, one per turn."""
 
 _TURNS_MAX = 5  # all 10 ** turns scripts are listed in memory
 NUMBERED_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
@@ -23,12 +27,12 @@ _NUMBERS_MAX = 10**9
 
 
 class Scripted:
-    """Implements the task `scripted`. The environment names `turns` digits, the first one in the
-    prompt (`4=`); after each the model answers with the running total modulo 10 and `;`. The reward
-    is the share of right totals.
+    """Implements the task `scripted`. The environment names `turns` digits one after the other, the
+    first in the prompt (`4=`). After each digit the model shall answer with the sum of all digits
+    so far, modulo 10, and `;`. The reward is the share of right sums.
 
-    The reference is the script, and the state is the number of digits named so far, so a trajectory
-    can resume in another process.
+    The environment keeps nothing in memory: the script is in the prompt's reference, and its state
+    is the number of digits named so far. So a trajectory can resume in another process.
     """
 
     name = "scripted"
@@ -51,6 +55,9 @@ class Scripted:
         return self._make_prompt(training[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
+        """Return the first prompts of the held-out scripts. Raises `ConfigurationError` if there
+        are fewer.
+        """
         scripts = self._splits[0]
         if count > len(scripts):
             raise ConfigurationError(
@@ -60,7 +67,9 @@ class Scripted:
         return [self._make_prompt(script, 0) for script in scripts[:count]]
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Return the next digit, until the script ends or the model ends with `<eos>`."""
+        """Return the next digit, or no tokens (the dialogue is over) once the script has ended or
+        the model ended its turn with `<eos>`.
+        """
         script = json.loads(reference)["script"]
         named = int(state or 1)
         if named == len(script) or turns[-1][-1] == EOS:
@@ -68,7 +77,9 @@ class Scripted:
         return Reply(tuple(self._tokenizer.encode(f"{script[named]}=")), str(named + 1))
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Return the share of the script's running totals that are right, each in its own turn."""
+        """Return the share of right sums, each compared with the model's turn after its digit; a
+        missing turn counts as wrong.
+        """
         script = json.loads(reference)["script"]
         wanted = [f"{total % 10};" for total in accumulate(script)]
         given = [self._tokenizer.decode(turn) for turn in turns[::2]]
@@ -77,7 +88,9 @@ class Scripted:
 
     @cached_property
     def _splits(self) -> tuple[list[Script], list[Script]]:
-        """Held-out and training scripts, by the checksum of the digits."""
+        """The held-out scripts (about an eighth of all) and the training scripts, divided by a
+        checksum of the digits.
+        """
         splits: tuple[list[Script], list[Script]] = ([], [])
         for script in product(range(10), repeat=self._turns):
             splits[crc32(bytes(script)) % 8 > 0].append(script)
@@ -89,9 +102,10 @@ class Scripted:
 
 
 class Numbered:
-    """Implements the task `numbered`, for the engine `paced`, where only the lengths of the answers
-    matter. It has `prompts` prompts, repeated in every pass in a new order. A prompt is its number,
-    `?`, and blanks up to `prompt_tokens`.
+    """Implements the task `numbered`, for the engine `paced`, which has no model: only the lengths
+    of its answers matter. It has `prompts` training prompts; every pass repeats them in a new
+    order. A prompt is its number, `?`, and blanks up to a length of `prompt_tokens` tokens. Numbers
+    from `prompts` on are held out.
     """
 
     name = "numbered"
@@ -120,9 +134,9 @@ class Numbered:
         return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Return 1 or 0, a function of the prompt's number and the answer. It is drawn from a hash
-        of the answer, with a different probability for each prompt, so that rewards differ within a
-        group; a model can learn nothing from it.
+        """Return the reward 1 or 0, drawn from a hash of the answer and the prompt's number. Each
+        prompt has its own probability of a 1, between .10 and .89, so that rewards differ within a
+        group; a model can learn nothing from them.
         """
         number = json.loads(reference)["number"]
         answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()

@@ -1,9 +1,9 @@
-"""Converts a task's texts to a prompt's tokens, and an answer's tokens to text.
+"""Converts a task's texts to the tokens of a prompt, and an answer's tokens to text (`TaskText`).
 
-`TaskText` joins a tokenizer, its chat template, the system message and the limit of a prompt's
-length. `load_task` makes one for a run's task, and passes it to every task's callable that has a
-parameter `text`. Files are read on first use, so a rollout, which only checks the kind of its task,
-loads no tokenizer.
+A `TaskText` joins a tokenizer, its chat template, the system message and the limit of a prompt's
+length. `load_task` makes one for a run, and passes it to a task's constructor if that has a
+parameter `text`. The tokenizer's files are read on first use. So they are never read by a rollout,
+which builds the task only to learn whether it is a dialogue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,18 @@ from rollstream.producers.tasks.base import Turns
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 ChatMessage = Mapping[str, str]
-"""`role` and `content`."""
+"""One message, with the keys `role` (system, user, assistant) and `content`."""
 PromptContent = str | Sequence[ChatMessage]
-"""A prompt's content: a text, which is the user's only message, or chat messages."""
+"""The content of a prompt: one text, which is the user's message, or several chat messages."""
 
-_MARK = "rollstream-answer"  # stands for an answer; the template's end of a turn follows it
+_MARK = "rollstream-answer"  # stands for an answer, to find the token that the template puts after
 
 
 class TaskText:
-    """The text format of one task. `prompt_tokens_max` is None in processes that make no prompts;
-    then every prompt fits.
+    """The text format of a run's task. With the template `chat` a prompt is rendered by the
+    tokenizer's chat template, after the message `system` unless that is empty; with `plain` it is
+    the text alone, with the special tokens that the tokenizer puts around any text. A prompt fits
+    if it has at most `prompt_tokens_max` tokens; None, in processes that make no prompts: no limit.
     """
 
     def __init__(
@@ -41,8 +43,8 @@ class TaskText:
 
     @cached_property
     def stop(self) -> tuple[int, ...]:
-        """Return the tokens that end an answer: the tokenizer's end tokens, and the chat template's
-        token after an answer.
+        """Return the tokens that end an answer: the tokenizer's end tokens, and the token that the
+        chat template puts after an answer. Raises `ConfigurationError` if there is none.
         """
         ends = set(self.tokenizer.ends)
         if self._template == "chat":
@@ -55,8 +57,9 @@ class TaskText:
         return tuple(sorted(ends))
 
     def prompt(self, content: PromptContent) -> tuple[int, ...]:
-        """Return the tokens up to the start of the answer. Raises `ConfigurationError` if the chat
-        template refuses the content.
+        """Return the prompt's tokens, up to the place where the answer starts. Raises
+        `ConfigurationError` if the chat template refuses the content, or if the template is `plain`
+        and the content is chat messages.
         """
         if self._template == "plain":
             if not isinstance(content, str):
@@ -67,34 +70,39 @@ class TaskText:
         return tuple(self.tokenizer.encode(self._render(self._messages(content), True)))
 
     def fits(self, tokens: Sequence[int]) -> bool:
-        """Whether the prompt leaves room for an answer of `sampling.tokens_max`."""
+        """Whether the prompt leaves room in the context for an answer of `sampling.tokens_max`
+        tokens.
+        """
         return self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max
 
     def surely_fits(self, content: PromptContent) -> bool:
-        """Whether the prompt fits in any case, without tokenizing it: a token is at least one byte
-        of text.
+        """Whether the prompt is so short that it fits whatever its tokens are; False if that is not
+        certain. It is not tokenized: a text has at most one token per byte.
         """
         if self.prompt_tokens_max is None:
             return True
         contents = [content] if isinstance(content, str) else [m["content"] for m in content]
         size = sum(len(content.encode()) for content in (*contents, self._system))
-        roles = 64 * (len(contents) + 2)  # 64 covers a role's tokens
+        roles = 64 * (len(contents) + 2)  # 64 covers what a template adds to a message
         return size + roles <= self.prompt_tokens_max
 
     def answer(self, turns: Turns) -> str:
-        """Return the text of the last turn, without its end token."""
+        """Return the text of the last turn, without its end token and other special tokens."""
         turn = turns[-1] if turns else ()
         if turn and turn[-1] in self.tokenizer.ends:
             turn = turn[:-1]
         return self.tokenizer.decode(turn)
 
     def response(self, text: str) -> tuple[int, ...]:
-        """Return a whole answer, its end token included, for a warm-up document."""
+        """Return the tokens of a whole answer, its end token included, as a warm-up document needs
+        them.
+        """
         ends = self._turn_end if self._template == "chat" else ()
         end = ends or tuple(sorted(self.tokenizer.ends))[:1]
         return (*self.tokenizer.encode(text), *end)
 
     def _messages(self, content: PromptContent) -> list[ChatMessage]:
+        """Return chat messages, with the system message in front if they have none."""
         messages: list[ChatMessage] = (
             [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         )
@@ -104,8 +112,8 @@ class TaskText:
 
     @cached_property
     def _turn_end(self) -> tuple[int, ...]:
-        """Return the special token that the template puts after an assistant's message, if any. In
-        some models it differs from the token that ends a text.
+        """Return the special token that the chat template puts after an assistant's message, or
+        nothing. In some models it differs from the token that ends a text.
         """
         whole = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self._render(whole, False).rpartition(_MARK)[2]
@@ -114,6 +122,9 @@ class TaskText:
         return tuple(token for token in first if token in added and added[token].special)
 
     def _render(self, messages: Sequence[ChatMessage], is_asked: bool) -> str:
+        """Return the messages in the chat template's form; `is_asked`: with the beginning of the
+        assistant's answer.
+        """
         from jinja2 import TemplateError
 
         tokenizer = self.tokenizer.whole

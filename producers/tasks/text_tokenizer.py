@@ -1,7 +1,8 @@
-"""Converts the texts of tasks to tokens and back, by a model's tokenizer or the built-in one.
+"""Converts the texts of tasks to tokens and back (`TextTokenizer`), by the tokenizer in a model's
+folder or by the built-in one.
 
-The built-in tokenizer has one token per byte, for models that start from scratch. Nothing is
-downloaded.
+The built-in tokenizer (`byte_tokenizer`) has one token per byte and six special tokens, for models
+that start from scratch. No file is downloaded.
 """
 
 import json
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
 SPECIAL = (PAD, BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>")
+"""The special tokens of the built-in tokenizer, in the order of their numbers."""
 NAMES = {"pad_token": PAD, "bos_token": BEGIN, "eos_token": END}
-"""The special tokens by their names in `tokenizer_config.json`."""
+"""The special tokens of the built-in tokenizer by their names in `tokenizer_config.json`."""
 
 CHAT_TEMPLATE = (
     "{{ '<|begin|>' }}{% for message in messages %}"
@@ -31,16 +33,16 @@ CHAT_TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""ChatML with one token per role, because a byte-level model spends a token on every letter of a
-template.
+"""The built-in tokenizer's chat template: ChatML, but each role is one special token. Written as
+text a role would cost a token per letter.
 """
 _FILE = "tokenizer.json"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the built-in tokenizer of 262 tokens, which can encode every text: 0 to 255 are the
-    bytes themselves, six special tokens follow. It puts `<|begin|>` before an encoded text unless
-    special tokens are disabled.
+    """Return the built-in tokenizer of 262 tokens, which can encode every text: tokens 0 to 255 are
+    the bytes, 256 to 261 the special tokens. It puts `<|begin|>` before an encoded text unless the
+    caller passes `add_special_tokens=False`.
     """
     letters = _letters()
     made = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
@@ -59,7 +61,9 @@ def byte_token(special: str) -> int:
 
 
 def _letters() -> dict[int, str]:
-    """Return the printable letter of each byte in byte-level tokenizers (GPT-2's table)."""
+    """Return the printable letter that stands for each byte in the vocabulary of a byte-level
+    tokenizer (GPT-2's table).
+    """
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {
@@ -69,11 +73,12 @@ def _letters() -> dict[int, str]:
 
 class TextTokenizer:
     """Tokenizes with the files in `folder`, or with the built-in tokenizer for None. Files are read
-    on first use only.
+    at first use; then a folder without a readable `tokenizer.json` raises `ConfigurationError`.
 
-    Two tokenizers use the same files: `light` (the `tokenizers` library, fast to start) decodes in
-    reward processes; `whole` (transformers without torch, loaded on first use) applies chat
-    templates and writes the files.
+    Two objects share these files. `light` is that of the library `tokenizers`, which starts fast:
+    it encodes and decodes, also in reward processes. `whole` is that of transformers, imported
+    without torch at first use: it applies chat templates, knows the special tokens by their roles,
+    and writes the files.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -88,18 +93,22 @@ class TextTokenizer:
 
     @cached_property
     def size(self) -> int:
+        """The size of the vocabulary: the highest token number, special tokens included, plus 1."""
         return max(self.light.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def special(self) -> Mapping[str, int]:
+        """The numbers of the special tokens by their names in a model's configuration; a token that
+        the tokenizer lacks is left out.
+        """
         names = ("pad_token_id", "bos_token_id", "eos_token_id")
         found = {name: getattr(self.whole, name) for name in names}
         return {name: number for name, number in found.items() if number is not None}
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Return the tokens that end a text, by the files beside the tokenizer; none if no file
-        names one.
+        """The tokens that end a text: the end tokens that the folder's `tokenizer_config.json`,
+        `generation_config.json` and `config.json` name. Empty if none of them names one.
         """
         if self.folder is None:
             return frozenset({byte_token(END)})
@@ -114,6 +123,7 @@ class TextTokenizer:
 
     @cached_property
     def light(self) -> Tokenizer:
+        """The tokenizer of the library `tokenizers`."""
         if self.folder is None:
             return byte_tokenizer()
         path = self.folder / _FILE
@@ -130,6 +140,7 @@ class TextTokenizer:
 
     @cached_property
     def whole(self) -> "PreTrainedTokenizerFast":
+        """The tokenizer of transformers."""
         from transformers import PreTrainedTokenizerFast
 
         assert self.light is not None  # raises our own error for a folder without a tokenizer
@@ -140,7 +151,9 @@ class TextTokenizer:
         return PreTrainedTokenizerFast.from_pretrained(str(self.folder), local_files_only=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of the text alone, without the special tokens that a tokenizer adds."""
+        """Return the tokens of the text alone, without the special tokens that the tokenizer would
+        add around it. Names of special tokens inside the text become these tokens.
+        """
         return self.light.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -150,6 +163,7 @@ class TextTokenizer:
         return self.light.decode(list(tokens), skip_special_tokens=True)
 
     def save(self, folder: Path) -> None:
+        """Write the tokenizer's files, which transformers loads, into `folder`."""
         self.whole.save_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]
 
 

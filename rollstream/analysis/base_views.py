@@ -1,4 +1,10 @@
-"""The base views of `rollstream query`: topics from archive and log, evaluations, settings."""
+"""Defines the base views of `rollstream query` in DuckDB: one per archived topic, `evaluations` and
+`settings`. `views.py` derives all other views from these in SQL.
+
+A topic's view has each row of archive and log exactly once. It joins two parts without a common
+row: the archived Parquet files, which DuckDB reads in place, and the table `live_<topic>` with the
+rows that no file holds, copied from the log. A warning names the rows that neither holds.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,14 +14,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from rollstream.analysis.archive_files import (
-    ArchivedFiles,
-    OffsetGap,
-    ReadableFile,
-    gaps_in_words,
-    offset_gaps,
-    sql_literal,
-)
+from rollstream.analysis import archive_files
 from rollstream.analysis.locate import RunLocation
 from rollstream.analysis.views import MISPLACED
 from rollstream.streams.topics import is_in_key_partition
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
     from rollstream.storage.log_view import LogView
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
+"""Options for reading archived files: their paths encode the columns topic, run and date."""
 EVALUATION_COLUMNS = {
     "step": "BIGINT",
     "seconds": "DOUBLE",
@@ -33,38 +33,41 @@ EVALUATION_COLUMNS = {
     "length_p99": "DOUBLE",
     "shares": "MAP(VARCHAR, DOUBLE)",
 }
-"""Columns of `evaluations`, beside `line`, which holds the whole line as JSON."""
+"""Columns of `evaluations`, each from the field of that name in a line of `eval.jsonl`. A further
+column `line` holds the whole line as JSON.
+"""
 
 
 @dataclass(slots=True)
 class TopicViews:
-    """Defines one view per topic over archived files and over rows that only the log holds.
+    """Defines the views of topics and redefines them when their files change. A session calls
+    `define` when a query first names a topic; if the query then fails, it calls `renew` (files were
+    merged) or `complete` (files of an older release lack columns), and repeats the query.
 
-    `view` returns a view of log and archive, None without a log; `warn` receives messages for the
-    user.
+    `view` returns the reader of the run's log and archive, None without a log. `warn` receives
+    messages for the user.
     """
 
     connection: duckdb.DuckDBPyConnection
-    archive: ArchivedFiles
+    archive: archive_files.ArchivedFiles
     view: "Callable[[], LogView | None]"
     warn: Callable[[str], None]
     _tables: set[str] = field(default_factory=set[str])
     """Topics that have a table `live_<topic>` of rows copied from the log, perhaps empty."""
-    _files: dict[str, Sequence[ReadableFile]] = field(
-        default_factory=dict[str, Sequence[ReadableFile]]
+    _files: dict[str, Sequence[archive_files.ReadableFile]] = field(
+        default_factory=dict[str, Sequence[archive_files.ReadableFile]]
     )
     """The archived files that each topic's view reads; the store may hold newer ones by now."""
 
     def define(self, topic: str) -> None:
-        """Define the topic's view, which has each row of archive and log exactly once. DuckDB reads
-        the files that are listed now; `LogView` reads all other offsets, even if they are archived
-        meanwhile.
+        """Define the topic's view over the files that the archive lists now. All other offsets are
+        read by `LogView` and copied, even if they are archived meanwhile.
         """
         held = self.archive.held(topic)
         lost = self._copy_others(topic, held)
         if lost:
             self.warn(
-                f"{topic}: neither the archive nor the log holds offsets {gaps_in_words(lost)}; "
+                f"{topic}: neither the archive nor the log holds offsets {archive_files.gaps_in_words(lost)}; "
                 "the result lacks these rows"
             )
         if not held:
@@ -73,8 +76,8 @@ class TopicViews:
         self._make_view(topic, held)
 
     def renew(self) -> bool:
-        """Define each topic again whose files are gone because the archive merged them; False if
-        all files are present.
+        """Define the views again whose files are gone because the archive merged them with others.
+        Returns False if no file was gone.
         """
         gone = [t for t, of in self._files.items() if not all(Path(o.path).exists() for o in of)]
         self.archive.refresh()
@@ -85,28 +88,30 @@ class TopicViews:
         return bool(gone)
 
     def complete(self, topic: str) -> bool:
-        """Add today's columns, as null, to a view over files that an older release wrote; False if
-        the view has all columns already.
+        """Add the columns that this release has and the files of an older release lack, as null.
+        Returns False if the view had all columns already.
         """
         names = self._columns(topic)
         self._make_table(topic)
         self._make_view(topic, self._files[topic])
         return self._columns(topic) != names
 
-    def _copy_others(self, topic: str, held: Sequence[ReadableFile]) -> Sequence[OffsetGap]:
-        """Copy the rows that no file of `held` contains into `live_<topic>`; returns the offsets
+    def _copy_others(
+        self, topic: str, held: Sequence[archive_files.ReadableFile]
+    ) -> Sequence[archive_files.OffsetGap]:
+        """Copy the rows that no file of `held` contains into `live_<topic>`. Returns the offsets
         that neither archive nor log holds.
         """
         view = self.view()
         if view is None:
-            return [gap for gap in offset_gaps(held, ()) if gap.end is not None]
+            return [gap for gap in archive_files.offset_gaps(held, ()) if gap.end is not None]
         from rollstream.streams.records import Fence, Position
 
         if not view.has(topic):
             return []
-        lost: list[OffsetGap] = []
+        lost: list[archive_files.OffsetGap] = []
         ends = view.end(topic)
-        for gap in offset_gaps(held, range(view.partitions(topic))):
+        for gap in archive_files.offset_gaps(held, range(view.partitions(topic))):
             end = ends.get(gap.partition, 0) if gap.end is None else gap.end
             start = {gap.partition: Position(gap.start, Fence(*gap.fence))}
             reader = view.topic(topic, start, skip_damaged=self.archive.skip_corrupt)
@@ -114,11 +119,11 @@ class TopicViews:
                 self._make_table(topic)
                 self._with_rows(f"INSERT INTO live_{topic} BY NAME", topic, table)
             holes = (h for h in reader.holes if h.start < h.end)
-            lost += (OffsetGap(h.partition, h.start, h.end) for h in holes)
+            lost += (archive_files.OffsetGap(h.partition, h.start, h.end) for h in holes)
         return lost
 
     def _make_table(self, topic: str) -> None:
-        """Create an empty table with the topic's columns of today, unless it exists."""
+        """Create `live_<topic>`, empty and with this release's columns, unless it exists."""
         from rollstream.storage.archive.schema import arrow_schema
 
         if topic not in self._tables:
@@ -127,7 +132,9 @@ class TopicViews:
             self._tables.add(topic)
 
     def _with_rows(self, statement: str, topic: str, table: object) -> None:
-        """Run a statement on Arrow rows, with the columns that the archive's paths encode."""
+        """Run an SQL statement on Arrow rows, to which the columns of `HIVE` are added, so that the
+        rows have the columns of archived ones.
+        """
         connection = self.connection
         connection.register("arrow_rows", table)
         named = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
@@ -136,10 +143,11 @@ class TopicViews:
         )
         connection.unregister("arrow_rows")
 
-    def _make_view(self, topic: str, held: Sequence[ReadableFile]) -> None:
+    def _make_view(self, topic: str, held: Sequence[archive_files.ReadableFile]) -> None:
+        """Create the view as the union of the files and of `live_<topic>`, if there is one."""
         parts: list[str] = []
         if held:
-            paths = ", ".join(sql_literal(one.path) for one in held)
+            paths = ", ".join(archive_files.sql_literal(one.path) for one in held)
             parts.append(f"SELECT * FROM read_parquet([{paths}], {HIVE}, union_by_name = true)")
         if topic in self._tables:
             parts.append(f"SELECT * FROM live_{topic}")
@@ -151,8 +159,9 @@ class TopicViews:
 
 
 def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> None:
-    """Create the table of groups in a wrong partition of `trajectories`, whose rows the view
-    `completions` leaves out; empty if the number of partitions is unknown (0).
+    """Create the table `MISPLACED` of groups that have rows in a wrong partition of `trajectories`,
+    one that does not belong to their key. The view `completions` leaves these rows out, as the
+    trainer does. The table is empty if the number of partitions is unknown (0).
     """
     wrong: list[tuple[int, int]] = []
     if partitions:
@@ -169,7 +178,9 @@ def define_misplaced(connection: duckdb.DuckDBPyConnection, partitions: int) -> 
 
 
 def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Create the table of the lines of `metrics/eval.jsonl`, empty without such a file."""
+    """Create the table `evaluations` from the lines of `metrics/eval.jsonl`, empty without that
+    file.
+    """
     from rollstream.storage.metrics_file import read_metrics
 
     columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION_COLUMNS.items())
@@ -178,13 +189,15 @@ def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocat
     if lines:
         connection.execute(
             f"INSERT INTO evaluations BY NAME "
-            f"SELECT unnest(from_json(line, {sql_literal(json.dumps(EVALUATION_COLUMNS))})), line "
+            f"SELECT unnest(from_json(line, {archive_files.sql_literal(json.dumps(EVALUATION_COLUMNS))})), line "
             "FROM (SELECT unnest($lines)::JSON AS line)",
             {"lines": [json.dumps(line) for line in lines]},
         )
 
 
 def define_settings(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Create one row with the settings that views use, null without a configuration."""
+    """Create the table `settings`: one row with the settings that other views use, null without a
+    configuration.
+    """
     connection.execute("CREATE TABLE settings (run VARCHAR, max_lag BIGINT)")
     connection.execute("INSERT INTO settings VALUES (?, ?)", [location.run, location.max_lag])

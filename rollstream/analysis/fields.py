@@ -1,8 +1,10 @@
-"""Reads the fields of records, and selects records by conditions such as `reward>=1`.
+"""Reads the fields of records, and selects records by conditions such as `reward>=1` (`--where`):
+`parse_condition` checks a condition's text against a topic's fields, `meets` applies conditions.
 
-A condition names a field by a dotted path (`scores.style_full`, `spans.0.start`). The value of an
-array is its length. A record without the field, or with null there, meets only `!=` and `=null`.
-`time` is a record's append time, compared with an ISO 8601 date or time.
+A condition is FIELD, one of `= != < <= > >= ~` (`~`: contains the text), and VALUE. FIELD is a
+dotted path (`scores.style_full`, `spans.0.start`); the value of an array is its length. A record
+without the field, or with null there, meets only `=null`, and `!=` with any other value. `time` is
+a record's append time, compared with an ISO 8601 date or time.
 """
 
 import re
@@ -24,10 +26,11 @@ from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
 from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
-"""Fields that every record has beside its own; `term` is the term of the record's writer."""
+"""Fields that every record has besides its own; `term` is the term of the record's writer."""
 DERIVED = {"lag_finish": "number"}
-"""Derived fields of trajectories. `lag_finish` is the trainer's version at finish minus the version
-of the oldest span."""
+"""Fields of trajectories that are computed, by kind. `lag_finish` is the newest version known when
+the trajectory finished, minus the version of its oldest span.
+"""
 
 _CONDITION = re.compile(r"\s*([\w./:-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -37,7 +40,11 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldCondition:
-    """A condition `path operator wanted` on a record's values."""
+    """A condition `path operator wanted` on a record's values, as `parse_condition` made it.
+
+    A number is compared as a number, true and false by these words, other values as text. For
+    `schema` a name without its version (`take` for `take/1`) selects all versions.
+    """
 
     path: tuple[str, ...]
     operator: str
@@ -60,14 +67,18 @@ class FieldCondition:
 
 
 def record_values(record: Record, whole: bool = False) -> dict[str, Any]:
-    """Returns a record's fields as builtins; arrays are lists if `whole`, else their lengths."""
+    """Returns a record's own fields as builtins; arrays are lists if `whole`, else their lengths.
+    Names of arrays lose the suffix with the type that they have in the log (`tokens:u4`).
+    """
     hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
     found: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
     return {name.partition(":")[0]: value for name, value in found.items()}
 
 
 def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
-    """Returns the fields for conditions that the record does not store: `time`, `lag_finish`."""
+    """Returns the fields that conditions may name but the record does not store: `time` (seconds
+    since 1970), and of a trajectory `lag_finish`.
+    """
     found: dict[str, Any] = {"time": timestamp_ms / 1000}
     if isinstance(record, Trajectory):
         oldest = oldest_version(record)
@@ -96,7 +107,9 @@ def record_fields(one: LogRecord, whole: bool = False) -> dict[str, Any]:
 
 
 def meets(one: LogRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:
-    """True if the record meets all conditions; `more` holds further fields of the caller."""
+    """True if the record meets all conditions; `more` holds further fields that only the caller
+    knows, by name.
+    """
     values = record_fields(one) | derived_values(one.record, one.timestamp_ms) | dict(more)
     return all(condition.holds(values) for condition in conditions)
 
@@ -116,8 +129,9 @@ def check_topic(topic: str) -> None:
 
 
 def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> FieldCondition:
-    """Parses a condition on records of a topic; `more` maps the caller's further fields to their
-    kinds. Raises `ConfigurationError` for an unknown field or an invalid comparison.
+    """Parses a condition on records of a topic. `more` maps the caller's further fields to their
+    kinds (`number`, `text`, `time` or `open`). Raises `ConfigurationError` for an unknown field or
+    an invalid comparison.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -140,8 +154,8 @@ def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None
 
 
 def _fields_of(topic: str) -> dict[str, str]:
-    """Maps each dotted field of a topic to `number`, `text`, `time` or `open` (has inner
-    fields).
+    """Maps each dotted field of a topic's records to its kind: `number` (arrays too, by their
+    lengths), `text`, `time`, or `open` (has inner fields, whose names may be unknown here).
     """
     found = {
         name: "number" if name in ("partition", "offset", "term") else "text" for name in ENVELOPE
@@ -154,6 +168,7 @@ def _fields_of(topic: str) -> dict[str, str]:
 
 
 def _walk(cls: type[Struct], prefix: str, found: dict[str, str]) -> None:
+    """Add the fields of a class, and of the structs in it, to `found`, each name after `prefix`."""
     for field in fields(cls):
         inner = [t for t in get_args(field.type) or (field.type,) if t is not type(None)]
         name, is_array = f"{prefix}{field.name}", ":" in field.encode_name
@@ -168,7 +183,9 @@ def _walk(cls: type[Struct], prefix: str, found: dict[str, str]) -> None:
 
 
 def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
-    """Returns the kind of a field, also inside an `open` one; None for an unknown field."""
+    """Returns the kind of a field; None for an unknown one. A field inside an `open` one whose
+    inner names are unknown is `open` too.
+    """
     if name in kinds:
         return kinds[name]
     parent = name.rpartition(".")[0]

@@ -1,9 +1,9 @@
-"""Locates a run's log, archive and files from a user's argument: a run's folder, its config.json,
-an archive, or a store's URL.
+"""Locates a run's log, store (which holds the archive) and files from the argument of a command: a
+run's folder, its config.json, an archive, or a store's URL. `open_run_log` and `open_run_view` open
+what was found. Nothing is created; a run whose log is missing is read from its archive alone.
 
-The configuration is read as plain JSON, not as `config.Configuration`: a query needs four keys, and
-importing the validation takes longer than the query. Nothing is created. A missing log folder is
-not an error: the archive suffices.
+The configuration is read as plain JSON, not as `config.settings.Configuration`: a query needs a few
+keys, and importing the validation takes longer than the query.
 """
 
 import json
@@ -22,13 +22,15 @@ if TYPE_CHECKING:  # opening a run imports them
 
 RUNS_FOLDER = Path("runs")
 ARCHIVE_FOLDER = "archive"
-REPLAY_FILE = "replay.json"  # marks the folder of a replay, which no role may resume
+REPLAY_FILE = "replay.json"  # marks a folder that a replay wrote, where no role may resume the run
 
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """Where a run's data is. URLs are absolute. `bus` is None without a log, `folder` None for a
-    bare store, `run` None if its name must be read from the archive.
+    """States where a run's data is. `name` names it in messages; `store` and `bus` are URLs with
+    absolute paths. `bus` is None if there is no log, `folder` if only a store is known, and `run`
+    (the run's name) if it must be read from the archive. `configuration` is the content of
+    config.json, empty without that file.
     """
 
     name: str
@@ -41,22 +43,22 @@ class RunLocation:
 
     @property
     def evaluations(self) -> Path | None:
-        """Path of `metrics/eval.jsonl`; None without a folder."""
+        """Returns the path of `metrics/eval.jsonl`; None without a folder."""
         return None if self.folder is None else self.folder / "metrics" / "eval.jsonl"
 
     @property
     def has_store(self) -> bool:
-        """False if the store's folder does not exist: opening the store would create it."""
+        """Returns False if the store is a missing folder, which opening the store would create."""
         scheme, _, rest = self.store.partition(":")
         return scheme != "file" or Path(rest.removeprefix("//")).is_dir()
 
     @property
     def max_lag(self) -> int | None:
-        """`dispatch.max_lag`; None if unbounded or unknown."""
+        """Returns the setting `dispatch.max_lag`; None if it is unbounded or unknown."""
         return cast("int | None", self.configuration.get("dispatch", {}).get("max_lag"))
 
     def tokenizers(self) -> tuple[Path, ...]:
-        """Possible paths of the run's `tokenizer.json`, in order of preference."""
+        """Returns the possible paths of the run's `tokenizer.json`, the preferred one first."""
         if self.folder is None:
             return ()
         named = self.configuration.get("model", {}).get("path")
@@ -65,7 +67,10 @@ class RunLocation:
 
 
 def locate_run(named: str | None) -> RunLocation:
-    """Returns the location of `named`; None means the newest run in `RUNS_FOLDER`."""
+    """Returns the location of `named` (a path or URL); None means the newest run in `RUNS_FOLDER`.
+    Raises `ConfigurationError` if neither a run nor an archive is there. A URL of another scheme
+    than `file:` is taken as the store's, or its archive's, without a check.
+    """
     if named is None:
         return locate_run(str(newest_run(RUNS_FOLDER)))
     scheme, separator, rest = named.partition(":")
@@ -82,8 +87,9 @@ def locate_run(named: str | None) -> RunLocation:
 def locate_asked_run(
     named: str | None, name: str | None, warn: Callable[[str], None]
 ) -> RunLocation:
-    """Returns the location that a command line names. `name` selects a run of an archive. If
-    `named` is None, `warn` receives a message that names the newest run.
+    """Returns the location that a command line names: `named` is its RUN, and `name` selects a run
+    in an archive that holds several. Without `named` the newest run is taken, and `warn` receives a
+    message with its name.
     """
     location = locate_run(named)
     if named is None:
@@ -92,7 +98,9 @@ def locate_asked_run(
 
 
 def newest_run(runs: Path) -> Path:
-    """Returns the folder in `runs` with the most recently written configuration."""
+    """Returns the folder in `runs` with the most recently written config.json. Raises
+    `ConfigurationError` if there is none.
+    """
     found = sorted(runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ConfigurationError(
@@ -103,8 +111,8 @@ def newest_run(runs: Path) -> Path:
 
 
 def _archive_alone(path: Path, named: str) -> RunLocation:
-    """Locates a folder without config.json: a store, its `archive/`, or a run's folder whose
-    configuration is missing.
+    """Returns the location of a folder without config.json: a store, the `archive/` in a store, or
+    a run's folder that has lost its config.json. Raises `ConfigurationError` for any other path.
     """
     if not path.is_dir():
         raise ConfigurationError(f"{named}: no such run or archive; is the path right?")
@@ -120,6 +128,9 @@ def _archive_alone(path: Path, named: str) -> RunLocation:
 
 
 def _configured(folder: Path, path: Path) -> RunLocation:
+    """Returns the location that the configuration at `path` states; relative paths in it are inside
+    `folder`.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -141,7 +152,9 @@ def _configured(folder: Path, path: Path) -> RunLocation:
 
 
 def url_inside(url: str, folder: Path) -> str:
-    """The URL with a relative path of `sqlite:` or `file:` inside the folder."""
+    """Returns the URL; a relative path after `sqlite:` or `file:` is made absolute inside the
+    folder.
+    """
     scheme, _, rest = url.partition(":")
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url
@@ -149,8 +162,9 @@ def url_inside(url: str, folder: Path) -> str:
 
 
 def open_run_log(location: RunLocation) -> "Bus":
-    """Opens the run's log; creates neither topics nor a missing store. Raises `BusError` at once if
-    no broker accepts a connection.
+    """Opens the run's log, which the location must have; creates neither topics nor a missing
+    store. Records too large for the log are read from the store, if there is one. Raises `BusError`
+    within seconds if no Kafka broker accepts a connection.
     """
     from rollstream.storage.claim_check import open_log
     from rollstream.streams.connect import check_reachable, open_bus
@@ -165,7 +179,7 @@ def open_run_log(location: RunLocation) -> "Bus":
 
 @contextmanager
 def open_run_view(location: RunLocation) -> Generator["LogView"]:
-    """The run's log with its archive in front of it, to be read and never changed."""
+    """Opens log and archive of the run as one read-only log (`LogView`); one may be missing."""
     from rollstream.storage.archive.reading import archived_files
     from rollstream.storage.log_view import LogView
     from rollstream.storage.stores.connect import open_store
@@ -180,8 +194,8 @@ def open_run_view(location: RunLocation) -> Generator["LogView"]:
 
 
 def archived_run(location: RunLocation, files: "Iterable[ArchiveFile]") -> str:
-    """Returns the name of the archive's only run; raises `ConfigurationError` if it holds none or
-    several.
+    """Returns the name of the only run among the archive's `files`. Raises `ConfigurationError` if
+    there are none or several.
     """
     runs = sorted({file.run for file in files})
     if len(runs) > 1:

@@ -1,4 +1,10 @@
-"""Formats query results as a table of the terminal's width, as JSON lines or as CSV."""
+"""Formats query results (`QueryResult`) as a table of the terminal's width (`table_lines`), as JSON
+lines (`json_lines`) or as CSV (`write_csv`).
+
+JSON and CSV have every row and all of each value, and are written batch by batch, so a result of
+any size takes little memory. A table has the first rows, with long values shortened, and notes what
+was left out. `json_value` and `cell_text` format single values, also for other commands.
+"""
 
 import json
 import math
@@ -11,14 +17,16 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 if TYPE_CHECKING:  # `tail` formats records without duckdb
     from rollstream.analysis.session import QueryResult
 
-CELL_CHARACTERS = 60  # longest cell, in characters
-ITEMS_SHOWN = 4  # items shown of a list or map
+CELL_CHARACTERS = 60  # longest text value in a table; a longer one is cut and ends in "…"
+ITEMS_SHOWN = 4  # items of a list or map that a table shows
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBLE", "DECIMAL"])
 
 
 def json_value(value: Any) -> Any:
-    """Converts a value to JSON types: NaN to null, times to ISO text, bytes to hex."""
+    """Returns a value as JSON types: NaN and infinities become null, times ISO text, durations
+    seconds, bytes hex digits, and values of other types text.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
@@ -40,7 +48,7 @@ def json_value(value: Any) -> Any:
 
 
 def json_lines(answer: "QueryResult") -> Iterator[str]:
-    """Yields one JSON object per row."""
+    """Yields each row as the text of one JSON object, by column names."""
     for rows in answer.batches:
         for row in rows:
             pairs = zip(answer.names, row, strict=True)
@@ -48,8 +56,10 @@ def json_lines(answer: "QueryResult") -> Iterator[str]:
 
 
 def write_csv(answer: "QueryResult", file: TextIO) -> None:
-    """Writes a header line, then one line per row; lists and maps as JSON, null as empty."""
-    import csv  # takes a millisecond that other formats save
+    """Writes a header line, then one line per row. Lists and maps are written as JSON, null as an
+    empty field.
+    """
+    import csv  # the import takes a millisecond, which the other formats save
 
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(answer.names)
@@ -58,9 +68,10 @@ def write_csv(answer: "QueryResult", file: TextIO) -> None:
 
 
 def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[str]:
-    """Yields a table of the first rows, and notes about further rows and columns that do not fit.
+    """Yields the lines of a table of the first `rows_max` rows, with as many columns as fit into
+    `width` characters, then a line if there are more rows and one that names the other columns.
 
-    Formatted without rich, whose import takes half as long as DuckDB's.
+    It does not use rich, whose import takes half as long as that of DuckDB.
     """
     rows = list(islice((row for batch in answer.batches for row in batch), rows_max + 1))
     texts = [list(answer.names), *([cell_text(value) for value in row] for row in rows[:rows_max])]
@@ -79,7 +90,9 @@ def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[st
 
 
 def cell_text(value: Any) -> str:
-    """Returns a value as short text; of a long list or map the first items and the count."""
+    """Returns a value as short text for a table: null as "-", of a long list or map the first items
+    and their number in all, long text cut off.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -105,24 +118,30 @@ def cell_text(value: Any) -> str:
 
 
 def _some(shown: Sequence[str], count: int) -> str:
+    """Returns the shown items as text, with the `count` of all items if some are not shown."""
     return ", ".join(shown) + (f", … {count} in all" if count > len(shown) else "")
 
 
 def _number(value: float) -> str:
+    """Returns a number with six significant digits; from 100 000 on with up to three decimals
+    instead, because six digits would cut off whole ones.
+    """
     if not math.isfinite(value) or abs(value) < 1e5:
         return f"{value:.6g}"
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def _field(value: Any) -> Any:
-    """Returns a value as written to CSV."""
+    """Returns a JSON value in the form that is written to CSV."""
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """Returns how many columns fit, counted from the left; at least one."""
+    """Returns how many of the columns, from the left, fit into `width` with their separators; at
+    least one.
+    """
     used = 0
     for index, one in enumerate(widths):
         used += one + (3 if index else 0)
@@ -137,7 +156,7 @@ def _padded(text: str, width: int, to_right: bool) -> str:
 
 
 def _width(text: str) -> int:
-    """Returns the terminal columns of the text."""
+    """Returns the width of the text on a terminal, where some characters take two places."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

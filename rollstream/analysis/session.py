@@ -1,9 +1,10 @@
-"""Answers read-only SQL queries about one run, by an in-memory DuckDB. Statements that write are
-refused.
+"""Answers SQL queries about one run with an in-memory DuckDB (`QuerySession`); statements that
+write are refused. `TokenText` converts tokens to text, also inside SQL (`text_of`).
 
-Archived files are read in place. Rows that only the log holds are copied once, when a query first
-uses their topic, so a session sees one state of each topic. An unreadable file raises an error that
-names it, or is left out with a warning if `skip_corrupt` is set.
+A session defines the views of `views.py` when a query first names them. A topic's view reads the
+archived files in place, and a copy of the rows that only the log holds, made at that moment: so a
+session sees one state of each topic. An unreadable file raises an error that names it, or is left
+out with a warning if `skip_corrupt` is set.
 """
 
 import os
@@ -32,16 +33,18 @@ if TYPE_CHECKING:
 
 # Patterns are compiled on first use: most queries need none.
 _EXPLAIN = r"(?i)\s*explain(\s+analyze)?(\s*\([^)]*\))?"
-_QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)  # a pivot is several
+_QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)  # DuckDB calls a pivot MULTI
 _PIVOT = r"(?i)\b(un)?pivot\b"
+# Names of columns that are also SQL keywords, where they stand without quotes.
 _RESERVED = r'(?i)(?<!")\b(group\b(?!\s+by)|offset|end)\b(?!")'
+# Errors of a wrong query; others may come from damaged files.
 _OF_QUERIES = (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError)
 _NO_TABLE = r"Table with name (\w+) does not exist"
 
 
 def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` for
-    several statements and for statements that write.
+    """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` if
+    `sql` is wrong, has several statements, or has one that is no query.
     """
     try:
         statements = connection.extract_statements(sql)
@@ -65,7 +68,7 @@ def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
-    """Returns an error with DuckDB's message and a hint for the user."""
+    """Returns an error for the user: DuckDB's message, with a hint where one is known."""
     text = str(error).strip()
     missing = re.search(_NO_TABLE, text)
     if missing:
@@ -87,14 +90,14 @@ def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
 
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a query makes no network request
 BATCH_ROWS = 2048  # rows per batch of a result
-ZONED_TIME = "TIMESTAMP WITH TIME ZONE"
+ZONED_TIME = "TIMESTAMP WITH TIME ZONE"  # DuckDB's type of a time with a time zone
 Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Holds a query's result: column names, their DuckDB types (`kinds`), and the rows in batches,
-    which can be read once. Times are UTC.
+    """Holds a query's result: the names of the columns, their DuckDB types (`kinds`), and the rows
+    in `batches`, an iterator that can be read once. Times are UTC.
     """
 
     names: tuple[str, ...]
@@ -103,8 +106,9 @@ class QueryResult:
 
 
 class QuerySession:
-    """Answers queries about one run; to be used from one thread. It defines the views of `views.py`
-    when a query first names them. `warn` receives messages for the user, e.g. about missing rows.
+    """Answers queries about the run at `location`, for one thread: `answer` returns Python values,
+    `arrow` hands DuckDB's relation to the caller. `warn` receives messages for the user, e.g. about
+    missing rows. With `skip_corrupt` damaged files of the archive are left out.
     """
 
     def __init__(
@@ -123,7 +127,8 @@ class QuerySession:
     def answer(self, sql: str) -> QueryResult:
         """Returns the rows of one query as Python values, in batches.
 
-        Raises `ConfigurationError` for a wrong query and `CorruptObject` for a damaged file.
+        Raises `ConfigurationError` for a wrong query and `CorruptObject` for a damaged file, both
+        here or while the batches are read.
         """
         with self._explained(sql):
             text = single_query(self.connection, sql)
@@ -135,7 +140,9 @@ class QuerySession:
         return QueryResult(names, kinds, self._batches(cursor, sql))
 
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
-        """Returns the result of `take` on the query's relation; raises the errors of `answer`."""
+        """Returns `take(relation)` for the query as a DuckDB relation; `take` may convert it, for
+        instance to Arrow. Raises the errors of `answer`.
+        """
         with self._explained(sql):
             text = single_query(self.connection, sql)
             return self._run(text, lambda text: take(self.connection.cursor().sql(text)))
@@ -154,24 +161,26 @@ class QuerySession:
             self.archive.check(topic)
 
     def define(self, names: Iterable[str]) -> None:
-        """Define these views and the views that they read."""
+        """Define these views and the views that they read, as far as they are not defined yet."""
         for name in dependency_order(names):
             self._define_once(name, lambda name=name: self._define(name))
 
     @cached_property
     def archive(self) -> "ArchivedFiles":
+        """The archived files of the run, listed at first use."""
         from rollstream.analysis.archive_files import ArchivedFiles
 
         return ArchivedFiles(self.location, self.connection, self.skip_corrupt, self.warn)
 
     @cached_property
     def _topic_views(self) -> "TopicViews":
+        """The views of topics, which join archived files and rows of the log."""
         from rollstream.analysis.base_views import TopicViews
 
         return TopicViews(self.connection, self.archive, self.view, self.warn)
 
     def view(self) -> "LogView | None":
-        """Returns the run's log and archive, opened once; None if there is no log."""
+        """Returns a reader of the run's log and archive, opened once; None if there is no log."""
         if self._view is None and self.location.bus is not None:
             self._view = self._opened.enter_context(open_run_view(self.location))
         return self._view
@@ -195,8 +204,8 @@ class QuerySession:
 
     @contextmanager
     def _explained(self, sql: str) -> Generator[None]:
-        """Converts DuckDB's errors to the project's errors. If a damaged file may be the cause, it
-        checks the files first.
+        """Converts DuckDB's errors in the block to `ConfigurationError`. If a damaged file may be
+        the cause, the files are checked first (`check`), which raises `CorruptObject` for it.
         """
         try:
             yield
@@ -207,9 +216,9 @@ class QuerySession:
             raise explain_error(error, sql) from None
 
     def _run(self, sql: str, run: Callable[[str], Converted]) -> Converted:
-        """Returns `run(sql)` after defining the views that the query names. If files of an older
-        release lack columns, the views are redefined with all columns. If files are gone because
-        they were merged, the views are redefined over the merged files.
+        """Define the views that the query names, and return `run(sql)`. If that fails because files
+        of an older release lack columns, or because the archive has merged files, the views are
+        defined again (with all columns, or over the merged files) and the query is repeated once.
         """
         if uses_text(sql):
             self._define_once("text_of", lambda: define_text(self.connection, self.location))
@@ -226,6 +235,7 @@ class QuerySession:
         return run(sql)
 
     def _topics(self) -> list[str]:
+        """Returns the topics whose views are defined."""
         return [topic for topic in ARCHIVED_TOPICS if topic in self._defined]
 
     def _define_once(self, name: str, make: Callable[[], None]) -> None:
@@ -234,6 +244,7 @@ class QuerySession:
             self._defined.add(name)
 
     def _define(self, name: str) -> None:
+        """Define one view: a derived one by its SQL in `views.py`, a base view by `base_views`."""
         if name == "completions":
             self._define_misplaced()
         if VIEWS[name].query:
@@ -254,8 +265,9 @@ class QuerySession:
             base_views.define_settings(self.connection, self.location)
 
     def _define_misplaced(self) -> None:
-        """Define the table of misplaced groups by the rule of `LogView`: the number of partitions
-        comes from the log, or without a log from the archived ledger.
+        """Define the table of groups with completions in a wrong partition, which the view
+        `completions` leaves out. The number of partitions comes from the log, or without a log from
+        the archived ledger (`LogView.key_partitions`).
         """
         from rollstream.analysis.base_views import define_misplaced
 
@@ -264,11 +276,12 @@ class QuerySession:
             define_misplaced(self.connection, view.key_partitions("trajectories"))
 
     def _derive(self, name: str) -> None:
+        """Create or replace a derived view."""
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
 
     def _completed(self) -> bool:
-        """Add missing columns to views over older files, and redefine the derived views. Returns
-        False if no column was missing.
+        """Add the columns that files of an older release lack to the topics' views, and define the
+        derived views again. Returns False if no column was missing.
         """
         if not [topic for topic in self._topics() if self._topic_views.complete(topic)]:
             return False
@@ -279,7 +292,9 @@ class QuerySession:
 
 
 def _without_zones(sql: str, kinds: Sequence[str]) -> str:
-    """Returns the query with zoned times cast to plain UTC; columns are matched by position."""
+    """Returns the query with times with a time zone cast to plain UTC times. Its columns get names
+    by position, because a query may have several columns of one name.
+    """
     columns = [f"c{index}" for index in range(len(kinds))]
     chosen = [
         f"{column}::TIMESTAMP" if kind == ZONED_TIME else column
@@ -288,6 +303,7 @@ def _without_zones(sql: str, kinds: Sequence[str]) -> str:
     return f"SELECT {', '.join(chosen)} FROM ({sql}\n) AS t({', '.join(columns)})"
 
 
+# In `sources` 0 marks a token of the prompt and 1 a generated one (`streams/records.py`).
 MACROS = """
 CREATE MACRO prompt_of(tokens, sources) AS list_filter(tokens, lambda t, i: sources[i] = 0);
 CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sources[i] = 1);
@@ -295,8 +311,9 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 
 class TokenText:
-    """Converts tokens to text by the first of `paths` (`tokenizer.json` files) that exists, without
-    transformers or torch. Without one `is_known` is False, and the text consists of token numbers.
+    """Converts tokens to text by the first of the `tokenizer.json` files `paths` that exists,
+    without importing transformers or torch. If none exists, `is_known` is False, and the text
+    consists of token numbers.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -307,7 +324,7 @@ class TokenText:
         return self._path is not None
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Returns the tokens' text, special tokens included; numbers without a tokenizer."""
+        """Returns the text of all tokens together, special tokens included."""
         if not len(tokens):
             return ""
         if self._path is None:
@@ -315,7 +332,9 @@ class TokenText:
         return self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Returns the text of each token; a partial character is shown as in the vocabulary."""
+        """Returns the text of each token. A token that is only a part of a character, and so has no
+        text of its own, is shown as the tokenizer's vocabulary writes it.
+        """
         if self._path is None:
             return [f"{token} " for token in tokens]
         known: dict[int, str] = {}
@@ -338,8 +357,9 @@ class TokenText:
 
 
 def define_text(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
-    """Defines SQL functions: `text_of(tokens)`, and the selections `prompt_of(tokens, sources)` and
-    `answer_of(tokens, sources)` of a trajectory's tokens.
+    """Define the SQL functions `text_of(tokens)`, which returns text, and `prompt_of(tokens,
+    sources)` and `answer_of(tokens, sources)`, which return the prompt's and the generated ones of
+    a trajectory's tokens.
     """
     text = TokenText(location.tokenizers())
 

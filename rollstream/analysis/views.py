@@ -1,9 +1,10 @@
-"""Defines the views of `rollstream query`: one per archived topic, and views derived in SQL.
+"""Names all views of `rollstream query` (`VIEWS`). Base views are made by `base_views.py`: one per
+archived topic, `settings` and `evaluations`. The others are derived from them by the SQL here.
 
 A topic's view holds every row of archive and log exactly once, unfiltered. Derived views hold only
 valid rows: no void records (invariant 7), no undecodable bytes, and of a trajectory's completions
-the first in its group's partition (invariant 2). They read list columns only if a query uses a
-column that is computed from one, so a million rows are counted without reading tokens.
+the first in its group's partition (invariant 2). They read a list column (tokens, spans) only for
+a query of something computed from it, so a million rows are counted without reading tokens.
 """
 
 import re
@@ -22,14 +23,17 @@ METRICS = (
 
 
 MISPLACED = "misplaced_groups"
-"""Name of the table of groups with completions outside of their key's partition, and of those
-partitions. Trainer, dispatch and audit ignore these completions, and so do the derived views.
+"""Name of a table of pairs (group, partition): the partition of `trajectories` holds completions of
+the group, but the group's key belongs to another partition. Trainer, dispatch and audit ignore
+these completions, and so do the derived views.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SqlView:
-    """A view: a sentence about it, the views that it `needs`, and its query (base views: empty)."""
+    """A view: a `sentence` about it for the user, the views that its query `needs`, and its `query`
+    (empty for a base view).
+    """
 
     name: str
     sentence: str
@@ -43,7 +47,9 @@ def _is_valid(schema: str) -> str:
 
 
 def _effective_takes(columns: str) -> str:
-    """Returns a subquery for these columns of the takes that no later record superseded."""
+    """Returns a subquery for these columns of the takes that count: those that no record of the
+    ledger superseded. A take is superseded if the learner could not compute it (invariant 12).
+    """
     return f"""(
     SELECT {columns} FROM ledger t WHERE {_is_valid("take/1")} AND NOT EXISTS (
         SELECT 1 FROM ledger s WHERE s.schema = 'superseded/1' AND s.reason IS NULL AND NOT s.void
@@ -242,8 +248,9 @@ _READS_CATALOGUE = frozenset({"show", "describe", "information_schema", "duckdb_
 
 
 def views_named_in(sql: str) -> frozenset[str]:
-    """Returns the views that a query may use: those whose names occur as words, or all of them if
-    it reads DuckDB's catalogue. Superfluous views cost time but never change a result.
+    """Returns the views that a query may use: those whose names occur in it as words, or all of
+    them if it reads DuckDB's catalogue. Only these are made; a superfluous one costs time but never
+    changes a result.
     """
     words = set(_WORD.findall(sql.lower()))
     if words & _READS_CATALOGUE:
@@ -252,12 +259,14 @@ def views_named_in(sql: str) -> frozenset[str]:
 
 
 def uses_text(sql: str) -> bool:
-    """True if the query calls a text function, which needs the import of a tokenizer."""
+    """True if the query calls a function that decodes tokens to text, such as `answer_of`: these
+    need the import of a tokenizer.
+    """
     return _TEXT.search(sql) is not None
 
 
 def dependency_order(names: Iterable[str]) -> list[str]:
-    """Returns the views and all that they read, each after its dependencies."""
+    """Returns these views and all views that they need, each after those that it needs."""
     found: dict[str, None] = {}
 
     def add(name: str) -> None:

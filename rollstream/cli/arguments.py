@@ -1,7 +1,8 @@
-"""Parses one command, and defines the arguments that several commands share.
+"""Parses the command line of one command (`CommandParser`), and defines the arguments that several
+commands share (`add_…`).
 
-RUN may stand first or last: `tail RUN TOPIC` and `tail TOPIC RUN` are the same. A bare name is
-looked for in `runs/`; without RUN a command takes the newest run.
+RUN may stand first or last: `tail RUN TOPIC` and `tail TOPIC RUN` are the same (`parse`). A bare
+name is looked for in `runs/`, and without RUN a command takes the newest run (`find_runs`).
 """
 
 import argparse
@@ -22,10 +23,14 @@ RUN_OR_STORE_HELP = (
     "default: newest run"
 )
 INSIDE_RUN = ("config.json", "store", "archive", "weights")
+"""A folder with one of these is a run, an archive or a store, so it may be meant by RUN."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses one command, or one action of it; its help ends with the examples."""
+    """Parses one command, or one action (sub-command) of it. A module of a command adds its
+    arguments and examples in `add_arguments(parser)`. Then `parse` parses the words, `find_runs`
+    replaces names of runs by folders, and `main` runs the command. The help ends with the examples.
+    """
 
     def __init__(
         self,
@@ -48,7 +53,7 @@ class CommandParser(argparse.ArgumentParser):
         self.set_defaults(command=command, action=action)
 
     def add_examples(self, *examples: str) -> None:
-        """Add examples: the words behind the command's name."""
+        """Add examples, each without `rollstream` and the command's name."""
         self.examples += examples
         lines = "".join(f"\n  {line}" for line in self.example_lines())
         self.epilog = f"example{'s' if len(self.examples) > 1 else ''}:{lines}"
@@ -60,16 +65,16 @@ class CommandParser(argparse.ArgumentParser):
     def add_run(
         self, help: str = RUN_HELP, before: tuple[str, ...] = (), required: bool = True
     ) -> None:
-        """Add RUN, which is the newest run by default. If `required`, there must be one. `before`
-        names the command's other positional arguments, which are added after this call; RUN may
-        also stand behind them.
+        """Add RUN; without it the command takes the newest run. It is an error if there is none,
+        unless `required` is False. `before` names the command's other positional arguments, which
+        the caller adds after this call: RUN stands before them, but may also stand after them.
         """
         self.add_argument("run", metavar="RUN", nargs="?", help=help)
         self._behind_run, self._run_required = before, required
         self._runs = ("run",)
 
     def add_runs(self, help: str) -> None:
-        """Add any number of RUNs, the newest run by default."""
+        """Add any number of runs; without one the command takes the newest run."""
         self.add_argument("runs", metavar="RUN", nargs="*", help=help)
         self._runs = ("runs",)
 
@@ -121,7 +126,9 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--skip-corrupt", action="store_true", help=help)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words behind the command's name; options may stand between arguments."""
+        """Parse the words after the command's name; options may stand between arguments. RUN is put
+        into its place wherever it stood.
+        """
         arguments = self.parse_intermixed_args(words)
         if self._behind_run:
             _order_run(arguments, self._behind_run)
@@ -149,15 +156,18 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def run_path(named: str) -> str:
-    """Returns `runs/NAME` for a bare name that is found only there; otherwise the argument."""
+    """Returns `runs/NAME` for a bare name (without `/` and `:`) that exists there and not in the
+    present folder; otherwise the argument unchanged.
+    """
     is_bare = not {"/", ":"} & set(named)
     is_there = is_bare and not Path(named).exists() and (RUNS_FOLDER / named).is_dir()
     return str(RUNS_FOLDER / named) if is_there else named
 
 
 def _order_run(arguments: argparse.Namespace, behind: Sequence[str]) -> None:
-    """Move RUN from the last place to the first, unless the first argument names a run and the last
-    one does not.
+    """Correct the order of the arguments if RUN stood last, because argparse takes the first word
+    for RUN. RUN stood first if the first word is a run, or looks like one, and the last word is not
+    a run. Otherwise move the last word to the front and the others back by one place.
     """
     values = vars(arguments)
     names = ["run", *behind]
@@ -171,12 +181,13 @@ def _order_run(arguments: argparse.Namespace, behind: Sequence[str]) -> None:
 
 
 def _may_be_run(word: str) -> bool:
-    """True for a word that is a run, or has the form of a path or URL."""
+    """Returns whether the word is a run, or has the form of a path or URL."""
     is_path = not any(c.isspace() for c in word) and bool({"/", ":"} & set(word))
     return is_path or _is_run(word)
 
 
 def _is_run(word: str) -> bool:
+    """Returns whether the word is an existing configuration file, or a folder that holds a run."""
     path = Path(run_path(word))
     if path.suffix in (".json", ".toml"):
         return path.is_file()

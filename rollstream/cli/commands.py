@@ -1,6 +1,9 @@
-"""The table of all commands, by group, and what `rollstream --help` prints.
+"""The table of all commands, by group, and the text of `rollstream --help`.
 
-A command's module is imported only when the command was chosen, so `--help` answers at once.
+Each command is a module below `rollstream.cli` with `add_arguments` and `main`. A command of
+several actions (`rollstream weights list`) also has `ACTIONS`, their purposes by name, and the
+first action is the default. `choose_parser` finds the command that a command line begins with and
+imports its module; no other command's module is imported, so `--help` is printed at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +25,9 @@ class Command:
 
 
 def _commands(folder: str, **purposes: str) -> tuple[Command, ...]:
-    """Commands whose modules, in this folder, have their names."""
+    """Returns the commands with these names and purposes; `folder` is that of their modules, with a
+    final dot, or "".
+    """
     return tuple(Command(name, f"{folder}{name}", one) for name, one in purposes.items())
 
 
@@ -82,15 +87,16 @@ MEANT = {
     "list": "ls", "settings": "config", "doctor": "audit", "delete": "rm", "remove": "rm",
     "snapshot": "backup",
 }  # fmt: skip
-"""Names from other tools, and the command that does the same."""
+"""Names that users may try, and the command that an error proposes for each."""
 HELP_WORDS = ("-h", "--help")
 
 
 def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
-    """Returns the parser of the command that `words` begin with, and the words behind its name.
+    """Returns the parser of the command and action that `words` begin with, and the words after
+    their names. For `COMMAND --help` of a command with actions the parser lists these.
 
-    Imports the command's module. Raises `ConfigurationError`, naming the nearest command, if there
-    is no such command.
+    Imports the command's module. Raises `ConfigurationError`, which names the nearest command, if
+    there is no such command.
     """
     name, *rest = words
     if name not in COMMANDS:
@@ -106,7 +112,9 @@ def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
 
 
 def command_parsers(name: str) -> list[CommandParser]:
-    """Returns the parser of a command, or one for each of its actions, the default one first."""
+    """Returns the parser of a command, or one parser for each of its actions, the default action
+    first. Imports the command's module.
+    """
     command = COMMANDS[name]
     module = import_module(f"rollstream.cli.{command.module}")
     purposes: Mapping[str, str] = getattr(module, "ACTIONS", {"": command.purpose})
@@ -119,7 +127,7 @@ def command_parsers(name: str) -> list[CommandParser]:
 
 
 def help_lines() -> Iterator[str]:
-    """What `rollstream --help` prints."""
+    """Yields the lines that `rollstream --help` prints."""
     yield "usage: rollstream COMMAND …"
     yield "\nRL post-training of language models as a streaming dataflow."
     for group, commands in GROUPS.items():
@@ -139,7 +147,9 @@ def _nearest(name: str) -> str:
 
 
 def _actions_parser(command: Command, parsers: Sequence[CommandParser]) -> CommandParser:
-    """Returns a parser whose help lists the actions of a command."""
+    """Returns a parser whose help lists the actions of a command; `parsers` are those of its
+    actions, the default one first.
+    """
     first = parsers[0]
     actions = "\n".join(f"  {one.action:<8} {one.purpose}" for one in parsers)
     about = f"{command.purpose}.\n\nactions, {first.action} by default:\n{actions}"

@@ -1,7 +1,8 @@
 """Runs one command of the command line, `rollstream COMMAND …`, and returns its exit code.
 
 Exit codes: 0 done, 1 failed, 2 refused (command line, configuration, or a run of a newer release),
-3 an engine or server could not be opened, 130 interrupted.
+3 an engine or server could not be opened, 130 interrupted. Some commands use 1 and 2 for their
+result, as `audit` does (docs/reference/exit-codes.md).
 """
 
 import argparse
@@ -9,21 +10,16 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from rollstream import errors
 from rollstream.cli.commands import HELP_WORDS, choose_parser, help_lines
-from rollstream.errors import (
-    EXIT_REFUSED,
-    EXIT_UNSERVED,
-    ConfigurationError,
-    EngineUnavailable,
-    NewerRelease,
-    RollstreamError,
-)
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run the command of `argv` (default: the words that the process was started with); returns its
+    exit code. A `RollstreamError` becomes a message on stderr.
+    """
     words = sys.argv[1:] if argv is None else argv
     if not words or words[0] in HELP_WORDS:
         print("\n".join(help_lines()))
@@ -31,14 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(_version())
         return 0
-    gc.disable()  # imports leave no garbage, and collecting takes a tenth of a query's own start
+    gc.disable()  # imports leave no garbage; collection would take a tenth of the start of `query`
     try:
         parser, rest = choose_parser(words)
         arguments = parser.parse(rest)
         gc.enable()
         parser.find_runs(arguments)
         return parser.main(arguments)
-    except RollstreamError as error:
+    except errors.RollstreamError as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return exit_code_of(error)
     except KeyboardInterrupt:
@@ -47,15 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.enable()
 
 
-def exit_code_of(error: RollstreamError) -> int:
+def exit_code_of(error: errors.RollstreamError) -> int:
     """Return the exit code of a command that this error ends."""
-    if isinstance(error, ConfigurationError | NewerRelease):
-        return EXIT_REFUSED
-    return EXIT_UNSERVED if isinstance(error, EngineUnavailable) else 1
+    if isinstance(error, errors.ConfigurationError | errors.NewerRelease):
+        return errors.EXIT_REFUSED
+    return errors.EXIT_UNSERVED if isinstance(error, errors.EngineUnavailable) else 1
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line without looking for its run."""
+    """Parse a command line as `main` does, but leave the names of runs as they are; `main` replaces
+    them by folders afterwards (`find_runs`).
+    """
     parser, rest = choose_parser(words)
     return parser.parse(rest)
 

@@ -1,8 +1,10 @@
-"""`rollstream plan MODEL --gpus 8xH100`: computes memory, traffic and speed of a run on these GPUs.
+"""`rollstream plan MODEL --gpus 8xH100`: computes memory, traffic and speed of a run on these GPUs,
+and proposes its configuration.
 
-All figures are arithmetic on the model's configuration (docs/explanation/sizes.md), so neither
-weights nor GPUs are needed. If the run does not fit, the plan proposes one change with which it
-does.
+All figures are arithmetic on the model's configuration (`rollstream/sizes/`,
+docs/explanation/sizes.md), so neither weights nor GPUs are needed. This file only parses the
+command and prints. If the run does not fit, the plan is for the cheapest change with which it does,
+if there is one. Exit codes: 0 it fits as asked; 1 it does not; 2 the arguments are invalid.
 """
 
 import argparse
@@ -23,8 +25,8 @@ from rollstream.sizes.planner import RunPlan, plan_run
 from rollstream.sizes.proposed_files import toml_files
 from rollstream.sizes.shapes import find_shape
 
-CONTEXT = 4096
-EXIT_SHORT = 1
+CONTEXT = 4096  # default of --context
+EXIT_SHORT = 1  # the run does not fit as asked
 PRINTED = "plan.toml"  # the file name in printed commands
 
 
@@ -59,7 +61,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the plan; exit code 1 if it does not fit as asked."""
+    """Print the plan, as text or as JSON, and write its configuration if `--toml` asks for it.
+    Returns the exit code.
+    """
     plan = plan_run(_request(arguments))
     proposed = plan.proposed
     if arguments.toml is not None and proposed is not None:
@@ -103,6 +107,9 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
 
 
 def _write(file: str, plan: RunPlan) -> None:
+    """Write the proposed configuration to `file`, or to one file for each kind of machine; print it
+    if `file` is `-`.
+    """
     if file == "-":
         print("\n".join(toml_files(plan, PRINTED).values()), end="")
         return
@@ -137,6 +144,7 @@ def _print(plan: RunPlan) -> None:
 
 
 def _memory_table(plan: RunPlan) -> Table:
+    """Return the memory of each kind of process, line by line, beside what its card has for it."""
     assert plan.layout is not None
     title = (
         f"memory, GB: {plan.layout.trainer_cards} training, "
@@ -165,6 +173,7 @@ def _memory_table(plan: RunPlan) -> Table:
 
 
 def _link_table(plan: RunPlan) -> Table:
+    """Return the size of a version as full version, delta and adapter, and its transfer times."""
     title = (
         f"seconds per version: store {plan.request.store_gbps:g} Gbit/s, machines "
         f"{plan.request.network_gbps:g} Gbit/s"
@@ -181,6 +190,7 @@ def _link_table(plan: RunPlan) -> Table:
 
 
 def _account(plan: RunPlan) -> str:
+    """Return the text below the tables: batch and cache sizes, speeds, and the commands to run."""
     found, layout, request = proposal.figures(plan), plan.layout, plan.request
     assert layout is not None
     lines = [

@@ -1,7 +1,10 @@
-"""`rollstream profile CONFIG`: measures the engine's step times on this machine and fits a
-roofline.
+"""`rollstream profile CONFIG`: measures how long the configured engine takes for a decode step on
+this machine, over batch sizes and cached tokens, and fits a formula of step time to this (a
+roofline).
 
-The resulting file is the source of B_max in rollouts.
+The resulting file, the profile, tells rollouts their B_max: the largest batch at which one more
+sequence hardly slows a step, up to which repack fills a rollout. The engine `paced` can imitate
+the profiled engine (`paced.roofline.profile`).
 """
 
 import argparse
@@ -33,7 +36,10 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Write the profile; no other file of the run changes."""
+    """Measure, write the profile, and print it with the measured and the fitted step times. No
+    other file of the run changes. The file is `--out`, else that of `rollouts.profile`, else one in
+    the run's folder where rollouts look for it.
+    """
     configuration, folder = load_configuration(arguments)
     from rollstream.producers.engines.profile import profile_path, write_profile
     from rollstream.roles.rollout import measure_profile  # imports torch: after validation
@@ -61,6 +67,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _table(measured: "list[StepTiming]", profile: "EngineProfile") -> Table:
+    """Returns a line for each measured batch: its rows (sequences), their cached tokens in all, the
+    measured step time and that of the fitted roofline.
+    """
     table = Table(title="one decode step")
     for column in ("rows", "KV tokens", "measured ms", "fitted ms", "error %"):
         table.add_column(column, justify="right")
@@ -77,6 +86,7 @@ def _table(measured: "list[StepTiming]", profile: "EngineProfile") -> Table:
 
 
 def _account(profile: "EngineProfile") -> str:
+    """Returns the fitted constants, B_max and the error of the fit as text."""
     r = profile.roofline
     how = "reading beside arithmetic" if r.overlapping else "reading, then arithmetic"
     return (

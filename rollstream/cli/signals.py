@@ -1,7 +1,8 @@
-"""Connects a command with its terminal and its process: it prints messages and progress on stderr,
-turns stop signals into events, and ends quietly when its output pipe is closed.
+"""Connects a command with its terminal: messages and progress on stderr (`warn`, `progress_line`,
+`progress_bar`), stop signals as events (`listen_for_signals`), and a quiet end when the output pipe
+is closed (`quiet_on_closed_pipe`).
 
-The module imports no configuration, so the light commands (query, tail, inspect) start fast.
+The module imports no configuration, so commands that only read (query, tail, inspect) start fast.
 """
 
 import argparse
@@ -28,7 +29,9 @@ def warn(text: str) -> None:
 def quiet_on_closed_pipe(
     main: Callable[[argparse.Namespace], int],
 ) -> Callable[[argparse.Namespace], int]:
-    """Wraps `main` so that a closed pipe ends it without an error message."""
+    """Wraps `main` so that it ends without an error message if the reader of its output closes the
+    pipe, as `head` does; it then returns `EXIT_CLOSED_PIPE`.
+    """
 
     @wraps(main)
     def guarded(arguments: argparse.Namespace) -> int:
@@ -46,8 +49,8 @@ def quiet_on_closed_pipe(
 
 @dataclass(frozen=True, slots=True)
 class StopSignals:
-    """Events of one process: the first stop signal sets `stop` (end in order), the next one sets
-    `hurry` (end at once).
+    """Holds the events by which a process learns of stop signals: the first signal sets `stop` (end
+    in order), the next one sets `hurry` (end at once).
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -55,13 +58,15 @@ class StopSignals:
 
 
 def listen_for_signals() -> StopSignals:
-    """Install handlers for SIGINT, SIGTERM and SIGHUP; only the main thread may call this function.
+    """Install handlers for SIGINT, SIGTERM and SIGHUP, and return the events that they set. Only
+    the main thread may call this function.
 
     A handler runs in the main thread between two instructions, perhaps inside `stop.wait`, which
-    holds the event's lock. Setting the event there would wait for that lock forever, so the handler
-    only puts into a `SimpleQueue`, which is reentrant, and a thread sets the events.
+    holds the event's lock. Setting the event there would wait for that lock forever. So the handler
+    only puts the signal into a `SimpleQueue`, whose `put` is reentrant, and another thread sets the
+    events.
     """
-    import signal  # this and `queue` take 2 ms, which light commands save
+    import signal  # these two imports take 2 ms, which commands that need no signals save
     from queue import SimpleQueue
 
     signals = StopSignals()
@@ -80,13 +85,17 @@ def listen_for_signals() -> StopSignals:
 
 
 def progress_line(text: str, end: str = "") -> None:
-    """Replace the last line of the terminal on stderr; without a terminal, print nothing."""
+    """Write `text` in place of the terminal's last line, on stderr, and `end` after it: a newline
+    keeps the line. If stderr is no terminal, nothing is printed.
+    """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)
 
 
 def count_steps(steps: "Iterable[StepDone]", last: int) -> None:
-    """Consume all steps, counting them on one terminal line."""
+    """Consume all `steps`, and show the number of the newest one, of `last`, on the terminal's last
+    line.
+    """
     for done in steps:
         progress_line(f"step {done.step} of {last}", "\n" if done.step == last else "")
 

@@ -1,5 +1,10 @@
-"""`rollstream simulate CONFIG`: simulates policies on clusters in virtual time
-(docs/explanation/simulator.md).
+"""`rollstream simulate CONFIG`: simulates scheduling policies (ways to schedule generation and
+training: those of published systems, and this project's) on GPU clusters in virtual time, and
+prints their speeds side by side. CONFIG is a TOML file of its own kind (`SimulationSettings`), not
+that of a run; docs/explanation/simulator.md explains model and policies.
+
+The command loads the settings, prints what `simulator/experiment.py` computes, one policy on one
+cluster after the other, and optionally writes a page with the timelines.
 """
 
 import argparse
@@ -25,6 +30,7 @@ from rollstream.simulator.experiment import (
     run_policies,
 )
 
+# Columns of the table (`main` explains them); "×" is the speed relative to the first policy's.
 COLUMNS = ("policy", "tokens/s", "×", "step s", "KV", "idle", "lag", "moves", "share")
 
 
@@ -43,11 +49,12 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print one table per cluster, or one JSON line per run, as they finish.
+    """Print a table for each cluster once all policies are simulated on it, or with `--json` a line
+    for each policy on each cluster.
 
-    Columns: trained tokens per second and their ratio to the first policy's, step time, KV cache
-    used, idle share of rollouts, lag at consumption (mean and largest), moves, and the share of the
-    GPUs that generate.
+    Columns: policy, trained tokens per second, their ratio to the first policy's, seconds per step,
+    used share of the KV cache, idle share of the rollouts' time, lag of trained tokens (mean and
+    largest), moves of trajectories between rollouts, and the share of the GPUs that generate.
     """
     settings = load_settings(Path(arguments.configuration), arguments.overrides)
     page = None if arguments.html is None else _page(arguments.html)
@@ -70,7 +77,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
-    """Loads the settings; raises `ConfigurationError` with one line per error."""
+    """Returns the settings of the file with the overrides (`KEY=VALUE`); raises
+    `ConfigurationError` with one line per error, also for the configuration of a run.
+    """
     refuse_other_kind(path, SimulationSettings)
     layers = merge_layers(file_layer(path), overrides_layer(overrides, SimulationSettings))
     try:
@@ -80,7 +89,9 @@ def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
 
 
 def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:
-    """Returns a run as a JSON object; `speed_up` is relative to the cluster's first policy."""
+    """Returns the result of a policy as a JSON object; `speed_up` is its speed relative to `first`,
+    the first policy on the same cluster.
+    """
     return {
         "model": run.cluster.model,
         "gpus": run.cluster.gpus,
@@ -91,6 +102,9 @@ def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:
 
 
 def _table(found: Sequence[PolicyRun], scale: int) -> Table:
+    """Returns the table of one cluster. With a `scale` above 1 only 1/`scale` of the cluster's GPUs
+    was simulated, which the title states.
+    """
     cluster = found[0].cluster
     part = f", 1/{scale} of it" if scale > 1 else ""
     title = f"{cluster.model} on {cluster.gpus} GPUs{part}, simulated"
@@ -114,7 +128,9 @@ def _table(found: Sequence[PolicyRun], scale: int) -> Table:
 
 
 def _page(path: str) -> Path:
-    """Validates the path before the simulation starts."""
+    """Returns the path of `--html`. Raises `ConfigurationError`, before the simulation starts, if
+    the path is a folder or its folder is missing.
+    """
     page = Path(path)
     if page.is_dir() or not page.parent.is_dir():
         raise ConfigurationError(f"--html {path}: give a file in a folder that exists")

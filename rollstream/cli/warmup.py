@@ -1,8 +1,9 @@
-"""`rollstream warmup CONFIG` makes the run's starting model in `RUN/model` by supervised training
-on the task's documents, and prints its progress as JSON lines.
+"""`rollstream warmup CONFIG` makes the run's starting model in the folder `RUN/model` by supervised
+training on the task's documents (prompts with responses), and prints its progress as JSON lines.
 
-An existing model is kept. For a run with the `paced` learner, which trains no real weights, the
-command only writes vocabulary size and tokenizer.
+The folder appears completely or not at all, and an existing one is kept. `rollstream run` starts
+this command before all roles, unless there is a model. The learner `paced` trains no real weights;
+for it the command only writes the size of the vocabulary and the tokenizer.
 """
 
 import argparse
@@ -55,6 +56,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def print_progress(done: int, steps: int, loss: float) -> None:
-    """Print one line for about every hundredth part of all steps, and one for the last step."""
+    """Print a JSON line after about every hundredth part of all `steps`, and after the last one.
+    `loss` is that of the newest step.
+    """
     if done % max(1, steps // 100) == 0 or done == steps:
         print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

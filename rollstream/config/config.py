@@ -20,16 +20,9 @@ from urllib.parse import urlsplit
 import xxhash
 from pydantic import ValidationError
 
+from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
 from rollstream.config.settings import Configuration, setting_problems
-from rollstream.config.sources import (
-    REMOVED_SETTINGS,
-    SettingLayers,
-    environment_layer,
-    file_layer,
-    merge_layers,
-    overrides_layer,
-)
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, Scope, Settings
 from rollstream.storage.stores.base import ObjectStore
@@ -73,17 +66,17 @@ def load(
 
 def load_layers(
     path: Path | None, overrides: Sequence[str], environment: Mapping[str, str] = os.environ
-) -> SettingLayers:
+) -> sources.SettingLayers:
     """Merge the file, if one is given, with the layers above it; values are not checked yet. A
     `config.json` is resolved already: the environment is not applied to it again, so a role that
     the supervisor starts has exactly the supervisor's configuration.
     """
-    layers = SettingLayers() if path is None else _load_file(path)
+    layers = sources.SettingLayers() if path is None else _load_file(path)
     if path is not None and path.suffix == ".json":
         _refuse_removed(layers, path)
     else:
-        layers = merge_layers(layers, environment_layer(environment, Configuration))
-    return merge_layers(layers, overrides_layer(overrides, Configuration))
+        layers = sources.merge_layers(layers, sources.environment_layer(environment, Configuration))
+    return sources.merge_layers(layers, sources.overrides_layer(overrides, Configuration))
 
 
 def load_for_viewing(path: Path) -> Configuration:
@@ -116,25 +109,25 @@ def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
         )
 
 
-def _load_file(path: Path) -> SettingLayers:
+def _load_file(path: Path) -> sources.SettingLayers:
     """Returns the layer of a file. From a `config.json` it drops `code_revision` and removed
     settings that had their default, and it sets `folder` to the file's own folder.
     """
-    layers = file_layer(path)
+    layers = sources.file_layer(path)
     if path.suffix == ".json":
         layers.values.pop(CODE_REVISION, None)
         layers.values["folder"] = str(path.parent)
-        for key, default in REMOVED_SETTINGS.items():
+        for key, default in sources.REMOVED_SETTINGS.items():
             if _leaf(layers, key) == (default,):
                 _drop_leaf(layers, key)
     return layers
 
 
-def _refuse_removed(layers: SettingLayers, path: Path) -> None:
+def _refuse_removed(layers: sources.SettingLayers, path: Path) -> None:
     """Raise `ConfigurationError` for a removed setting whose value in the run is not its default:
     without that setting the run would behave differently.
     """
-    for key, default in REMOVED_SETTINGS.items():
+    for key, default in sources.REMOVED_SETTINGS.items():
         for value in _leaf(layers, key):
             raise ConfigurationError(
                 f"{path} has {key} = {json.dumps(value)}, and release {RELEASE} has no such "
@@ -142,7 +135,7 @@ def _refuse_removed(layers: SettingLayers, path: Path) -> None:
             )
 
 
-def _leaf(layers: SettingLayers, key: str) -> tuple[Any, ...]:
+def _leaf(layers: sources.SettingLayers, key: str) -> tuple[Any, ...]:
     """Returns the value of a dotted key as a tuple of one, or () if the layers lack the key."""
     value: Any = layers.values
     for part in key.split("."):
@@ -152,7 +145,7 @@ def _leaf(layers: SettingLayers, key: str) -> tuple[Any, ...]:
     return (value,)
 
 
-def _drop_leaf(layers: SettingLayers, key: str) -> None:
+def _drop_leaf(layers: sources.SettingLayers, key: str) -> None:
     *tables, leaf = key.split(".")
     table = layers.values
     for name in tables:
@@ -169,7 +162,7 @@ def truncates_log(configuration: Configuration) -> bool:
     return configuration.archive.enabled if wanted is None else wanted
 
 
-def validate_layers(layers: SettingLayers) -> Configuration:
+def validate_layers(layers: sources.SettingLayers) -> Configuration:
     """Returns the configuration of these layers. Raises `ConfigurationError` with all errors."""
     try:
         # JSON mode is strict about types and still takes a list for a tuple.
@@ -274,7 +267,9 @@ def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[S
     """
     defaults = essential_settings(Configuration())
     kept = {
-        k: v for k, v in before.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]
+        k: v
+        for k, v in before.items()
+        if k not in sources.REMOVED_SETTINGS or v != sources.REMOVED_SETTINGS[k]
     }
     before = _without_hosts(kept)
     pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]

@@ -1,8 +1,10 @@
-"""Formats configuration errors as one line each: the setting, its requirement, the given value and
-its source.
+"""Formats configuration errors as one line each: the setting, its requirement, the given value, and
+its origin (a file, an environment variable or `--set`).
 
-No line shows a secret: values of keys that look like one, and credentials inside URLs, are left
-out.
+`error_lines` converts the errors of a pydantic model, `error_line` formats one that the project's
+own checks found. An unknown key gets a hint: its nearest known key, or Rollstream's name for a
+setting of another system. No line shows a secret: values whose key names a password, token or the
+like, and credentials inside URLs, are left out.
 """
 
 import re
@@ -15,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from rollstream.config.sources import REMOVED_SETTINGS, SettingLayers, setting_types
 
-VALUE_CHARACTERS_MAX = 80
+VALUE_CHARACTERS_MAX = 80  # of a value in a line; the rest is cut off
 _SECRET = re.compile(r"password|secret|token$|api_?key|credential", re.IGNORECASE)
 _USERINFO = re.compile(r"//[^/@\s]*@")
 _BOUNDS = {
@@ -68,8 +70,8 @@ FOREIGN_NAMES = {
 
 
 def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
-    """Returns one message: `groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in
-    run.toml)`.
+    """Returns the line for a wrong value of the setting `key`. `must` is its requirement, such as
+    "must be ≥ 1": `groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in run.toml)`.
     """
     name = key.rsplit(".", 1)[-1]
     return (
@@ -78,18 +80,22 @@ def error_line(key: str, must: str, value: Any, layers: SettingLayers) -> str:
 
 
 def error_lines(error: ValidationError, layers: SettingLayers, model: type[BaseModel]) -> str:
-    """Returns one line per wrong setting, in the order in which pydantic reports them."""
+    """Returns one line per wrong setting of `model`, in the order in which pydantic reports them;
+    `layers` are the merged settings with their origins.
+    """
     lines: dict[str, str] = {}
     for details in error.errors(include_url=False):
         key = _key(details["loc"], model)
         lines.setdefault(
             key, _line(key, details, layers, model)
-        )  # a union has one error per member
+        )  # of a union pydantic reports each member: the first line stays
     return "\n".join(lines.values())
 
 
 def setting_origin(key: str, layers: SettingLayers) -> str:
-    """Returns the source of a setting's value; for a table, the source of any setting in it."""
+    """Returns the origin of a setting's value; for a table, that of one of the settings in it; "the
+    defaults" if no source sets it.
+    """
     inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
     return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
 
@@ -106,8 +112,9 @@ def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) ->
 
 
 def nearest_key(key: str, known: list[str]) -> str | None:
-    """Returns the known key that the user probably meant: the same name in another table, else a
-    close spelling in its own table, else a close spelling in another table. None if no key is near.
+    """Returns the known key that the user probably meant by `key`: one of the same name in another
+    table, else one of a close spelling in the same table, else one of a close spelling in another
+    table. None if there is none of these.
     """
     table, _, name = key.rpartition(".")
     own = [k for k in known if k.rpartition(".")[0] == table]
@@ -121,6 +128,7 @@ def _similar_keys(name: str, known: list[str]) -> list[str]:
 
 
 def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[BaseModel]) -> str:
+    """Returns the line for one error of pydantic, worded by the error's type."""
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown key {key} in {setting_origin(key, layers)}; {_hint(key, details, model)}"
@@ -134,7 +142,7 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
         return error_line(key, must, details["input"], layers)
     if kind == "missing" and "[" in key:
         return f"{key} is missing (in {setting_origin(key, layers)})"
-    if kind == "missing":  # otherwise only lists of a fixed length have required entries
+    if kind == "missing":  # elsewhere only lists of a fixed length have required entries
         return error_line(key, "must have more entries", details["input"], layers)
     wanted = _KINDS.get(kind.split("_")[0])
     if kind.endswith(("_type", "_parsing")) and wanted:
@@ -150,8 +158,8 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
 
 
 def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
-    """Returns advice for an unknown key: its replacement, the nearest known key, or all known keys
-    of its table.
+    """Returns advice for an unknown key: that it was removed, Rollstream's name for it, the nearest
+    known key, or all known keys of its table.
     """
     if key in REMOVED_SETTINGS:
         return "this setting was removed; delete it"
@@ -169,8 +177,8 @@ def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _foreign_hint(key: str, value: Any) -> str:
-    """Returns Rollstream's name for a key of another system, or for each such key inside a table;
-    "" if none is such a key.
+    """Returns advice for a key of another system (`FOREIGN_NAMES`), or for each such key inside a
+    table; "" if there is none.
     """
     name = key.rpartition(".")[2]
     if name in FOREIGN_NAMES:
@@ -193,8 +201,8 @@ def _table(key: str) -> str:
 
 
 def _known(key: str, model: type[BaseModel]) -> list[str]:
-    """Returns the keys that are known where `key` stands: all settings, or, inside a list of
-    tables, the keys of its items.
+    """Returns the keys that are known in the place of `key`: all settings, or, if `key` is inside a
+    list of tables (it has a `[`), the keys of such a table.
     """
     found = setting_types(model)
     name, bracket, _ = key.partition("[")
@@ -205,8 +213,9 @@ def _known(key: str, model: type[BaseModel]) -> list[str]:
 
 
 def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Returns the dotted key of a pydantic error location. It ends at the setting, or, for a table
-    of options or a list of tables, at the name inside it.
+    """Returns the dotted key of the place where pydantic found an error. It ends at the setting, or
+    one name further inside a table of options (`task.options.path`) or a list of tables
+    (`task.parts[0].name`).
     """
     known = setting_types(model)
     for depth in range(1, len(location) + 1):

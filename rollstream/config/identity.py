@@ -4,7 +4,7 @@ features that a program needs to act on the run (invariant 14).
 
 A role reads this object before it takes a lease, so a program that may not act fences no other.
 Only the trainer, and a launcher with an accepted change, record a configuration. A role that starts
-before the trainer polls until a configuration is recorded, so no order of starting deadlocks.
+earlier does not wait for it, but compares again every few seconds, so any order of starting works.
 """
 
 import logging
@@ -14,6 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from rollstream import errors
 from rollstream.config.config import (
     ADVICE_ON_CHANGE,
     changes_since_hash,
@@ -22,15 +23,6 @@ from rollstream.config.config import (
     store_configuration,
 )
 from rollstream.config.settings import Configuration
-from rollstream.errors import (
-    ConfigurationError,
-    NewerRelease,
-    ObjectExists,
-    ObjectMissing,
-    RollstreamError,
-    StoreError,
-    SwapLost,
-)
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
 from rollstream.streams.release import (
@@ -48,15 +40,16 @@ DELETED = "deleted"
 """A feature that no release has: `rollstream rm` adds it to the needs of a run, so no program of
 any release acts on the run any more.
 """
-UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two checks, before and after one is recorded
+# Seconds between two checks, before and after a configuration is recorded.
+UNRECORDED_S, RECORDED_S = 5.0, 60.0
 SWAPS_MAX = 20  # the competitors are starting roles and one trainer
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
     """The content of `run.json`: the drawn `id` and the name `run`. `configuration` is the hash of
-    the present configuration, "" until the trainer recorded one; `needs` are the features that a
-    release must have to act on the run.
+    the present configuration, "" until one was recorded; `release` is the release that recorded it.
+    `needs` are the features that a release must have to act on the run (`streams/release.py`).
     """
 
     id: str
@@ -70,21 +63,21 @@ class RunIdentity:
 def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
     """Returns the run's identity and creates it if the store has none.
 
-    Raises `NewerRelease` if this release lacks a feature of the run, `ConfigurationError` if the
-    store is another run's.
+    Raises `NewerRelease` if this release lacks a feature that the run needs, and
+    `ConfigurationError` if the store holds another run or the run was deleted.
     """
     for _ in range(2):
         try:
             return _read(store, run)[0]
-        except ObjectMissing:
-            with suppress(ObjectExists):  # another role was first
+        except errors.ObjectMissing:
+            with suppress(errors.ObjectExists):  # another role was first
                 store.create(IDENTITY_KEY, encode_json(RunIdentity(secrets.token_hex(8), run)))
     return _read(store, run)[0]
 
 
 def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Make this the run's present configuration, and add the features that this release needs. The
-    caller has checked that a change is accepted.
+    """Make this the run's present configuration, and add the features that a program must have to
+    read what this release writes. The caller has checked that a change is accepted.
     """
     store_configuration(store, configuration)
     for _ in range(SWAPS_MAX):
@@ -97,7 +90,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
         try:
             if wanted != found:
                 store.swap(IDENTITY_KEY, encode_json(wanted), etag)
-        except SwapLost:
+        except errors.SwapLost:
             continue
         return
     raise _swaps_lost()
@@ -106,12 +99,13 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
 def check_configuration(
     store: ObjectStore, configuration: Configuration, accepted: bool = False
 ) -> bool:
-    """Returns whether the run's present configuration is recorded. Raises `ConfigurationError` with
-    each setting that differs from the recorded one and may not.
+    """Compare this configuration with the recorded one. Returns whether one is recorded. Raises
+    `ConfigurationError`, which lists the settings that differ from it; with `accepted` only those
+    that can never change in a run.
     """
     try:
         identity = _read(store, configuration.run)[0]
-    except ObjectMissing:  # a role that only reads the store started before the others
+    except errors.ObjectMissing:  # a role that only reads the store started before the others
         return False
     if not identity.configuration or identity.configuration == fingerprint(configuration):
         return bool(identity.configuration)
@@ -123,13 +117,13 @@ def check_configuration(
 
 
 def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
-    """Mark the run as deleted, or remove the mark. Idempotent. A starting role reads the mark and
-    ends; a running role reads it within `RECORDED_S` and ends.
+    """Mark the run as deleted, or with `deleted` False remove the mark. Idempotent. A starting role
+    reads the mark and ends; a running role reads it within `RECORDED_S` seconds and ends.
     """
     for _ in range(SWAPS_MAX):
         try:
             data, etag = store.read(IDENTITY_KEY)
-        except ObjectMissing:
+        except errors.ObjectMissing:
             if not deleted:
                 return
             found, etag = RunIdentity(secrets.token_hex(8), run), ""
@@ -142,33 +136,35 @@ def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
                 store.swap(IDENTITY_KEY, wanted, etag)
             else:
                 store.create(IDENTITY_KEY, wanted)
-        except (SwapLost, ObjectExists):
+        except (errors.SwapLost, errors.ObjectExists):
             continue
         return
     raise _swaps_lost()
 
 
 def check_exists(store: ObjectStore, run: str) -> None:
-    """Raise `ConfigurationError` if the run was deleted, or the store holds another run. A role
-    calls this again after it took a lease, because its first read may have happened before
-    `rollstream rm` marked the run.
+    """Raise `ConfigurationError` if the run was deleted, or if the store holds another run. A role
+    calls this after it took a lease, because `rollstream rm` may have marked the run after the role
+    read this object first.
     """
     try:
         _read(store, run)
-    except ObjectMissing:
-        raise ConfigurationError(f"the run {run} was deleted while this role started") from None
+    except errors.ObjectMissing:
+        raise errors.ConfigurationError(
+            f"the run {run} was deleted while this role started"
+        ) from None
 
 
 def read_identity(store: ObjectStore) -> RunIdentity | None:
     """Returns the identity of the run in this store, deleted or not; None if it holds no run."""
     try:
         return decode_json(store.get(IDENTITY_KEY), RunIdentity, IDENTITY_KEY)
-    except ObjectMissing:
+    except errors.ObjectMissing:
         return None
 
 
-def _swaps_lost() -> StoreError:
-    return StoreError(
+def _swaps_lost() -> errors.StoreError:
+    return errors.StoreError(
         f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?"
     )
 
@@ -177,11 +173,12 @@ def _swaps_lost() -> StoreError:
 def watch_configuration(
     store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
 ) -> Generator[None]:
-    """Compare this configuration with the run's at the start and, in a thread, while the block
-    runs. At a difference that is not `accepted` the thread sets `stop`, and the end of the block
-    raises the difference. A store that cannot be read is logged and read again later.
+    """Compare this configuration with the recorded one at the start, which raises a difference that
+    is not `accepted`, and again and again in a thread while the block runs. If the thread finds a
+    difference, or that the run was deleted, it sets `stop`, and the error is raised at the end of
+    the block. A store that cannot be read is logged and read again later.
     """
-    refused: list[RollstreamError] = []
+    refused: list[errors.RollstreamError] = []
     ended = threading.Event()
     is_recorded = check_configuration(store, configuration, accepted)
 
@@ -190,11 +187,11 @@ def watch_configuration(
         while not ended.wait(RECORDED_S if is_recorded else UNRECORDED_S):
             try:
                 is_recorded = check_configuration(store, configuration, accepted)
-            except (ConfigurationError, NewerRelease) as error:
+            except (errors.ConfigurationError, errors.NewerRelease) as error:
                 refused.append(error)
                 stop.set()
                 return
-            except StoreError as error:
+            except errors.StoreError as error:
                 log.warning("the run's configuration could not be compared: %s", error)
 
     thread = threading.Thread(target=watch, name="configuration", daemon=True)
@@ -208,21 +205,24 @@ def watch_configuration(
 
 
 def _read(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
+    """Returns the identity and the object's etag. Raises if this program may not act on the run: it
+    was deleted, needs a feature that this release lacks, or is another run.
+    """
     data, etag = store.read(IDENTITY_KEY)
     found = decode_json(data, RunIdentity, IDENTITY_KEY)
     if DELETED in found.needs:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the run {found.run} was deleted, or `rollstream rm` of it was interrupted; "
             "repeat that command to remove the rest, or give this run another store"
         )
     features = missing_features(found.needs)
     if features:
-        raise NewerRelease(
+        raise errors.NewerRelease(
             f"run {found.run} needs features that this release lacks: {', '.join(features)}; "
             f"{upgrade_advice(found.release)}"
         )
     if found.run != run:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the store holds the run {found.run!r}, not {run!r}; give this run another store"
         )
     return found, etag

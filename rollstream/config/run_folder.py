@@ -1,9 +1,10 @@
-"""Names the files of a run's folder and guarantees that a folder belongs to one configuration.
+"""Names the files of a run's folder (`RunFolder`), opens the run's log and store, and guarantees
+that the folder holds one run: `write_configuration` keeps the configuration in `config.json` and
+refuses another one, so no log mixes two runs.
 
-A run with another configuration cannot start in the folder, so no log mixes two runs: the error
-shows the differences, unless the user accepts the change. Incidental settings
-(`storage.settings.Scope`) may always change. Relative URLs of the log and the object store name
-places inside the folder.
+The error names the changed settings. The user may accept a change (`--accept-config`), except of
+settings that are fixed for a run; incidental settings may always change (`storage.settings.Scope`).
+A relative URL of the log or the store names a place inside the folder.
 """
 
 import json
@@ -42,21 +43,23 @@ FOLDER_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Names the files of one run below `path`."""
+    """Names the files of one run in its folder `path`; they need not exist."""
 
     path: Path
 
     @property
     def configuration(self) -> Path:
+        """The run's configuration, with the code's revision beside the settings."""
         return self.path / "config.json"
 
     @property
     def model(self) -> Path:
-        """The Hugging Face folder of the starting policy; the warm-up writes it."""
+        """The Hugging Face folder of the starting model, if the run made one itself (warm-up)."""
         return self.path / "model"
 
     @property
     def logs(self) -> Path:
+        """The folder with the output of each process."""
         return self.path / "logs"
 
     @property
@@ -84,21 +87,25 @@ def store_url(configuration: Configuration, folder: Path) -> str:
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
-    """Open the run's store. Raises `ConfigurationError` if the store ignores conditional writes."""
+    """Open the run's store. Raises `ConfigurationError` if the store ignores the condition of a
+    conditional write (create if absent, compare-and-swap), on which leases and versions depend.
+    """
     store = open_store(store_url(configuration, folder), configuration.sync)
     check_conditional_writes(store, configuration.store, uuid.uuid4().hex)
     return store
 
 
 def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
-    """Open the run's log; its reads replace claim checks by the large records from the store."""
+    """Open the run's log. A record that is too large for the log is in the store, and the log holds
+    a claim check that names it; reads and writes through the returned bus hide that.
+    """
     urls = bus_url(configuration, folder), store_url(configuration, folder)
     return open_log(*urls, configuration.sync)
 
 
 def run_folder(path: str | Path) -> RunFolder:
-    """Returns the folder of the run at `path`, which is that folder or its `config.json`. Raises
-    `ConfigurationError` if there is no run.
+    """Returns the folder of an existing run; `path` is that folder or the `config.json` in it.
+    Raises `ConfigurationError` if it holds no `config.json`.
     """
     given = Path(path).absolute()
     folder = RunFolder(given.parent if given.name == "config.json" else given)
@@ -108,13 +115,15 @@ def run_folder(path: str | Path) -> RunFolder:
 
 
 def model_folder(configuration: Configuration, folder: Path) -> Path:
-    """Returns the Hugging Face folder of version 0: the configured one, else the warm-up's."""
+    """Returns the Hugging Face folder of the model that training starts from (version 0): the one
+    of the setting `model.path`, else the one that the warm-up writes into the run's folder.
+    """
     given = configuration.model.path
     return find_hf_folder(given) if given else RunFolder(folder).model
 
 
 def reach(configuration: Configuration, folder: Path) -> None:
-    """Check that log and store of the run are reachable, and create the log's topics."""
+    """Check that the run's log and store can be reached and written; creates the log's topics."""
     check_reachable(configuration.bus)
     with closing(open_run_log_for_writing(configuration, folder)) as bus:
         bus.create(catalogue())
@@ -127,11 +136,13 @@ def write_configuration(
     accepted: bool = False,
     reach: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make the folder and write `config.json`. Raises `ConfigurationError` if an existing one
-    differs in an essential setting and the change is not `accepted`.
+    """Make the folder and write `config.json`, atomically. If it exists with other values of
+    settings that are not incidental, raises `ConfigurationError`, unless the change is `accepted`
+    and no fixed setting is among them.
 
-    A folder without a `config.json` gets one only after `reach` returned. Otherwise a mistyped URL
-    would claim the folder, and the corrected command would be refused as another configuration.
+    A new `config.json` is written only after `reach` has returned, which checks that log and store
+    can be reached. Otherwise a mistyped URL would stay in the folder, and the corrected command
+    would be refused as another configuration.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -152,7 +163,7 @@ def write_configuration(
     text = json.dumps(
         {CODE_REVISION: code_revision(), **configuration.model_dump(mode="json")}, indent=2
     )
-    # no process id: containers that share the folder all have the same
+    # A random name instead of the process id, which is equal in containers that share the folder.
     partial = folder.configuration.with_suffix(f".{secrets.token_hex(8)}.partial")
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, folder.configuration)

@@ -1,5 +1,9 @@
-"""The settings of a run: every role's settings as one frozen value, with one docstring line per
-field, and the combinations of them that are each valid but cannot work together.
+"""Holds all settings of a run in one frozen value (`Configuration`), and finds valid values that
+cannot work together (`setting_problems`).
+
+Each class is one table of the configuration; tables of single roles are defined in `producers/`,
+`consumers/` and `storage/`. Each field has a docstring for its user, from which the reference page
+of settings is generated. `config.py` reads and validates configuration files.
 """
 
 import json
@@ -34,44 +38,52 @@ from rollstream.streams.kafka.address import parse_kafka_url
 
 
 class WarmupSettings(Settings):
-    """Supervised warm-up of a model that starts from scratch."""
+    """Supervised training of a new model before the first step, where no checkpoint is given
+    (docs/explanation/quickstart-task.md).
+    """
 
     enabled: bool = True
-    """Make a model when `model.path` is not given and the run's folder has none."""
+    """Make a model if `model.path` is not given and the run's folder has no model yet."""
     threads: Annotated[int, INCIDENTAL] = Field(default=2, ge=1)
-    """Torch threads; no other role runs at that time."""
+    """Torch threads of the warm-up; no role runs at that time."""
     documents: int = Field(default=20_000, ge=1)
-    """Documents drawn from the task."""
+    """Number of examples (each a prompt and a correct answer) that the task makes for it."""
     steps: int = Field(default=800, ge=1)
-    """Batches trained."""
+    """Number of batches that are trained."""
 
 
 class MetricsSettings(Settings):
-    """Metrics and health checks that each process serves (docs/reference/metrics.md)."""
+    """Metrics and health that each process serves by HTTP (docs/reference/metrics.md)."""
 
     enabled: bool = True
     """Serve `/metrics` and `/healthz`."""
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` where others scrape."""
+    """Address to listen on; `0.0.0.0` if other machines scrape the metrics."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0: a free port, written to `metrics/endpoints/<name>.json`; otherwise `run` listens here and
-    its roles on the following ports, and a role that is started alone listens here.
+    """0: each process takes a free port and writes it to `metrics/endpoints/<name>.json`. Otherwise
+    `rollstream run` listens on this port and its roles on the following ones; a role that is
+    started alone listens on this port.
     """
     stalled_s: float = Field(default=300.0, gt=0)
-    """`/healthz` answers 503 when a role's loop has not turned for this many seconds."""
+    """Seconds without an iteration of a role's loop after which `/healthz` answers 503 (stalled);
+    set it above the longest step or evaluation.
+    """
 
 
 class DevicesSettings(Settings):
-    """GPUs of this machine by role (docs/how-to/several-gpus.md). Positions count the GPUs that
-    `rollstream run` sees, from 0. Without any of them every process sees all.
+    """GPUs of this machine by role (docs/how-to/several-gpus.md). A position is the index, from 0,
+    among the GPUs that `rollstream run` sees. If neither `trainer` nor `rollouts` is set, every
+    process sees all GPUs.
     """
 
     trainer: int | tuple[int, ...] | None = None
-    """Number of the trainer's GPUs, or their positions; as many as `trainer.processes`."""
+    """Number of GPUs for the trainer, or their positions; as many as `trainer.processes`."""
     rollouts: int | tuple[int, ...] | None = None
-    """Number of the rollouts' GPUs, or their positions; engines take equal groups in turn."""
+    """Number of GPUs for the rollouts, or their positions. They are cut into groups of one engine
+    each, which the rollouts use in turn.
+    """
     evaluation: Literal["rollouts", "trainer"] = "rollouts"
-    """The role whose first GPUs the evaluation uses too."""
+    """The role whose first GPUs the evaluation shares."""
 
 
 class Configuration(Settings):
@@ -80,66 +92,75 @@ class Configuration(Settings):
     run: Annotated[str, FIXED] = Field(default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the run."""
     seed: int = Field(default=0, ge=0)
-    """Determines prompt order, sampling and warm-up."""
+    """Seed of the prompt order, the sampling and the warm-up."""
     folder: Annotated[str | None, INCIDENTAL] = None
-    """The run's folder; default `runs/<run>`."""
+    """The run's folder; default: `runs/<run>`."""
     bus: Annotated[str, FIXED] = "sqlite:bus"
     """URL of the log; a relative path is inside the run's folder."""
     store: Annotated[str, FIXED] = "file:store"
     """URL of the object store; a relative path is inside the run's folder."""
     sync: Annotated[Literal["normal", "full"], INCIDENTAL] = "normal"
-    """`full` survives power loss and kernel crashes, at the cost of a disk flush per write."""
+    """When a write to a local log or store counts as done. `normal`: it survives the death of any
+    process. `full`: it survives power loss and kernel crashes too, at the cost of a disk flush per
+    write.
+    """
     truncate: Annotated[bool | None, INCIDENTAL] = None
-    """Delete records of the log that are archived and that no role needs to resume; True: also
-    without an archive; default: only with one.
+    """Whether records of the log are deleted once no role needs them to resume and the archive, if
+    there is one, holds them. True: also without an archive. False: never. Default: only with an
+    archive.
     """
     model: Annotated[ModelSettings, FIXED] = ModelSettings()
-    """The policy."""
+    """The model that is trained (the policy)."""
     task: TaskSettings = TaskSettings()
     """Prompts and rewards."""
     sampling: SamplingSettings = SamplingSettings()
     """How training trajectories are sampled."""
     scoring: ScoringSettings = ScoringSettings()
-    """Scorers of this machine."""
+    """Scorers of this machine, which write late rewards."""
     devices: Annotated[DevicesSettings, INCIDENTAL] = DevicesSettings()
     """GPUs of this machine."""
     rollouts: Annotated[RolloutSettings, INCIDENTAL] = RolloutSettings()
     """Rollouts of this machine."""
     evaluation: Annotated[EvaluationSettings, INCIDENTAL] = EvaluationSettings()
-    """Evaluation beside the run."""
+    """Evaluation of versions on held-out prompts."""
     dispatch: DispatchSettings = DispatchSettings()
-    """Admission, placement, recovery."""
+    """Admission, placement and recovery of groups."""
     trainer: TrainerSettings = TrainerSettings()
-    """Steps, loss, optimiser."""
+    """Steps, loss and optimiser."""
     paced: PacedSettings = PacedSettings()
-    """The stand-in for model and accelerators under the engine `paced`."""
+    """Simulated speed of model and accelerators for the engine `paced`, which has neither."""
     weights: WeightsSettings = WeightsSettings()
-    """Published versions."""
+    """How versions are published and kept."""
     relay: Annotated[RelaySettings, INCIDENTAL] = RelaySettings()
     """This node's cache of versions."""
     checkpoints: Annotated[CheckpointSettings, INCIDENTAL] = CheckpointSettings()
-    """The trainer's state."""
+    """When the trainer's state is saved."""
     warmup: WarmupSettings = WarmupSettings()
     """Supervised training before the first step."""
     archive: Annotated[ArchiveSettings, INCIDENTAL] = ArchiveSettings()
     """The log as Parquet files."""
     metrics: Annotated[MetricsSettings, INCIDENTAL] = MetricsSettings()
-    """Metrics of every process while it runs."""
+    """Metrics and health of every process."""
 
 
 ENGINES = ("torch", "vllm", "paced")
+"""The values of `rollouts.engine`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """The setting to change, and its requirement (`must be < rollouts.context_max (512)`)."""
+    """Names a setting, and the requirement that its value does not meet, for example
+    `must be < rollouts.context_max (512)`.
+    """
 
     key: str
     must: str
 
 
 def setting_problems(configuration: Configuration) -> list[SettingProblem]:
-    """Every combination that cannot work, in the order of the settings."""
+    """Returns a problem for each combination of values that cannot work; empty if there is none. An
+    invalid Kafka URL raises its own error.
+    """
     checks = (
         _check_urls,
         _check_model,
@@ -238,7 +259,8 @@ def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
         must = f"must be ≤ {where if c.model.path is None else 'what the model takes'} ({longest})"
         yield SettingProblem("rollouts.context_max", must)
     if c.dispatch.heartbeat_timeout_s < 4 * c.rollouts.status_s:
-        # The status of a busy loop is repeated after two intervals.
+        # The heartbeat thread of a rollout repeats the status of a busy loop after two intervals;
+        # the time-out must be at least twice that.
         beats = f"4 × rollouts.status_s ({c.rollouts.status_s:g})"
         must = f"must be ≥ {beats}, or living rollouts look dead"
         yield SettingProblem("dispatch.heartbeat_timeout_s", must)
@@ -278,7 +300,9 @@ def _check_paced(c: Configuration) -> Iterator[SettingProblem]:
 
 
 def _model_context_max(c: Configuration) -> object:
-    """The model's longest sequence in tokens by its configuration; None if it states none."""
+    """Returns the longest sequence that the model takes, in tokens, by the model's configuration;
+    None if the configuration does not state it.
+    """
     if c.model.path is None:
         return c.model.config.get("max_position_embeddings")
     try:

@@ -1,7 +1,9 @@
-"""The catalogue of all metric families; `docs/reference/metrics.md` contains the same table.
+"""Lists all metric families (Prometheus' term: a name, with a type and a meaning, for one or more
+series) by the role whose processes serve them. `docs/reference/metrics.md` is made from this file.
 
-Roles offer plain numbers under these names, without `PREFIX`. A name that is missing here is not
-served; the exporter logs it.
+A role returns its metrics as plain numbers by these names; `endpoint.py` adds `PREFIX` and serves
+them with the type and meaning given here. A name that is missing here is not served: that is logged
+and counted as an error.
 """
 
 from collections.abc import Iterable
@@ -9,13 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 PREFIX = "rollstream_"
+"""Begins the name of every metric that is served."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric family; `label` distinguishes its series beside `run`, `role` and `name`."""
+    """Describes one metric family. All series have the labels `run`, `role` and `name` (of the
+    process). If the family has several series per process, the label named by `label` tells them
+    apart.
+    """
 
     name: str
     kind: Kind
@@ -25,6 +31,7 @@ class Family:
 
 
 def _families(kind: Kind, rows: Iterable[tuple[str, str, str] | tuple[str, str, str, str]]):
+    """Returns families of one kind; each row has name, unit, meaning and, optionally, label."""
     return tuple(Family(row[0], kind, row[1], row[2], *row[3:]) for row in rows)
 
 
@@ -263,3 +270,4 @@ BY_ROLE: dict[str, tuple[Family, ...]] = {
 FAMILIES: dict[str, Family] = {
     family.name: family for families in BY_ROLE.values() for family in families
 }
+"""All metric families by name, without `PREFIX`."""

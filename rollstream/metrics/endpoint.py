@@ -1,9 +1,10 @@
-"""Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`),
-and records the endpoint's address in a file of the run's folder. Roles register metrics sources and
-topic readers with the process's `ProcessMetrics`.
+"""Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`;
+`serve_metrics`), and writes the endpoint's address into a file of the run's folder.
 
-No error here ends a role: if the address is unavailable, the role logs a warning and works without
-metrics.
+A role registers functions that return its metrics with its process's `ProcessMetrics`; at each
+request `MetricsCollector` calls them. The role's loop polls a `TimedStopEvent` once per turn (one
+iteration), and `/healthz` reports a loop without turns as stalled. No error here ends a role: if
+the address is unavailable, the role logs a warning and works without metrics.
 """
 
 import json
@@ -33,13 +34,15 @@ from rollstream.metrics.catalogue import FAMILIES, PREFIX, Family
 from rollstream.streams.reader import TopicReader
 
 MetricsSource = Callable[[], MetricValues]
+"""Returns metrics by their names in `catalogue.py`; the server's threads call it."""
 ReadersSource = Callable[[], Sequence[TopicReader]]
+"""Returns the readers of topics whose lag and counts are served."""
 
 
 class TimedStopEvent(threading.Event):
-    """Wraps the stop event of a role, and records in `turned_s` when the role last polled it, on
-    `clock`. A role polls its stop event once per iteration of its loop, so roles need no code for
-    liveness and pay only for reading a clock.
+    """Wraps the stop event of a role, and records in `turned_s` the time on `clock` at which the
+    role last polled it. A role polls its stop event once per iteration of its loop, so it needs no
+    other code to show that it makes progress, and the cost is one reading of a clock.
     """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float]) -> None:
@@ -67,8 +70,9 @@ class TimedStopEvent(threading.Event):
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
     """States whether a role's loop makes progress: `starting` until the role offers metrics (a
-    standby stays so until it holds the lease), `stalled` if its loop has made no iteration for too
-    long. `turn_age_s` are the seconds since its last iteration.
+    standby stays so until it holds the lease), `stopping` after a request to stop, `stalled` in
+    any phase if its loop has made no iteration for too long. `turn_age_s` is the number of seconds
+    since its last iteration.
     """
 
     state: Literal["starting", "running", "stopping", "stalled"]
@@ -76,8 +80,8 @@ class LoopHealth:
 
 
 class ProcessMetrics:
-    """Connects the roles of one process with its endpoint: roles register sources, the endpoint
-    reads them. A role's loop must poll `stop`, which is also how its liveness is measured.
+    """Connects the role of a process with its endpoint: the role registers sources of metrics, the
+    endpoint reads them. The role's loop must poll `stop`: the health follows from these polls.
     """
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,8 +99,8 @@ class ProcessMetrics:
             self.readers.append(readers)
 
     def turn_by(self, stop: threading.Event) -> TimedStopEvent:
-        """Returns the event that the role's loop polls from now on; it is set when `stop` is. It
-        serves a loop that ends by another event than its process's stop event.
+        """Returns the event that the role's loop polls from now on. It is set when `stop` is: the
+        loop ends by `stop` and not by its process's stop event.
         """
         self.stop = TimedStopEvent(stop, self._clock)
         return self.stop
@@ -123,7 +127,8 @@ T = TypeVar("T")
 
 
 class MetricsCollector(Collector):
-    """Reads all sources at each scrape and adds `labels` (run, role, name) to every series.
+    """Reads all sources at each scrape, a request for `/metrics`, and adds `labels` (run, role,
+    name) to every series.
 
     A failing source loses only its own metrics: the error is logged once per source and kind, and
     counted in `scrape_errors_total`. A metric without an entry in the catalogue is such an error.
@@ -190,7 +195,7 @@ class MetricsCollector(Collector):
 
 
 def to_metric(family: Family, value: MetricValue, labels: Mapping[str, str]) -> Metric:
-    """Returns one metric family with its series, in the form that Prometheus' encoder takes."""
+    """Returns one metric family with its series, in the form that Prometheus' encoder accepts."""
     name = PREFIX + family.name
     metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
     if isinstance(value, MetricHistogram):
@@ -220,7 +225,7 @@ def _labelled(metric: Metric, labels: Mapping[str, str]) -> Metric:
     return metric
 
 
-REQUESTS_MAX = 8
+REQUESTS_MAX = 8  # served at the same time
 CLIENT_S = 5.0  # longest read or write of a client
 
 
@@ -232,7 +237,9 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> BoundedServer:
-    """Serve these paths until `end`; raises `OSError` if the address is unavailable."""
+    """Serve these paths until `end` of the returned server is called. Raises `OSError` if the
+    address is unavailable.
+    """
 
     class Responder(HttpResponder):
         timeout = CLIENT_S

@@ -1,7 +1,10 @@
-"""Forwards a run's metrics files to TensorBoard or Weights & Biases, from a process of its own.
+"""Forwards a run's metrics files (`metrics/*.jsonl`) to TensorBoard or Weights & Biases, from a
+process of its own (`Forwarder`), which only reads the run.
 
-Delivery is at least once: a crash can log lines again, at the same steps (`Forwarder.once`). Each
-target's library is imported only here, and only if the target is used.
+Each new JSON line becomes a point (`metric_point`), which a `Sink` logs at the target. The position
+up to which each file was forwarded is stored beside the files, after the points were logged: so no
+line is lost, and a crash can log lines again, at the same steps. Each target's library is imported
+only here, and only if the target is used.
 """
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
@@ -20,13 +23,14 @@ import xxhash
 
 from rollstream.errors import ConfigurationError, CorruptObject, LeaseHeld
 
-_NOT_METRICS = frozenset({"step", "term", "time_s", "pid"})
+_NOT_METRICS = frozenset({"step", "term", "time_s", "pid"})  # numbers that describe the line
 
 
 @dataclass(frozen=True, slots=True)
 class MetricPoint:
-    """Holds the numbers of one line: `values` of `series` at `step`. `time_s` is in seconds since
-    the epoch, None if the line has no time.
+    """Holds the numbers of one line: `values` by metric name, of the `series` (the file's name, or
+    role or process in it) at `step`. `time_s` is in seconds since the epoch, None if the line has
+    no time.
     """
 
     series: str
@@ -37,8 +41,9 @@ class MetricPoint:
 
 def metric_point(stem: str, number: int, line: Mapping[str, Any]) -> MetricPoint | None:
     """Returns the point of line `number` (from 1) of `<stem>.jsonl`; None if the line holds no
-    metric. Points of `trainer.jsonl` and `eval.jsonl` carry the training step. Lines of the
-    supervisor and of processes have no step, so their points carry the line number.
+    metric. A point has the line's training step (`trainer.jsonl`, `eval.jsonl`), or the line number
+    if the line has no step. Of the supervisor's lines only starts of roles are forwarded, with
+    their number of restarts.
     """
     time_s = line.get("time_s")
     at = float(time_s) if _is_number(time_s) else None
@@ -58,6 +63,7 @@ def metric_point(stem: str, number: int, line: Mapping[str, Any]) -> MetricPoint
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yields the metrics of a line; the name of a nested one is its path, joined by `/`."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _numbers(cast(dict[str, Any], value), f"{prefix}{name}/")
@@ -70,21 +76,25 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 class Sink(Protocol):
-    """Passes points to one target; `where` is a text for the user: the place of the points."""
+    """Passes points to one target. `where` tells the user where to look at them."""
 
     where: str
 
     def log(self, point: MetricPoint) -> None: ...
 
     def flush(self) -> None:
-        """Returns once all logged points are on disk or in the library's own process."""
+        """Return once all logged points are on disk or in the library's own process, so that they
+        survive the death of this one.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class TensorBoardSink:
-    """Writes event files to `folder`, one per start; TensorBoard shows them as one run."""
+    """Writes TensorBoard's event files to `folder`, one per start of this process; TensorBoard
+    shows them as one run.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -107,8 +117,9 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Logs to one W&B run with a stored id, so a later start resumes it. Each series has its own
-    step, because W&B's global step only grows and the files are read one after the other.
+    """Logs to the Weights & Biases run with this `id`; a later start with the same id continues the
+    run. Each series has its own step, because W&B's global step only grows and the files are read
+    one after the other.
     """
 
     def __init__(self, name: str, id: str, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -140,7 +151,7 @@ class WandbSink:
         self._run.log({**values, step: point.step})
 
     def flush(self) -> None:
-        """No-op: `log` passes points to W&B's own process, which sends them when it can."""
+        """Do nothing: `log` passes points to W&B's own process, which sends them when it can."""
 
     def close(self) -> None:
         self._run.finish()
@@ -156,9 +167,9 @@ READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 
 
 class FilePosition(msgspec.Struct, frozen=True):
-    """States that everything before `offset` was forwarded: `line` lines, the last of them `before`
-    bytes long and of this `hash`. The hash detects a file that another run's file replaced, which
-    would otherwise be forwarded from its middle.
+    """States how far a file was forwarded: up to the byte `offset`, which is behind line number
+    `line`. The last forwarded line has `before` bytes and this `hash`, so that a file which
+    replaced the forwarded one (another run's, for instance) is not forwarded from its middle.
     """
 
     offset: int = 0
@@ -169,8 +180,8 @@ class FilePosition(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MetricsLine:
-    """Holds one line with its number from 1 and the position `after` it; `values` is None if the
-    line is not a JSON object.
+    """Holds one line of a metrics file: its number from 1, its JSON object (`values`; None if it is
+    none), and the position `after` it.
     """
 
     number: int
@@ -180,7 +191,8 @@ class MetricsLine:
 
 def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
     """Yields the complete lines after `place`, up to `READ_BYTES_MAX` bytes; no lines if the file
-    does not exist. Raises `CorruptObject` if the position was recorded in another file.
+    does not exist yet. If the run thinned the file (removed older lines to bound its size), the
+    place is found again. Raises `CorruptObject` if the place is of another file.
     """
     try:
         with path.open("rb") as file:
@@ -203,8 +215,8 @@ def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
 
 
 def _in_thinned(path: Path, place: FilePosition) -> FilePosition:
-    """Find the last forwarded line by its hash, after a run thinned the file's older lines, and
-    return the position behind it.
+    """Return the position behind the last forwarded line, which is found by its hash, in a file of
+    which older lines were removed. Raises `CorruptObject` if the line is not there.
     """
     offset = 0
     for raw in path.read_bytes().splitlines(keepends=True):
@@ -236,8 +248,8 @@ log = logging.getLogger(__name__)
 
 
 class ForwardState(msgspec.Struct, frozen=True):
-    """The content of `RUN/metrics/forward-<to>.json`: the id of the run in the target, and the next
-    position in each metrics file.
+    """The content of `RUN/metrics/forward-<to>.json`, where `<to>` is the target: the `id` of the
+    run at the target, drawn at the first start, and by file name how far each file was forwarded.
     """
 
     id: str
@@ -245,8 +257,9 @@ class ForwardState(msgspec.Struct, frozen=True):
 
 
 class Forwarder:
-    """Forwards one run to one target. The constructor raises `LeaseHeld` if another process
-    forwards this run to it.
+    """Forwards the files in the folder `metrics` to the target `to`. `open_sink` opens the target
+    for the stored id. The constructor raises `LeaseHeld` if another process forwards this run to
+    the same target.
     """
 
     def __init__(self, metrics: Path, to: str, open_sink: Callable[[str], Sink]) -> None:
@@ -263,7 +276,8 @@ class Forwarder:
         """Forward all new lines of each file; returns their number.
 
         1. Log the lines.  2. Flush the sink.  3. Store the file's position.
-        A crash before 3 logs the same lines again, at the same steps.
+        After a crash before 3 the next start logs the same lines again, at the same steps. Raises
+        `CorruptObject` for a file that is not the one forwarded before, or is damaged.
         """
         count = 0
         for path in sorted(self._metrics.glob("*.jsonl")):

@@ -1,8 +1,10 @@
-"""Brings a `RunState` up to date from a run's log and metrics files, without writing.
+"""Reads a run's log and metrics files and applies them to its `RunState`, from which
+`rollstream top` and the report are made (`RunFeed`). It writes nothing to the run: bytes that are
+no record are counted, not dead-lettered a second time.
 
 A live view of an old run reads only a tail: the last ledger records, the admissions since then, and
 the trajectories since the admission of the oldest open group. A report reads everything, archive
-included. Undecodable bytes are counted, never dead-lettered again.
+included.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +30,8 @@ from rollstream.streams.topics import ARCHIVED_TOPICS
 
 
 def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
-    """Returns the positions before the last `records_max` records, which are divided evenly among
-    the partitions.
+    """Returns the positions at which the last `records_max` records of the topic begin; each
+    partition gets an equal share of them.
     """
     begin, end = bus.begin(topic), bus.end(topic)
     share = max(1, records_max // max(1, len(end)))
@@ -37,16 +39,18 @@ def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
 
 
 def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
-    """Find by bisection, in each partition, the position of the first record that was appended at
-    or after `time_s`. Append times may be slightly out of order, so a position is as inexact as the
-    writers' clocks.
+    """Returns, for each partition, the position of the first record that was appended at or after
+    `time_s`, found by bisection. Clocks of writers differ, so append times may be slightly out of
+    order and a position is as inexact as the clocks.
     """
     begin, end = bus.begin(topic), bus.end(topic)
     return {p: _bisect(bus, topic, p, begin[p], end[p], time_s) for p in end}
 
 
 def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
-    """Returns the append time of the first kept record from `offset` on; None without one."""
+    """Returns the append time of the first record from `offset` on; None if there is none or the
+    record at `offset` was truncated.
+    """
     try:
         messages = bus.read(topic, {partition: offset}, records_max=1)
     except PositionLost:
@@ -55,7 +59,7 @@ def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
 
 
 def newest_time(bus: Bus, topic: str) -> float | None:
-    """Returns the append time of the topic's newest record; None if it holds none."""
+    """Returns the append time of the topic's newest record; None if the topic has no record."""
     last = {p: end - 1 for p, end in bus.end(topic).items() if end}
     times = [time_at(bus, topic, partition, offset) for partition, offset in last.items()]
     return max((time_s for time_s in times if time_s is not None), default=None)
@@ -72,17 +76,18 @@ def _bisect(bus: Bus, topic: str, partition: int, low: int, high: int, time_s: f
     return low
 
 
-TAIL_BYTES = 1 << 18  # a few thousand lines; the monitor ignores the earlier ones of an old run
+TAIL_BYTES = 1 << 18  # a few thousand lines; earlier lines of a long file are not read
 
 
 @dataclass(slots=True)
 class JsonLinesTail:
-    """Reads a growing file of JSON lines, starting from a bounded tail.
+    """Reads a growing file of JSON lines from its last `TAIL_BYTES` on; `at` is the offset of the
+    next byte to read, -1 before the first call.
 
-    `path` may not exist yet. Its writer may replace it by a thinned file: reading continues behind
-    the last line that was read. An incomplete last line (in progress, or truncated by a kill) is
-    read once its newline arrives. A line that is not a JSON object is skipped and counted in
-    `broken`: a monitor must not fail on a foreign file.
+    `path` may not exist yet. Its writer may replace the file by one with fewer of the old lines;
+    reading then continues after the last line that was read. An incomplete last line (in progress,
+    or cut off by a kill) is read once its newline arrives. A line that is not a JSON object is
+    skipped and counted in `broken`: a monitor must not fail on a foreign file.
     """
 
     path: Path
@@ -133,12 +138,16 @@ class JsonLinesTail:
 
 
 CONTEXT_TOPICS = ("ledger", "admissions", "prompts", "weights", "status", "applied")
+"""Topics that are read before the completions: they show which groups are open."""
 COMPLETION_TOPICS = ("trajectories", "annotations")
+"""Topics whose records (completions) the state adds to their groups."""
 FIRST_TOPICS = ("prompts", "admissions", "ledger")  # one of them holds the run's first record
 AGE_ONLY_TOPICS = ("assignments", "partials")  # only the age of their newest record is used
-RECORDS_MAX = 4096  # per topic and refresh
-TAIL_RECORDS = 20_000  # newest records per topic behind a new state: takes of a thousand steps
-TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; bound for open groups
+RECORDS_MAX = 4096  # per topic and call of `RunFeed.follow`
+TAIL_RECORDS = 20_000  # newest records per topic that a live view reads: takes of a thousand steps
+# Old completions per topic that a live view reads: at least the first number, for its histograms,
+# and at most the second, however old the oldest open group is.
+TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384
 SLOW_REFRESH_S = 10.0  # between two refreshes of slowly changing values
 
 
@@ -147,9 +156,10 @@ class RunFeed:
     reads about `RECORDS_MAX` records per topic, so the view of a large run stays responsive while
     it catches up.
 
-    `tail` bounds the records per topic that a new state starts with. With None the feed reads
-    everything, archive included, except old prompts and annotations. `also` is called with each
-    record after `RunState.apply`.
+    The first calls read the context topics up to their ends, from `tail` records before these.
+    After that the open groups are known, and so is where to start in the completion topics. If
+    `tail` is None, the feed reads everything from the begin, archive included, except old prompts
+    and annotations. `also` is called with each record after the state has applied it.
     """
 
     def __init__(
@@ -173,11 +183,12 @@ class RunFeed:
         """True if the last call read nothing."""
 
     def follow(self, state: RunState, now_s: float) -> bool:
-        """Read new records and lines once and apply them to `state`. Returns True while records
-        remain that were in the log at the start; the caller should then call again at once.
+        """Read new records and lines once and apply them to `state`, always the same one. Returns
+        True while records remain that a topic held when the feed opened it; the caller should then
+        call again at once.
 
         Completions (trajectories and annotations) are fetched before the admissions and the ledger,
-        and applied afterwards. So no completion is applied to a state that is older than the
+        and applied after them. So no completion is applied to a state that is older than the
         completion, and the counts are correct.
         """
         if not self._topics:
@@ -207,14 +218,16 @@ class RunFeed:
         return COMPLETION_TOPICS[0] not in self._topics or self._is_behind()
 
     def _open_context(self, state: RunState) -> None:
-        """Start at the ledger's tail, and at the admissions of the same period."""
+        """Open the context topics: each at its tail, but `admissions` at the time at which the
+        ledger's tail begins.
+        """
         log, tail = self._log, self._tail or TAIL_RECORDS
         positions = {topic: tail_positions(log, topic, tail) for topic in CONTEXT_TOPICS}
         begin = log.begin("ledger")
         if self._tail is not None and positions["ledger"] != begin:
-            # Start an eighth of the tail later. Otherwise a group that ended before the tail would
-            # stay open for ever, because writers' clocks differ. A group that is still open was
-            # admitted more recently than that.
+            # Start an eighth of the tail later. Otherwise, because writers' clocks differ, a group
+            # could be read as admitted that ended before the ledger's tail: it would stay open for
+            # ever. Groups that are still open were admitted later than that.
             later = ((p, at + tail // 8) for p, at in positions["ledger"].items())
             start_s = oldest(time_at(log, "ledger", p, at) for p, at in later)
             if start_s is not None:
@@ -225,7 +238,9 @@ class RunFeed:
             self._open(state, topic, None if self._tail is None and topic != "prompts" else at)
 
     def _open_completions(self, state: RunState) -> None:
-        """Start at the admission of the oldest open group, within bounds."""
+        """Open the completion topics at the admission of the oldest open group, within
+        `TRAJECTORIES_MIN` and `TRAJECTORIES_MAX` records.
+        """
         opened_s = oldest(group.admitted_s for group in state.groups.open.values())
         for topic in COMPLETION_TOPICS:
             fewest = tail_positions(self._log, topic, TRAJECTORIES_MIN)
@@ -259,6 +274,9 @@ class RunFeed:
                 self._also(one.record)
 
     def _update(self, state: RunState) -> None:
+        """Give `state` the roles' terms and the number of unreadable messages, which the topics'
+        views know.
+        """
         for topic, view in self._topics.items():
             writer = self._log.settings(topic).writer
             if writer:
@@ -266,6 +284,9 @@ class RunFeed:
         state.unreadable = sum(view.counts["unreadable"] for view in self._topics.values())
 
     def _refresh_slowly(self, state: RunState) -> None:
+        """Refresh the values that change slowly or cost many requests: ages, dead letters, records
+        that are not archived, and roles.
+        """
         log = self._log
         if state.began_s is None:
             first = ((t, *at) for t in FIRST_TOPICS for at in log.begin(t).items())
@@ -290,8 +311,8 @@ class RunFeed:
 
     def _read_roles(self, state: RunState, store: ObjectStore) -> None:
         """Read two facts from the store that the log lacks: the archive's term, and whether the run
-        is a fork. An unreachable store is not read again, because each attempt takes all its
-        retries.
+        is a fork. After one failure the store is not read again, because each attempt would wait
+        for all retries.
         """
         try:
             state.is_fork = state.is_fork or read_parentage(store) is not None
@@ -304,8 +325,8 @@ class RunFeed:
 
 
 def unarchived(bus: Bus, topic: str) -> ArchiveBacklog | None:
-    """Returns the number and age of the topic's records that the archive has not committed. None if
-    the archive committed all records, or never any (the run has no archive).
+    """Returns the number of the topic's records that the archive has not committed, and the append
+    time of the oldest. None if it has committed all, or never any: the run has no archive.
     """
     committed = bus.committed(ARCHIVE_GROUP, topic)
     if not committed:

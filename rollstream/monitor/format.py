@@ -1,5 +1,8 @@
-"""Formats values for a terminal as short texts; foreign text loses its control characters, which
-could move the cursor.
+"""Formats values as short texts, bars and tables for the terminal; the live view, the warnings and
+the commands use it. Pure functions.
+
+Text from outside (an error message, a name from the log) goes through `plain_text`, which replaces
+control characters: they could move the cursor.
 """
 
 from collections.abc import Sequence
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_COLUMNS = 24
+SPARK_COLUMNS = 24  # width of a sparkline, unless the caller asks for another
 UNITS = ("B", "kB", "MB", "GB", "TB")
 GAP = "\N{NO-BREAK SPACE}"  # thousands separator that prevents a line break inside a number
 
@@ -20,7 +23,7 @@ def clock(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Formats an age: `0.4 s`, `42 s`, `12:31`, `3:02:05`, `5 d 3 h`."""
+    """Formats the seconds since an event: `0.4 s`, `42 s`, `12:31`, `3:02:05`, `5 d 3 h`."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f}{GAP}s"
     if seconds < 99.5:
@@ -37,7 +40,7 @@ def count(value: float) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    """Formats a number of things: `1 move`, `2 moves`."""
+    """Formats a number with the noun `word` in singular or plural: `1 move`, `2 moves`."""
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 
@@ -61,12 +64,14 @@ def byte_size(count: str | int | float | None) -> str:
 
 
 def share(value: float) -> str:
-    """Formats a share of 1: `61%`. A positive value below 0.5 % is `<1%`, never `0%`."""
+    """Formats a fraction as a percentage: 0.61 is `61%`; a positive value below 0.005 is `<1%`."""
     return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 
 def sparkline(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
-    """Returns the last values as bars scaled between minimum and maximum."""
+    """Returns the last `columns` values as one bar each; "" for fewer than two. The lowest and the
+    highest bar stand for minimum and maximum of all `values`.
+    """
     shown = values[-columns:]
     if len(shown) < 2:
         return ""
@@ -82,7 +87,7 @@ def meter(used: float, total: float, columns: int) -> str:
 
 
 def shortened(text: str, columns: int) -> str:
-    """Cuts text in the middle, because names differ at their ends."""
+    """Cuts a text above `columns` characters in the middle, because names differ at the ends."""
     if len(text) <= columns:
         return text
     left = (columns - 1) // 2
@@ -90,7 +95,7 @@ def shortened(text: str, columns: int) -> str:
 
 
 def plain_text(text: str, columns: int = 200) -> str:
-    """Returns foreign text as one line without control characters."""
+    """Returns any text as one line of at most `columns` characters, without control characters."""
     spaced = " ".join(text.split())
     return shortened("".join(c if c.isprintable() else "?" for c in spaced), columns)
 
@@ -109,7 +114,9 @@ def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
 
 
 def plain_table(*columns: str) -> Table:
-    """Returns a table without frame; columns whose name starts with > are right-aligned."""
+    """Returns an empty table without frame. A column whose name starts with > is right-aligned;
+    only the column `tensor` breaks long values into several lines.
+    """
     table = Table(box=None, pad_edge=False)
     for column in columns:
         right = column.startswith(">")

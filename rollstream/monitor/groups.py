@@ -73,8 +73,8 @@ OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample
 @dataclass(slots=True)
 class WatchedGroup:
     """Holds the progress of an open group. `finished_s` is the time at which all its trajectories
-    had finished, `ready_s` the time at which the annotations that they need had arrived too and
-    the group was ready for training; None before.
+    had finished, `ready_s` the time at which all annotations that they need had arrived too, so
+    that the group could be trained; None before.
     """
 
     trajectories: frozenset[str]

@@ -1,8 +1,9 @@
-"""Observes one run: keeps a `RunState` up to date through a `RunFeed` and returns the metrics and
-warnings of the moment.
+"""Observes one run for the live views (`rollstream run`, `top`, `ls`), living or finished.
 
-An observer never writes to the run. A read error does not end it: the error appears in
-`RunSnapshot.trouble` and the metrics keep their previous values.
+Each call of `RunObserver.observe` reads new records and lines of the run (`RunFeed`), applies them
+to a state in memory (`RunState`), and returns a snapshot: metrics and warnings at that moment. A
+read error does not end an observer: it is in `RunSnapshot.trouble`, and values from the log stay as
+they were. `run_standing` answers only at which step a run is. Nothing here writes to the run.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +20,7 @@ from rollstream.config.run_folder import (
 from rollstream.config.settings import Configuration
 from rollstream.deadline import Deadline
 from rollstream.errors import RollstreamError
-from rollstream.monitor.feed import (
-    AGE_ONLY_TOPICS,
-    COMPLETION_TOPICS,
-    CONTEXT_TOPICS,
-    JsonLinesTail,
-    RunFeed,
-    newest_time,
-    tail_positions,
-)
+from rollstream.monitor import feed
 from rollstream.monitor.progress import RunStanding, standing_of
 from rollstream.monitor.snapshot import (
     RunSettings,
@@ -51,20 +44,26 @@ from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RoleState
 
 ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE_CHECKS)
-"""All warnings, most urgent first: no progress, wrong data, nothing to learn from, slowness."""
+"""The checks, which each return the warnings of one kind, most urgent first: no progress, wrong
+data, nothing to learn from, slowness.
+"""
 
 
 def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
-    """Returns the warnings about a snapshot; an empty tuple for a healthy run."""
+    """Returns the warnings about a snapshot, most urgent first; () for a healthy run."""
     return tuple(warning for check in ALL_CHECKS for warning in check(at))
 
 
-CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
+CATCH_UP_S = 0.5  # reading a long log is cut into calls of this length: the view is redrawn between
 
 
 @dataclass(slots=True)
 class RunObserver:
-    """Observes one run from one thread; `open_view` returns None while the run has no log."""
+    """Keeps the state of one run up to date. For one thread. `metrics` is the folder of the run's
+    metrics files. `open_view` opens the run's log and archive, and returns None while the run has
+    no log. `clock` returns the time and `started_s` is the time at which the process that observes
+    started the run (None: it did not), both in seconds since the epoch.
+    """
 
     settings: RunSettings
     metrics: Path
@@ -72,9 +71,11 @@ class RunObserver:
     clock: Callable[[], float]
     started_s: float | None = None
     is_behind: bool = True
-    """True while the log holds records that were not read yet."""
+    """True until all records were read that the log held when the observer opened it. Until then
+    the caller should call `observe` again at once.
+    """
     state: RunState = field(init=False)
-    _feed: RunFeed | None = None
+    _feed: feed.RunFeed | None = None
 
     def __post_init__(self) -> None:
         self.state = self.settings.state()
@@ -82,7 +83,9 @@ class RunObserver:
     def observe(
         self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S
     ) -> RunSnapshot:
-        """Read records for up to `catch_up_s` seconds; returns the present metrics and warnings."""
+        """Read new records, for about `catch_up_s` seconds at most; returns the present metrics and
+        warnings. `roles` are the states of the run's processes, if the caller supervises them.
+        """
         trouble = ""
         try:
             self._catch_up(Deadline(catch_up_s))
@@ -97,22 +100,27 @@ class RunObserver:
             if view is None:
                 self.is_behind = False
                 return
-            self._feed = RunFeed(view, self.metrics)
+            self._feed = feed.RunFeed(view, self.metrics)
         self.is_behind = True
         while self.is_behind:
             self.is_behind = self._feed.follow(self.state, self.clock())
             if deadline.passed():
                 break
-        release_memory()  # of archived files, which a view reads when it is behind truncation
+        # Records that were truncated from the log before they were read come from archived files,
+        # and reading these leaves memory allocated.
+        release_memory()
 
 
 STANDING_TOPICS = ("ledger", "weights", "status")
-STANDING_RECORDS = 256  # of each topic: the last steps, versions and heartbeats
+STANDING_RECORDS = 256
+"""`run_standing` reads this many of the last records of each of these topics: the last steps,
+versions and heartbeats.
+"""
 
 
 def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], LogView | None]:
-    """Returns a function that opens the run's log and archive, or returns None before its log
-    exists: opening a missing `sqlite:` log would create it.
+    """Returns a function for `RunObserver.open_view`: it opens the run's log and archive, or
+    returns None while a `sqlite:` log does not exist, because opening that log would create it.
     """
     scheme, _, rest = bus_url(configuration, folder).partition(":")
 
@@ -125,8 +133,9 @@ def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], Lo
 
 
 def open_log_and_archive(configuration: Configuration, folder: Path) -> LogView:
-    """Returns the run's log and archive as one reader. Raises `BusError` at once if no broker
-    accepts a connection.
+    """Returns the run's log and archive as one reader, which only reads, although the log is opened
+    as for writing. Raises `BusError` within seconds if no Kafka broker of the log accepts a
+    connection.
     """
     check_reachable(configuration.bus)
     store = open_store(store_url(configuration, folder), configuration.sync)
@@ -134,12 +143,12 @@ def open_log_and_archive(configuration: Configuration, folder: Path) -> LogView:
 
 
 def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:
-    """Returns the run's standing (its step and whether it runs) from about 20 small reads, however
-    long the run is. Raises a `RollstreamError` if the log cannot be reached.
+    """Returns the run's standing (its step, and whether it is running) from about 20 small reads,
+    however long the log is. Raises a `RollstreamError` if the log cannot be reached.
     """
     plan = run_settings_of(configuration)
     state = plan.state()
-    for line in JsonLinesTail(folder.metrics / "supervisor.jsonl").read():
+    for line in feed.JsonLinesTail(folder.metrics / "supervisor.jsonl").read():
         state.apply_event(line)
     view = opener_of_run(configuration, folder.path)()
     if view is not None:
@@ -149,13 +158,16 @@ def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) 
 
 
 def _read_tails(view: LogView, state: RunState) -> None:
-    for topic in (*CONTEXT_TOPICS, *COMPLETION_TOPICS, *AGE_ONLY_TOPICS):
-        newest_s = newest_time(view, topic)
+    """Apply to the state the time of each topic's newest record, and the last records of
+    `STANDING_TOPICS`.
+    """
+    for topic in (*feed.CONTEXT_TOPICS, *feed.COMPLETION_TOPICS, *feed.AGE_ONLY_TOPICS):
+        newest_s = feed.newest_time(view, topic)
         if newest_s is None:
             continue
         state.newest_s[topic] = newest_s
         if topic in STANDING_TOPICS:
-            start = tail_positions(view.bus or view, topic, STANDING_RECORDS)
+            start = feed.tail_positions(view.bus or view, topic, STANDING_RECORDS)
             for one in view.topic(topic, start).poll(STANDING_RECORDS):
                 if one.kind == "records" and one.record is not None:
                     state.apply(one.record, one.time_s)

@@ -1,8 +1,10 @@
-"""Computes the progress of a run from its `RunState`: speed and lag over the last steps, and the
-run's phase. All functions are pure.
+"""Computes the progress of a run from its `RunState` (what observers know of the run from its log
+and metrics files): speed and lag over the last steps, and the run's state and phase. All functions
+are pure.
 
-The supervisor records how a run ended. A run without a supervisor (on a cluster), or with a killed
-supervisor, counts as ended after a period without records.
+The supervisor records how a run ended. Without that record (no supervisor, as on a cluster, or a
+killed one) a run counts as finished once its last step is done and nothing was written for a while;
+a run that is quiet before its last step is `silent`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +18,19 @@ from rollstream.monitor.rollouts import SILENT_S, RolloutSnapshot, rollout_snaps
 from rollstream.monitor.state import RunState
 from rollstream.streams.records import StepDone
 
-RATE_STEPS = 10  # steps behind speed and remaining time
+RATE_STEPS = 10  # speed and remaining time are computed from so many last steps
 RATE_S = 60.0  # window of the trajectories per second
 
 
 @dataclass(frozen=True, slots=True)
 class RunPace:
-    """Holds the run's speed over the last `recent_steps` steps, and of generation over the last
-    minute. `step_s` is the median duration of a step, `since_step_s` the age of the last one,
-    `left_s` the estimated time to the run's last step; None if unknown. Speeds without another unit
-    are in tokens.
+    """Holds the run's speed. Over the last `recent_steps` steps: `step_s` is the median duration of
+    a step, `trained_per_s` the trained tokens. `since_step_s` is the age of the last step, `left_s`
+    the estimated time to the run's last step. All of these are None if unknown.
+
+    `generated_per_s` sums up the tokens per second of the living rollouts, by their last heartbeats
+    (ten seconds); of a run that is over it is computed from the trajectories of its last minute.
+    `trajectories_per_s` counts the trajectories that finished in the last minute.
     """
 
     step_s: float | None
@@ -43,8 +48,9 @@ class RunPace:
 @dataclass(frozen=True, slots=True)
 class LagSummary:
     """Counts the generated tokens of the last trajectories by lag: in `finish` by the lag when the
-    trajectory finished, in `trained` by the lag when it was trained. `mean` is the mean lag when
-    trained over the last steps, `masked_share` the share of their tokens above `max_lag`.
+    trajectory finished, in `trained` by the lag when it was trained, masked tokens left out. Over
+    the last steps, `mean` is the mean lag of tokens when trained, and `masked_share` the share of
+    generated tokens that were masked because their lag was above `max_lag`.
     """
 
     finish: Mapping[int, int]
@@ -61,6 +67,9 @@ def run_pace(
     at_s: float,
     over: bool,
 ) -> RunPace:
+    """Returns the pace at `at_s`. `recent` are the last steps (`recent_steps`), `lines` the
+    rollouts, `remaining` the number of steps still to train; `over` if the run has ended.
+    """
     step_s = _step_s(recent)
     trajectories_per_s, tokens_per_s = state.samples.per_s(RATE_S, at_s)
     live_per_s = sum(line.tokens_per_s for line in lines if line.is_alive())
@@ -78,6 +87,7 @@ def run_pace(
 
 
 def lag_summary(state: RunState, recent: Sequence[StepDone], max_lag: int | None) -> LagSummary:
+    """Returns the lag of the last trajectories and of the last steps (`recent`)."""
     return LagSummary(
         finish=state.samples.lag_at_finish(),
         trained=_up_to(state.samples.lag_when_trained(), max_lag),
@@ -87,7 +97,9 @@ def lag_summary(state: RunState, recent: Sequence[StepDone], max_lag: int | None
 
 
 def recent_steps(steps: Sequence[StepDone]) -> list[StepDone]:
-    """Returns the last steps of the newest term; the time between two terms is not training."""
+    """Returns the last `RATE_STEPS` + 1 steps, without those of earlier terms: the time between the
+    last step of one trainer and the first of its successor is not training.
+    """
     last = list(steps)[-RATE_STEPS - 1 :]
     return [done for done in last if done.version.term == last[-1].version.term]
 
@@ -124,7 +136,7 @@ def _mean(recent: Sequence[StepDone], name: str) -> float | None:
 
 
 def _masked_share(recent: Sequence[StepDone]) -> float:
-    """Returns the share of the last steps' generated tokens that were above `max_lag`."""
+    """Returns the share of the last steps' generated tokens that were masked for their lag."""
     masked = sum(done.counts.get("masked_tokens", 0) for done in recent)
     trained = _total(recent, "tokens_trained")
     return masked / max(1.0, masked + trained)
@@ -136,21 +148,25 @@ def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, in
 
 
 QUIET_S = 30.0  # sixty heartbeats: a run with a living rollout writes far more often
-STARTING_S = 120.0  # a role loads libraries and model before it writes a record
+STARTING_S = 120.0  # within it a role loads libraries and model and writes its first record
 EVALUATION_S = 240.0  # longer than the supervisor's wait for the last evaluation
 StandingState = Literal["new", "running", "silent", "stopped", "failed", "finished"]
+"""`new`: no record yet. `running`. `silent`: unfinished, but nothing was written for `QUIET_S`. The
+others: the run is over.
+"""
 ENDINGS: Mapping[str, StandingState] = {
     "complete": "finished",
     "stopped": "stopped",
     "failed": "failed",
 }
+"""The event by which the supervisor records the run's end → the state of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """Describes a run in one line: `step` of `steps` are done. `newest_s` is the time of the newest
-    record in seconds since the epoch, None for a run without records, whose state is `new`. `phase`
-    describes the state in one to three words.
+    """Describes where a run stands: its state, and `step` of `steps` done. `phase` describes the
+    state in one to three words for the user. `newest_s` is the time of the newest record in seconds
+    since the epoch, None for a run without records.
     """
 
     state: StandingState
@@ -168,18 +184,19 @@ class RunStanding:
 
     @property
     def is_quiet(self) -> bool:
-        """True if no record was written for `QUIET_S` although the log shows an unfinished run."""
+        """True if the run is `silent`: unfinished, but nothing was written for `QUIET_S`."""
         return self.state == "silent"
 
 
 def standing_of(state: RunState, steps: int, now_s: float) -> RunStanding:
-    """Returns the standing at `now_s`; the run has `steps` steps in all."""
+    """Returns where the run, which has `steps` steps in all, stands at `now_s`."""
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
     quiet_s = 0.0 if newest_s is None else now_s - newest_s
     starts = (event["time_s"] for event in state.events if event.get("event") == "start")
     is_starting = now_s - max(starts, default=float("-inf")) < STARTING_S
-    is_warming_up = state.weights is None and not state.rollouts  # a warm-up writes no records
+    # The warm-up, which trains the initial model before the run's first version, writes no records.
+    is_warming_up = state.weights is None and not state.rollouts
     is_quiet = quiet_s > QUIET_S and not is_starting and not is_warming_up
     ending = _last_ending(state)
     if ending is None and step >= steps and _is_idle(state, now_s, quiet_s):
@@ -209,7 +226,9 @@ def _last_ending(state: RunState) -> StandingState | None:
 
 
 def _is_idle(state: RunState, now_s: float, quiet_s: float) -> bool:
-    """True without a living rollout and without an evaluation that may still be running."""
+    """True if no rollout is alive, and the newest record is so old that no evaluation can still be
+    running (a run with a supervisor) or that every role is silent (a run without one).
+    """
     if any(line.is_alive() for line in rollout_snapshots(state, now_s)):
         return False
     return not state.newest_s or quiet_s > (EVALUATION_S if state.events else SILENT_S)

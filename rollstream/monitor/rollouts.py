@@ -1,9 +1,10 @@
-"""Computes metrics of one moment from a `RunState`: of rollouts, of scheduling, and of the mismatch
-of engine and trainer by task. All functions are pure.
+"""Computes three kinds of metrics for the live view, from what it has read of a run (`RunState`):
+each rollout's present state (`rollout_snapshots`), waiting and moved work (`scheduling_metrics`),
+and the mismatch of engine and trainer by task (`mismatch_by_task`). All functions are pure.
 
-`consumers/trainer/learn/mismatch.py` defines the mismatch, which needs tokens of lag 0. If rollouts
-run ahead, few steps have such tokens (the first step always does), so the mismatch here covers the
-last steps that compared any tokens, however old these steps are.
+The mismatch (`consumers/trainer/learn/mismatch.py`) compares tokens of lag 0 only. If rollouts lag
+behind the trainer, few steps after the first one train such tokens, so the mismatch shown is that
+of the last steps that compared any, however old these steps are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,18 @@ from rollstream.monitor.state import RequestMove, RunState
 from rollstream.streams.records import Applied, RolloutStatus, StepDone
 from rollstream.streams.values import Version
 
-SILENT_S = 5.0  # ten heartbeats; a loop without progress for as long is `stalled`
+SILENT_S = 5.0
+"""After this time (ten intervals) without a heartbeat a rollout is `silent`. One that sends
+heartbeats, but whose loop has made no progress for this time, is `stalled`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSnapshot:
     """Shows one rollout: its trajectories, KV cache (in tokens), weights and speed. `verified` is
-    False if its weights were not checked, or differ from the announced ones.
+    False if its weights were not checked, or differ from the announced ones. `silent_s` is the age
+    of its last heartbeat. `state` is `silent`, `stalled` or the health that it reports
+    (`RolloutStatus`). Speed and idle share are means over the last heartbeats.
     """
 
     name: str
@@ -36,18 +42,22 @@ class RolloutSnapshot:
     silent_s: float
     state: str
     queued: int = 0
-    """The part of `waiting` that was not submitted to the engine yet."""
+    """How many of `waiting` were not submitted to the engine yet."""
 
     def is_alive(self) -> bool:
         return self.state not in ("silent", "leaving")
 
     def severity_key(self) -> tuple[bool, bool, float]:
-        """Returns a sort key that puts the worst first: silent, then unverified, then idle ones."""
+        """Returns a sort key: silent rollouts first, then unverified ones, then by idle share, the
+        most idle first.
+        """
         return (self.state != "silent", self.verified, -self.idle_share)
 
 
 def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, ...]:
-    """Returns all rollouts by name; numbers in names sort numerically."""
+    """Returns all rollouts in the order of their names; numbers in names sort numerically. `now_s`
+    is in seconds since the epoch.
+    """
     lines = (
         _snapshot(beats, state.applied.get(name), state.announced, now_s)
         for name, beats in state.rollouts.items()
@@ -56,7 +66,7 @@ def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, .
 
 
 def worst_first(lines: Sequence[RolloutSnapshot]) -> list[RolloutSnapshot]:
-    """Returns the rollouts sorted by `severity_key`; equals keep their order."""
+    """Returns the rollouts sorted by `severity_key`; rollouts with equal keys keep their order."""
     return sorted(lines, key=lambda line: line.severity_key())
 
 
@@ -95,7 +105,9 @@ def _state(status: RolloutStatus, is_silent: bool) -> str:
 
 
 def _is_announced(applied: Applied | None, announced: Mapping[Version, str]) -> bool:
-    """True unless the served hash and the announced hash are both known and differ."""
+    """Returns True unless the rollout's last applied version has another manifest hash than the
+    announced one; True if either hash is unknown.
+    """
     return applied is None or announced.get(applied.version, applied.hash) == applied.hash
 
 
@@ -111,14 +123,16 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 TOKENS_PREFIX = "mismatch_tokens/"
-COMPARED_STEPS = 10
+COMPARED_STEPS = 10  # newest steps with compared tokens that the mismatch covers
 
 
 @dataclass(frozen=True, slots=True)
 class TaskMismatch:
-    """Holds one task's |Δ log p| between engine and trainer, in nats, over `tokens` tokens of lag
-    0; mean and KL estimate are weighted by tokens. `step` is the newest step with such tokens. If
-    the task's newest step had none, `near_mean` is its mean at its smallest lag, `near_lag`.
+    """Holds one task's differences |Δ log p| between engine and trainer, in nats, over `tokens`
+    tokens of lag 0: `mean`, `largest`, the estimated KL divergence `kl`, and `above_share`, the
+    share of tokens whose difference is above `TOKEN_MAX` (`mismatch.py`). `step` is the newest step
+    with tokens of lag 0, 0 if there is none. If the task's newest step has none, `near_lag` is the
+    smallest lag of its tokens, and `near_mean` the mean difference of the tokens at this lag.
     """
 
     tokens: int
@@ -132,7 +146,7 @@ class TaskMismatch:
 
 
 def mismatch_by_task(steps: Sequence[StepDone]) -> dict[str, TaskMismatch]:
-    """Returns the mismatch of every task that these steps trained."""
+    """Returns, by task, the mismatch of each task that these steps report."""
     names = {name for done in steps for name in done.metrics if name.startswith(TOKENS_PREFIX)}
     return {
         task: _task_mismatch(task, steps)
@@ -164,15 +178,15 @@ def _task_mismatch(task: str, steps: Sequence[StepDone]) -> TaskMismatch:
     )
 
 
-RECENT_S = 60.0
+RECENT_S = 60.0  # moves younger than this are counted
 MOVES_SHOWN = 3  # newest moves that are listed one by one
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPredictions:
-    """Compares predicted with generated lengths of the last `count` trajectories that had a
-    prediction: medians of predicted (`expected`) and generated (`real`) tokens, and the median
-    error as a share of the generated ones.
+    """Compares dispatch's predicted lengths with the generated ones, for the last `count` finished
+    trajectories that had a prediction: medians of predicted (`expected`) and generated (`real`)
+    tokens, and the median error as a share of the generated tokens.
     """
 
     count: int
@@ -183,10 +197,11 @@ class LengthPredictions:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingMetrics:
-    """Counts waiting and moved work: `queued` assignments wait at rollouts for their turn or for
-    newer weights, `waiting` requests wait in engines for a slot or KV space. `moves` and `moved`
-    count the moves of the last minute and the requests in them; `newest` lists the last moves with
-    their ages in seconds. `foreseen` is None without predicted lengths.
+    """Counts waiting and moved work: `queued` trajectories wait at rollouts and are not submitted
+    to the engine yet, `waiting` ones wait in engines for a slot or KV space. A move (`RequestMove`)
+    takes several trajectories from one rollout to another: `moves` are those of the last minute,
+    `moved` the trajectories in them; `newest` lists the last moves with their ages in seconds.
+    `foreseen` is None if no lengths were predicted.
     """
 
     queued: int
@@ -200,6 +215,9 @@ class SchedulingMetrics:
 def scheduling_metrics(
     state: RunState, lines: Sequence[RolloutSnapshot], at_s: float
 ) -> SchedulingMetrics:
+    """Returns the metrics at the time `at_s`; `lines` are all rollouts, of which those that are
+    alive count.
+    """
     alive = [line for line in lines if line.is_alive()]
     recent = [move for move in state.moves if at_s - move.time_s <= RECENT_S]
     newest = list(reversed(state.moves))[:MOVES_SHOWN]

@@ -1,5 +1,9 @@
-"""Keeps the last trajectories and takes of a run in bounded memory, and computes lag histograms,
-rewards by task, totals of drafted tokens and rates from them, without I/O.
+"""Keeps the last trajectories and takes of a run in bounded memory (`RecentSamples`), and computes
+what the live view shows of them: histograms of lag, rewards by task, totals of drafted tokens and
+rates. Nothing here does I/O.
+
+`RunState` (`state.py`) passes each record of the log to `finish`, `annotate` or `take`; the other
+methods compute a figure from the kept samples. `DraftTotals` also serve the report and `inspect`.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -15,9 +19,10 @@ from rollstream.streams.values import accepted_tokens
 
 @dataclass(frozen=True, slots=True)
 class DraftTotals:
-    """Sums up speculative decoding: `tokens` tokens were generated in `steps` forward passes over
-    their rows. Of `asked` look-ups for a draft, which took `lookup_s` seconds, `found` returned
-    one. The drafts held `guessed` tokens, of which the model accepted `right`.
+    """Sums up speculative decoding over some trajectories. The model generated `tokens` tokens in
+    `steps` forward passes; a pass over several trajectories counts once for each. `asked` look-ups
+    for a draft took `lookup_s` seconds, and `found` of them returned a draft. The drafts held
+    `guessed` tokens, of which the model accepted `right`.
     """
 
     tokens: int = 0
@@ -38,7 +43,9 @@ class DraftTotals:
 
     @property
     def per_step(self) -> float:
-        """Returns the tokens per row and forward pass; 1 without drafts."""
+        """Returns the mean number of tokens that a trajectory gains in a forward pass; 1 without
+        drafts.
+        """
         return self.tokens / max(1, self.steps)
 
     @property
@@ -59,7 +66,9 @@ class DraftTotals:
 
 @dataclass(frozen=True, slots=True)
 class PassDrafts:
-    """Holds the totals of one task in pass `number` over the prompts (from 1; None: unknown)."""
+    """Holds the draft totals of one task in one pass over the prompts. `number` counts the passes
+    from 1; it is None where the pass is unknown.
+    """
 
     number: int | None
     task: str
@@ -67,7 +76,7 @@ class PassDrafts:
 
 
 def draft_totals_of(record: Trajectory) -> DraftTotals | None:
-    """Returns the record's draft totals, or None without draft statistics."""
+    """Returns the draft totals of one trajectory; None if its record has no draft statistics."""
     if record.drafts is None:
         return None
     stats, tokens = record.drafts, len(record.logprobs)
@@ -80,7 +89,9 @@ def draft_totals_of(record: Trajectory) -> DraftTotals | None:
 def passes_newest_first(
     found: Mapping[tuple[int | None, str], DraftTotals],
 ) -> tuple[PassDrafts, ...]:
-    """Sorts totals by (pass, task): the newest pass first, passes of unknown number last."""
+    """Returns totals, which are given by (pass over the prompts, task), in this order: the newest
+    pass first, unknown passes last, and tasks by name within a pass.
+    """
     ordered = sorted(found, key=lambda key: (-(key[0] or 0), key[1]))
     return tuple(PassDrafts(number, task, found[number, task]) for number, task in ordered)
 
@@ -90,7 +101,11 @@ SAMPLES_KEPT = 2048  # ten steps of the quickstart, at about 0.5 KB each
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """Summarises a finished trajectory; `spans` are (version number, generated tokens)."""
+    """Holds the fields of a `Trajectory` record (a completion) that the monitor needs. `spans` are
+    (version number, generated tokens); `trainer_version` is the number of the newest version known
+    when the trajectory finished; `predicted` is the expected number of generated tokens, 0 if
+    unknown.
+    """
 
     trajectory: str
     group: int
@@ -108,8 +123,8 @@ class FinishedSample:
 
 @dataclass(frozen=True, slots=True)
 class TaskRewards:
-    """Sums up the last complete `groups` of one task: `equal` of them had all rewards equal, and
-    `reward_mean` is the mean over their samples.
+    """Sums up the rewards of one task over its last complete groups. `groups` is their number; in
+    `equal` of them all rewards were equal; `reward_mean` is the mean over all their samples.
     """
 
     groups: int
@@ -119,15 +134,18 @@ class TaskRewards:
 
 @dataclass(slots=True)
 class RecentSamples:
-    """Keeps the first completion of each of the last `SAMPLES_KEPT` trajectories, and the last
-    takes.
+    """Keeps the first completion of each of the last `SAMPLES_KEPT` trajectories, and as many
+    trajectories of the last takes.
     """
 
     terms: Mapping[str, float] = field(default_factory=lambda: {OWN_REWARD: 1.0})
-    """Weights of the annotations whose sum is the reward; `reward` may be in the sample itself."""
+    """The reward is a weighted sum of annotations (`trainer.reward_terms`): the weight of each
+    annotation by name. The one named `reward` may be in the trajectory's own record instead.
+    """
     finished: OrderedDict[str, FinishedSample] = field(
         default_factory=OrderedDict[str, FinishedSample]
     )
+    """The kept completions by trajectory, the oldest first."""
     taken: deque[tuple[str, int]] = field(
         default_factory=lambda: deque[tuple[str, int]](maxlen=SAMPLES_KEPT)
     )
@@ -135,6 +153,7 @@ class RecentSamples:
     _annotated: OrderedDict[tuple[str, str], float] = field(
         default_factory=OrderedDict[tuple[str, str], float]
     )
+    """The first value of each kept annotation, by (trajectory, name)."""
 
     def finish(self, record: Trajectory) -> bool:
         """Keep a completion; returns False if one of this trajectory is already kept."""
@@ -158,7 +177,9 @@ class RecentSamples:
         return True
 
     def annotate(self, record: Annotation) -> None:
-        """Apply an annotation that is a term of the reward; the first one counts."""
+        """Keep an annotation that the reward needs (one of `terms`). The first annotation of a
+        trajectory under a name counts.
+        """
         if record.name not in self.terms or not len(record.values):
             return
         self._annotated.setdefault((record.trajectory, record.name), float(record.values[0]))
@@ -166,15 +187,19 @@ class RecentSamples:
             self._annotated.popitem(last=False)
 
     def take(self, record: Take) -> None:
-        """Apply a take; a take of step n trains from version n − 1."""
+        """Keep the trajectories of a take; a take of step n trains from version n − 1."""
         self.taken.extend((member.trajectory, record.step - 1) for member in record.members)
 
     def lag_at_finish(self) -> dict[int, int]:
-        """Counts generated tokens by their lag in steps when the trajectory finished."""
+        """Returns the number of generated tokens by the lag (in steps) that they had when their
+        trajectory finished.
+        """
         return _histogram((one, one.trainer_version) for one in self.finished.values())
 
     def lag_when_trained(self) -> dict[int, int]:
-        """Counts generated tokens by their lag when taken; those above `max_lag` were masked."""
+        """Returns the number of generated tokens by the lag that they had when a take named their
+        trajectory; tokens above `max_lag` were masked.
+        """
         known = ((self.finished.get(name), version) for name, version in self.taken)
         return _histogram((one, version) for one, version in known if one is not None)
 
@@ -234,6 +259,7 @@ class RecentSamples:
         return {task: _task_rewards(rewards) for task, rewards in sorted(found.items())}
 
     def _reward(self, one: FinishedSample) -> float | None:
+        """Returns the reward of a trajectory; None if it is dead or lacks an annotation."""
         if one.finish == "dead":
             return None
         total = 0.0
@@ -253,6 +279,7 @@ def _task_rewards(groups: list[list[float]]) -> TaskRewards:
 
 
 def _histogram(samples: Iterable[tuple[FinishedSample, int]]) -> dict[int, int]:
+    """Returns the number of generated tokens by lag behind the version given with each sample."""
     counts: Counter[int] = Counter()
     for one, version in samples:
         for number, tokens in one.spans:

@@ -1,5 +1,9 @@
-"""Computes a `RunSnapshot`, the metrics of one moment, as a pure function of state, settings and
-time. The view draws the snapshot; the warnings are functions of it.
+"""Computes a `RunSnapshot`: everything that the live views (`rollstream run`, `top`) show of a run
+at one moment. `take_snapshot` is a pure function of the run's state (`RunState`, kept up to date
+from log and metrics files), of the settings that the log lacks (`RunSettings`), and of the time.
+
+`progress.py`, `rollouts.py` and `samples.py` compute parts of the snapshot. Afterwards the view
+draws it, and the functions in `warnings_flow.py` and `warnings_learning.py` derive the warnings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -7,15 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rollstream.config.settings import Configuration
+from rollstream.monitor import progress
 from rollstream.monitor.groups import GroupTracker, oldest
-from rollstream.monitor.progress import (
-    LagSummary,
-    RunPace,
-    lag_summary,
-    recent_steps,
-    run_pace,
-    standing_of,
-)
 from rollstream.monitor.rollouts import (
     RolloutSnapshot,
     SchedulingMetrics,
@@ -33,8 +30,8 @@ from rollstream.supervisor.supervisor import RoleState
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """Warns of one problem: `what` describes it, `do` is the advice, and `kind` names it, with one
-    value as long as the problem lasts.
+    """Warns of one problem: `what` describes it, with present numbers, and `do` is the advice.
+    `kind` identifies the problem and stays the same in all snapshots in which the problem lasts.
     """
 
     kind: str
@@ -44,7 +41,9 @@ class RunWarning:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Holds the settings that the monitor needs and the log lacks, each under its own name."""
+    """Holds the settings of a run that the monitor needs and the log lacks. Most fields have the
+    name of their setting, for instance `steps` that of `trainer.steps`.
+    """
 
     run: str
     seed: int
@@ -60,7 +59,7 @@ class RunSettings:
     annotations: tuple[str, ...]
     reward_terms: Mapping[str, float]
     is_paced: bool = False
-    """True if lengths and times are drawn or computed, and no model runs."""
+    """True with the engine `paced`: lengths are drawn, times are computed, and no model runs."""
     is_float32: bool = False
     """True if engine, trainer and published weights all use float32 and differ only by rounding."""
 
@@ -71,12 +70,15 @@ class RunSettings:
         return (self.max_lag + 1) * self.groups_per_step
 
     def state(self) -> RunState:
-        """Returns an empty state; a sample is ready in it with this run's required annotations."""
+        """Returns an empty state. A sample counts as ready for training in it once all annotations
+        have arrived that this run requires.
+        """
         names = frozenset(self.annotations) | frozenset(self.reward_terms)
         return RunState(groups=GroupTracker(names), samples=RecentSamples(self.reward_terms))
 
 
 def run_settings_of(c: Configuration) -> RunSettings:
+    """Returns the monitor's settings from the run's configuration."""
     return RunSettings(
         run=c.run,
         seed=c.seed,
@@ -97,19 +99,22 @@ def run_settings_of(c: Configuration) -> RunSettings:
 
 
 def _is_float32(c: Configuration) -> bool:
-    """True if all dtypes are set to float32; with `dtype = "auto"` vLLM chooses by device."""
+    """True if engine, published weights and trainer are all set to float32. The engine `torch`
+    always counts as float32; vLLM with `dtype = "auto"`, which chooses by device, never does.
+    """
     engine = "float32" if c.rollouts.engine == "torch" else c.rollouts.vllm.dtype
     return engine == c.weights.dtype == c.trainer.compute == "float32"
 
 
-REASONS_MAX = 4
-TASK_REWARD_PREFIX = "reward_mean/"  # metrics of a step by task
+REASONS_MAX = 4  # reasons of dead trajectories that a snapshot lists
+TASK_REWARD_PREFIX = "reward_mean/"  # of a step's metric with the mean reward of one task
 
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """Counts waiting groups and prompts. Each field in seconds is the time that the oldest of its
-    kind has waited, None if none waits.
+    """Counts the groups that are open (admitted and not ended), those of them that are ready for
+    training, and the prompts that are not admitted yet. Each field in seconds is the time for
+    which the oldest one of a kind has waited; None if none waits.
     """
 
     open_groups: int
@@ -118,19 +123,23 @@ class GroupQueue:
     open_group_s: float | None
     ready_group_s: float | None
     unscored_group_s: float | None
-    """Waiting time of the oldest group that lacks only annotations."""
+    """The longest wait of a group whose trajectories all finished and that lacks annotations."""
     unread_prompt_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
-    """Counts groups by ending and the last trajectories by finish, together with the `late` and
-    `duplicate` ones since the view started. `dead_reasons` are the most frequent ones.
+    """Counts groups by ending (`groups`), and annotations with those that arrived after the end of
+    their group (`annotations_late`).
+
+    `trajectories` counts the last finished trajectories by `finish` (`stop`, `length`, `dead`), and
+    of all `Trajectory` records read those that were `late` (appended after the end of their group)
+    or `duplicate`. `dead_reasons` has the most frequent reasons of dead ones, with their counts.
     """
 
     groups: Mapping[str, int]
     is_tail: bool
-    """True if the run's first groups are not included."""
+    """True if only the tail of the log was read, so the run's first groups are not counted."""
     trajectories: Mapping[str, int]
     dead_reasons: tuple[tuple[str, int], ...]
     annotations: int
@@ -139,7 +148,7 @@ class OutcomeCounts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessDeath:
-    """Describes a process that ended unexpectedly; `code` −9 means signal 9."""
+    """Describes a process that ended unexpectedly `ago_s` seconds ago; `code` −9 is signal 9."""
 
     role: str
     code: int
@@ -148,55 +157,76 @@ class ProcessDeath:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """Holds everything that the view shows; unknown values are None or absent. `record_ages` maps
-    each topic to the seconds since its newest record, `unarchived_s` to the number of its records
-    that are not archived and the age of the oldest.
+    """Holds everything that the live views show; unknown values are None or absent. The kept steps
+    and the last trajectories are those that the state still holds: 240 and 2048 at most. `pace`,
+    `lag`, `rollouts`, `scheduling` and `mismatch` are explained at their types.
     """
 
     title: str
     plan: RunSettings
     seconds: float
+    """The run's duration so far, since it was started or else since its first record."""
     phase: str
+    """The state of the run in one to three words, e.g. `training` (`progress.py`)."""
     is_over: bool
     is_quiet: bool
     """True if no record is written although the run is not over."""
     is_starting: bool
     """True if a process started so recently that it may not have written a record yet."""
     step: int
+    """The newest trained step, of `steps` in all."""
     steps: int
-    pace: RunPace
-    lag: LagSummary
+    pace: progress.RunPace
+    lag: progress.LagSummary
     metrics: Mapping[str, float]
+    """The metrics of the newest step."""
     rewards: tuple[float, ...]
+    """The mean reward of each kept step, oldest first."""
     task_rewards: Mapping[str, float]
+    """The mean reward of each task over the last steps, or over the last trajectories if the
+    trainer records none by task.
+    """
     tasks: Mapping[str, TaskRewards]
+    """Rewards of the last complete groups by task."""
     mismatch: Mapping[str, TaskMismatch]
     skipped: int
-    """The number of kept steps with an update that was skipped because it was not finite."""
+    """The number of kept steps with an update that was skipped: no token to train, or a gradient
+    that was not finite.
+    """
     refused: Mapping[str, int]
-    """Trajectories that the kept steps could not train, by kind (`streams/admissible.py`)."""
+    """Trajectories that the trainer refused in the kept steps, by the kinds of `admissible.py`."""
     foreign: Mapping[str, int]
-    """Other readable records that trainer and dispatch refused, by topic."""
+    """Other readable records that were refused (invariant 12), by topic: annotations by the
+    trainer, partials, statuses and applied versions by dispatch.
+    """
     drafts: tuple[PassDrafts, ...]
     """Draft totals of the last trajectories; empty without drafting."""
     evaluation: Mapping[str, float] | None
+    """The newest line of `eval.jsonl`."""
     version: int | None
+    """Number of the newest announced version; `version_bytes` is its size."""
     version_bytes: int
     queue: GroupQueue
     record_ages: Mapping[str, float]
+    """Seconds since the newest record of each topic."""
     outcomes: OutcomeCounts
     rollouts: tuple[RolloutSnapshot, ...]
     scheduling: SchedulingMetrics
     dead_letters: Mapping[str, DeadLetters]
     unarchived_s: Mapping[str, tuple[int, float]]
+    """By topic the number of records that are not archived yet, and the age of the oldest."""
     holes: tuple[str, ...]
+    """Parts of the log that cannot be read although nothing truncated them, as text."""
     restarts: int
     restarted: Mapping[str, int]
     """Restarts by role; `restarts` is their sum."""
     deaths: tuple[ProcessDeath, ...]
     notes: tuple[str, ...]
+    """Notes of the supervisor about its processes, each with the process's name."""
     trouble: str = ""
-    """The error because of which the metrics could not be refreshed; "" if they were."""
+    """The error because of which the state could not be refreshed; "" if it was. `trouble` and
+    `concerns` (the warnings, most urgent first) are added by `observer.py`.
+    """
     concerns: tuple[RunWarning, ...] = ()
 
 
@@ -207,13 +237,13 @@ def take_snapshot(
     roles: Sequence[RoleState] = (),
     started_s: float | None = None,
 ) -> RunSnapshot:
-    """Returns the metrics at `now_s`, in seconds since the epoch like the records' times.
-
-    For a run that is over, ages and rates are those at its end.
+    """Returns the snapshot at `now_s` (seconds since the epoch). For a run that is over, rates and
+    waits are those at its newest record; only `record_ages` and `deaths` count to `now_s`. A caller
+    that runs the processes passes their states (`roles`) and the time at which it started the run.
     """
     last = state.steps[-1] if state.steps else None
-    recent = recent_steps(state.steps)
-    now = standing_of(state, plan.steps, now_s)
+    recent = progress.recent_steps(state.steps)
+    now = progress.standing_of(state, plan.steps, now_s)
     remaining = 0 if now.is_over or now.is_quiet else plan.steps - now.step
     at_s = min(now_s, now.newest_s or now_s) if now.is_over else now_s
     lines = rollout_snapshots(state, at_s)
@@ -228,8 +258,8 @@ def take_snapshot(
         is_starting=now.is_starting,
         step=now.step,
         steps=plan.steps,
-        pace=run_pace(state, recent, lines, remaining, at_s, now.is_over),
-        lag=lag_summary(state, recent, plan.max_lag),
+        pace=progress.run_pace(state, recent, lines, remaining, at_s, now.is_over),
+        lag=progress.lag_summary(state, recent, plan.max_lag),
         metrics=last.metrics if last else {},
         rewards=tuple(done.metrics.get("reward_mean", 0.0) for done in state.steps),
         task_rewards=_by_task(recent) or _means(tasks),
@@ -261,7 +291,7 @@ def take_snapshot(
 
 
 def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
-    """Returns the mean reward of each task over the last steps that trained it."""
+    """Returns the mean reward of each task over those of the `recent` steps that trained it."""
     found: dict[str, list[float]] = {}
     for done in recent:
         for name, value in done.metrics.items():
@@ -271,8 +301,8 @@ def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
 
 
 def _means(tasks: Mapping[str, TaskRewards]) -> dict[str, float]:
-    """Returns the mean rewards of the last trajectories, for a run whose trainer records none by
-    task; nothing for a run of one task.
+    """Returns the mean reward of each task over the last trajectories, for a run whose trainer
+    records no rewards by task; empty for a run of one task.
     """
     return {task: found.reward_mean for task, found in tasks.items()} if len(tasks) > 1 else {}
 
@@ -318,11 +348,13 @@ def _deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
 
 
 def _foreign(state: RunState) -> dict[str, int]:
+    """Returns `RunSnapshot.foreign`."""
     notes = sum(done.counts.get(REFUSED_ANNOTATIONS, 0) for done in state.steps)
     return {topic: n for topic, n in {**state.foreign, "annotations": notes}.items() if n}
 
 
 def _refused(steps: Sequence[StepDone]) -> dict[str, int]:
+    """Returns `RunSnapshot.refused`."""
     counts = {
         kind: sum(done.counts.get(f"refused_{kind}", 0) for done in steps) for kind in REFUSAL_KINDS
     }

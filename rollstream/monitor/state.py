@@ -1,9 +1,9 @@
 """Holds the state of a run as observers show it, in one value (`RunState`), without I/O.
 
-`feed.py` reads the run's log and the JSON lines in its folder `metrics/`, and passes each record
-and line to an `apply` method of the state. `rollstream top`, `rollstream ls`, the report and the
-monitor's warnings all read this state, so they print the same counts. Its size is bounded however
-old and large the run is: the last steps, heartbeats and trajectories, the open groups, and counts.
+`feed.py` reads the run's log and the JSON lines in the run's folder `metrics/`, and passes each
+record and line to an `apply` method of the state. `rollstream top`, `rollstream ls`, the report and
+the monitor's warnings all read this state, so they print the same counts. It holds the last steps,
+heartbeats and trajectories, the open groups, and counts, so its size is bounded for any run.
 """
 
 from collections import Counter, OrderedDict, deque

@@ -1,5 +1,7 @@
-"""Lays out the blocks of the view (metrics, lag, rollouts, warnings) as lines of text, each for a
-given number of columns, so that the terminal cuts nothing off. `view.py` joins the blocks.
+"""Lays out the blocks of the live view (metrics, lag, rollouts, warnings) as lines of text. Each
+function draws one block of a `RunSnapshot` for a given number of columns: text is wrapped, and the
+table of rollouts has less detail where columns are few. `view.py` joins the blocks to a frame;
+`plain_line` gives the snapshot as one line instead, for logs and pipes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +26,8 @@ from rollstream.monitor.rollouts import RolloutSnapshot, worst_first
 from rollstream.monitor.rows import MetricRow, evaluation_text, lag_text
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
-NAME_COLUMNS = 11  # width of the metrics' names
-LAG_COLUMNS = 7  # width of one lag
+NAME_COLUMNS = 11  # width of the names at the left of metrics and lag
+LAG_COLUMNS = 7  # width of one lag's bar and share
 STATES = {
     "generating": "green",
     "draining": "yellow",
@@ -35,21 +37,27 @@ STATES = {
     "stalled": "yellow",
     "silent": "bold red",
 }
-NOTES_MAX = 4
+"""State of a rollout → the style in which it is drawn."""
+NOTES_MAX = 4  # most notes about roles that are shown; in `plain_line` also most warnings
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutColumn:
-    """Holds one column of the rollouts' table; `styles` has one entry per cell, or is empty."""
+    """Holds one column of the table of rollouts, with one cell per rollout. `styles` has one entry
+    per cell, or is empty.
+    """
 
     head: str
     cells: Sequence[str]
     right: bool = True
+    """Whether the cells are aligned at the right."""
     styles: Sequence[str] = ()
 
 
 def metric_lines(rows: Sequence[MetricRow], columns: int) -> list[Text]:
-    """Returns each row's name and parts, wrapped to `columns`."""
+    """Returns each metric with its name and parts, wrapped to `columns`; its sparkline, if it has
+    one, follows the first line.
+    """
     lines: list[Text] = []
     for row in rows:
         for index, words in enumerate(wrap_parts(row.parts, columns - NAME_COLUMNS)):
@@ -61,7 +69,11 @@ def metric_lines(rows: Sequence[MetricRow], columns: int) -> list[Text]:
 
 
 def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
-    """Returns the shares of generated tokens by lag, at finish and when trained."""
+    """Returns a head and two lines with shares by lag of the last trajectories' generated tokens:
+    by the lag when the trajectory finished, and by the lag when it was trained. Mean and maximum at
+    the end of a line are those of the last step. Lags without a column of their own are in the last
+    one, which then has a `+`.
+    """
     room = max(2, (columns - NAME_COLUMNS - 12) // LAG_COLUMNS)
     both = [*at.lag.finish, *at.lag.trained, at.plan.max_lag or 0]
     highest = min(max(both), room - 1)
@@ -84,7 +96,10 @@ def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
 
 
 def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> list[Text]:
-    """Returns a table with a line per rollout; if they exceed `rows` lines, only the worst ones."""
+    """Returns a table with a head and a line per rollout. Of more than `rows` rollouts only the
+    worst are shown. The table is the widest of `_table_variants` that fits `columns`, else the
+    narrowest.
+    """
     if not lines:
         return [Text("rollouts   none yet", "dim")]
     shown = list(lines) if len(lines) <= rows else worst_first(lines)[: max(1, rows)]
@@ -104,7 +119,9 @@ def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> 
 def warning_lines(
     warnings: Sequence[RunWarning], columns: int, most: int, advice: bool
 ) -> list[Text]:
-    """Returns up to `most` warnings, wrapped, each with its advice if `advice` is True."""
+    """Returns the first `most` warnings, wrapped, each with its advice if `advice` is True, and the
+    number of the others.
+    """
     lines: list[Text] = []
     for warning in warnings[:most]:
         for index, words in enumerate(_wrapped(warning.what, columns - 2)):
@@ -117,7 +134,9 @@ def warning_lines(
 
 
 def plain_line(at: RunSnapshot) -> str:
-    """Returns the snapshot as one line, for logs and terminals that cannot redraw."""
+    """Returns the most important metrics, notes and warnings as one line, for logs and terminals
+    that cannot redraw.
+    """
     parts = [f"{clock(at.seconds)} step {at.step}/{at.steps} {at.phase}"]
     if at.metrics:
         reward = at.metrics.get("reward_mean")
@@ -136,7 +155,9 @@ def plain_line(at: RunSnapshot) -> str:
 
 
 def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]:
-    """Returns a bar and a share for each lag; the last entry includes all higher lags."""
+    """Returns a bar and a share as text for each lag from 0 to `highest`; the last entry includes
+    all higher lags.
+    """
     counts = [histogram.get(lag, 0) for lag in range(highest)]
     counts.append(sum(n for lag, n in histogram.items() if lag >= highest))
     total = sum(counts)
@@ -150,7 +171,9 @@ def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]
 
 
 def _table_variants(lines: Sequence[RolloutSnapshot]) -> list[list[RolloutColumn]]:
-    """Returns variants of the table, from the widest to the narrowest."""
+    """Returns variants of the table as lists of columns, from the widest to the narrowest: without
+    the bars of the KV cache, then of the slots, then without `wait`, KV and `idle`.
+    """
     name = RolloutColumn("rollout", [shortened(one.name, 16) for one in lines], False)
     filled = RolloutColumn("slots", [meter(one.running, one.slots, 6) for one in lines], False)
     slots = RolloutColumn("", [f"{one.running}/{one.slots}" for one in lines])
@@ -196,5 +219,5 @@ def _table_line(
 
 
 def _wrapped(words: str, columns: int) -> list[str]:
-    """Wraps words to lines of at most `columns`; a longer word is broken."""
+    """Returns the words as lines of at most `columns` characters; a longer word is broken."""
     return wrap(words, columns, break_on_hyphens=False)

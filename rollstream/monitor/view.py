@@ -25,18 +25,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollstream.monitor import table
 from rollstream.monitor.format import clock, plain_text
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.rows import metric_rows
 from rollstream.monitor.snapshot import RunSnapshot
-from rollstream.monitor.table import (
-    NOTES_MAX,
-    lag_lines,
-    metric_lines,
-    plain_line,
-    rollout_lines,
-    warning_lines,
-)
 from rollstream.supervisor.supervisor import RoleState
 
 WIDE_COLUMNS = 140  # from this width on, metrics and rollouts are side by side
@@ -149,17 +142,17 @@ def _body(
     is_wide = size.columns >= WIDE_COLUMNS
     left = (inside - GAP) // 2 if is_wide else inside
     right = inside - GAP - left if is_wide else inside
-    figures = metric_lines(
+    figures = table.metric_lines(
         [row for row in metric_rows(at, detailed) if row.rank <= level.rank], left
     )
     if detailed:
-        figures += [*([Text()] if level.is_spaced else []), *lag_lines(at, left)]
-    below = [Text(f"! {words}", "yellow") for words in at.notes[-NOTES_MAX:]]
+        figures += [*([Text()] if level.is_spaced else []), *table.lag_lines(at, left)]
+    below = [Text(f"! {words}", "yellow") for words in at.notes[-table.NOTES_MAX :]]
     if at.trouble:
         below.insert(0, Text(f"! {plain_text(at.trouble, 2 * inside)}", "bold red"))
-    below += warning_lines(at.concerns, inside, level.warnings, level.advice)
+    below += table.warning_lines(at.concerns, inside, level.warnings, level.advice)
     return FrameBody(
-        figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.is_spaced
+        figures, table.rollout_lines(at.rollouts, right, rows), below, is_wide, level.is_spaced
     )
 
 
@@ -227,7 +220,7 @@ class LiveView:
             self._live.update(render_frame(shown, size, detailed=False), refresh=True)
         elif not self._as_json or shown.step != self._printed_step:  # JSON: one line per step
             self._printed_step = shown.step
-            line = msgspec.json.encode(shown).decode() if self._as_json else plain_line(shown)
+            line = msgspec.json.encode(shown).decode() if self._as_json else table.plain_line(shown)
             print(line, flush=True)
 
 

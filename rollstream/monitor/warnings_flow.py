@@ -1,9 +1,10 @@
-"""Warns about the flow of a run (overdue steps, silent or starved processes, high lag) and about
-its log (unreadable records, a late archive, wrong weights, mismatch of engine and trainer).
+"""Warns about a run's progress (overdue steps, silent or starved processes, high lag), about its
+data (unreadable records, a late archive, unverified weights) and about the mismatch of engine and
+trainer (docs/explanation/learning.md lists the causes).
 
-Each warning is one pure function of a `RunSnapshot`, which yields nothing for a healthy run; the
-comment of each threshold holds its arithmetic. The mismatch warning compares log-probabilities of
-engine and trainer for the same tokens and version; `docs/explanation/learning.md` lists the causes.
+Each warning is one pure function of a `RunSnapshot`, the metrics of one moment; it yields nothing
+for a healthy run. The text at each threshold holds its arithmetic. `observer.py` calls all checks
+(`STANDSTILL_CHECKS` and the other lists) for each snapshot.
 """
 
 from collections.abc import Iterator
@@ -14,27 +15,35 @@ from rollstream.monitor.rollouts import RolloutSnapshot
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
 STEP_TIMES, STEP_S = 5.0, 30.0
-"""A step is overdue after five medians and at least half a minute: the longest of 60 quickstart
-steps takes two medians, and a restart of the trainer about 10 s.
+"""A step is overdue after five times the median step, and half a minute at least. The longest of
+60 quickstart steps takes two medians, and a restart of the trainer about 10 s.
 """
 FIRST_STEP_S = 600.0
-"""The default deadline of a group: a single straggler cannot explain a longer wait."""
+"""The first step is overdue after the default deadline of a group (`dispatch.group_deadline_s`): a
+single slow trajectory cannot explain a longer wait.
+"""
 IDLE_SHARE = 0.5
-"""Above it half of the slots' time is unused."""
+"""Above it rollouts have nothing to decode for more than half of the time."""
 WAIT_SHARE = 0.5
-"""Above it the trainer could finish a step in half the time."""
+"""Share of a step in which the trainer waits for trajectories. Above it the step could take half
+the time.
+"""
 STEPS_MIN = 5
 """The fewest steps whose means are judged: the first steps wait for the first trajectories."""
 FULL_SHARE = 0.9
-"""Share of the permitted open groups; above it rollouts soon wait for admissions."""
+"""Share of the permitted open groups (`RunSettings.groups_max`); above it rollouts soon wait for
+admissions.
+"""
 LAG_SHARE = 0.8
-"""Share of `max_lag`: with a mean this close to it, the oldest tokens are always masked."""
+"""Share of `max_lag` that the mean lag may reach: closer to it the oldest tokens of each step are
+masked.
+"""
 MASKED_SHARE = 0.05
-"""One generated token in twenty is masked for its lag."""
+"""Share of generated tokens that may be masked for their lag: one in twenty."""
 EXPIRED_SHARE, EXPIRED_MIN = 0.02, 2
-"""One group in fifty and at least two: a single one may be a straggler."""
+"""More than one group in fifty has expired, and at least two: a single one may be an outlier."""
 DEATHS_MIN, DEATHS_S = 3, 600.0
-"""Three deaths in ten minutes are more than an accident."""
+"""Three deaths of processes in ten minutes are more than an accident."""
 
 
 def run_silent(at: RunSnapshot) -> Iterator[RunWarning]:
@@ -50,6 +59,9 @@ def run_silent(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if the last step ended long ago, compared with recent steps, or if the first step does
+    not come.
+    """
     if at.is_over or at.is_quiet or at.is_starting or at.step >= at.steps:
         return
     if at.step and at.pace.since_step_s is not None and at.pace.step_s is not None:
@@ -70,6 +82,7 @@ def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of rollouts without a heartbeat for so long that dispatch drops them."""
     limit_s = at.plan.heartbeat_timeout_s
     silent = [one for one in at.rollouts if one.state == "silent" and one.silent_s > limit_s]
     if not silent or at.is_over or at.is_quiet or at.is_starting:
@@ -84,8 +97,8 @@ def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of idle slots; the advice depends on the input that is missing, admissions or
-    prompts.
+    """Warns if rollouts have nothing to decode most of the time. The advice depends on the cause:
+    as many open groups as permitted, no prompt, or slow assignments.
     """
     alive = [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
     if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
@@ -104,6 +117,7 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if the trainer waits for trajectories most of the time and too few groups are ready."""
     if at.pace.recent_steps < STEPS_MIN or at.is_over or at.pace.wait_share <= WAIT_SHARE:
         return
     if at.queue.ready_groups < at.plan.groups_per_step:
@@ -128,6 +142,9 @@ def queue_full(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def lag_high(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if the mean lag is close to `max_lag`, or if many tokens are masked or groups expired
+    for their age.
+    """
     most = at.plan.max_lag
     mean = at.lag.mean or 0.0
     is_judged = at.pace.recent_steps >= STEPS_MIN
@@ -149,6 +166,7 @@ def lag_high(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if processes died repeatedly within minutes."""
     recent = [death for death in at.deaths if death.ago_s < DEATHS_S]
     if len(recent) >= DEATHS_MIN and not at.is_over:
         roles = ", ".join(sorted({death.role for death in recent}))
@@ -169,18 +187,24 @@ def _rollout_names(lines: list[RolloutSnapshot]) -> str:
 STANDSTILL_CHECKS = (run_silent, step_overdue, rollouts_silent, roles_dying)
 PACE_CHECKS = (trainer_starved, rollouts_starved, queue_full, lag_high)
 
+# Thresholds of the mismatch: Δ is the trainer's log-probability of a token minus the engine's.
 TOKENS_MIN = 256
-"""The spread of |Δ| is about its mean, so the mean over 256 tokens is known to 6 %."""
+"""The fewest compared tokens. The standard deviation of |Δ| is about its mean, so over 256 tokens
+the mean is known to 1/√256 = 6 %.
+"""
 EXACT_NATS = 1e-3
-"""Mean |Δ| with float32 everywhere: rounding alone stays below 1e-4 (vLLM: at most 5e-5)."""
+"""Bound of the mean |Δ| with float32 everywhere: rounding alone stays below 1e-4 (vLLM: at most
+5e-5).
+"""
 ROUNDED_NATS = 0.05
-"""Mean |Δ| with 16-bit values. bfloat16 has 8 significant bits: a logit of 16 is stored in steps
-of 0.06, so its mean error is 0.016, and that of log-probabilities about as much. The bound is three
-times that.
+"""Bound of the mean |Δ| with 16-bit values. bfloat16 has 8 significant bits: a logit of 16 is
+stored in steps of 0.06, so its mean error is 0.016, and that of log-probabilities about as much.
+The bound is three times that.
 """
 NEAR_NATS = 0.5
-"""Mean |Δ| per step of lag: at a lag |Δ| includes the learning in between, 0.03 to 0.14 a step in
-the quickstart after a short warm-up. Wrong weights differ by several nats.
+"""Bound of the mean |Δ| per step of lag, for tokens of an older version than the trainer's: |Δ|
+includes the learning in between, 0.03 to 0.14 a step in the quickstart after a short warm-up. Wrong
+weights differ by several nats.
 """
 MISMATCH_ADVICE = (
     "likely causes, in this order: the engine's log-probabilities are not at sampling.temperature "
@@ -191,8 +215,9 @@ MISMATCH_ADVICE = (
 
 
 def engine_mismatch(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of each task whose engine and trainer differ by more than rounding; at a lag above 0,
-    of one that differs by more than training can explain.
+    """Warns of each task for whose tokens engine and trainer compute log-probabilities that differ,
+    on average, by more than rounding under the same version (lag 0). If the task's newest step has
+    no tokens of lag 0, it warns if they differ by more than the training in between explains.
     """
     bound = EXACT_NATS if at.plan.is_float32 else ROUNDED_NATS
     for task, found in at.mismatch.items():
@@ -218,12 +243,13 @@ MISMATCH_CHECKS = (engine_mismatch,)
 
 
 ARCHIVE_ROLLS = 3.0
-"""Multiple of `archive.roll_s`, the longest time after which the archive writes a record: after
-three such times it should have written the record twice over.
+"""The archive writes every record within `archive.roll_s` seconds of its append, so a record that
+has waited for three times as long shows that it is behind.
 """
 
 
 def dead_letters(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of records that could not be decoded and were moved to the topic `dead`."""
     if not at.dead_letters:
         return
     counts = ", ".join(f"{count(one.count)} of {t}" for t, one in at.dead_letters.items())
@@ -249,6 +275,7 @@ def unreadable_parts(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def archive_behind(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if records wait too long for the archive; names the topic of the oldest one."""
     behind = {
         t: left
         for t, left in at.unarchived_s.items()
@@ -266,6 +293,7 @@ def archive_behind(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def unverified_versions(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of living rollouts with weights that were not verified or differ from the announced."""
     wrong = [one for one in at.rollouts if one.is_alive() and not one.verified]
     if wrong:
         names = ", ".join(f"{shortened(one.name, 24)} (v{one.version})" for one in wrong[:3])

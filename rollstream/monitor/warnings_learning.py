@@ -1,7 +1,9 @@
-"""Warns about the training data of a run: rewards, lengths, dead trajectories, late annotations.
+"""Warns about the training data of a run: rewards, lengths, trajectories that died or were refused,
+late annotations.
 
-Each warning is one pure function of a `RunSnapshot`, which yields nothing for a healthy run; the
-comment of each threshold holds its arithmetic.
+Each check (`LEARNING_CHECKS`) is a pure function of a `RunSnapshot`, the present state of a run. It
+yields a `RunWarning`, which has the problem in numbers and an advice; for a healthy run it yields
+nothing. The text below each threshold gives its arithmetic. `observer.py` runs all checks.
 """
 
 from collections.abc import Iterator
@@ -10,34 +12,39 @@ from rollstream.monitor.format import age, count, plain_text, share
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 
 GROUPS_MIN = 16
-"""The fewest groups whose shares are judged: over 16 groups a share of 0.5 has a standard deviation
-of 0.13.
+"""Shares of fewer groups are not judged: over 16 groups a share of 0.5 has a standard deviation of
+0.13.
 """
 EQUAL_SHARE = 0.9
-"""At accuracy p, n samples have equal rewards with probability p^n + (1 − p)^n: for n = 8 that is
-0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only beyond p = 0.987 or below 0.013.
+"""Share of groups with equal rewards. At accuracy p, n samples have equal rewards with probability
+p^n + (1 − p)^n: for n = 8 that is 0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only where p is
+above 0.987 or below 0.013.
 """
 FILTERED_SHARE = 0.5
-"""Above it half of the generated tokens are unused, so a step takes twice the tokens."""
+"""Share of filtered groups. Above it more than half of the generated tokens are unused, so a step
+takes more than twice the tokens.
+"""
 CONSTANT_STEPS = 10
-"""At a true mean of 0.001, 1 920 samples (ten steps of the quickstart) are all 0 with probability
-0.999^1920 = 0.15; with any reward above that, hardly ever.
+"""Steps with the same mean reward of 0 or 1. If the true mean is 0.001, 1 920 samples (ten steps of
+the quickstart) are all 0 with probability 0.999^1920 = 0.15; if it is larger, hardly ever.
 """
 CUT_SHARE, CUT_MIN = 0.3, 64
-"""Nearly every third answer is cut; 64 samples separate 0.3 from 0.15 by 2.5 standard
-deviations.
+"""Share of answers that were cut, nearly every third, and the fewest answers that are judged: 64
+samples separate 0.3 from 0.15 by 2.5 standard deviations.
 """
 DEAD_SHARE, DEAD_MIN = 0.01, 2
 """One in a hundred and at least two deaths hint at an unintended crash of a reward function."""
 LATE_SHARE, LATE_MIN = 0.01, 2
-"""Annotations that arrive after the end of their group are wasted work."""
+"""One annotation in a hundred, and at least two, came after the end of their group, where they are
+wasted work.
+"""
 UNSCORED_SHARE = 0.5
-"""A complete group that waited half of its deadline for an annotation may miss the deadline."""
+"""Share of its deadline after which a complete group that waits for an annotation may miss it."""
 
 
 def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of each task whose groups carry no signal: if all rewards of a group equal its mean,
-    all advantages are zero.
+    """Warns of each task whose groups carry no signal: if all rewards of a group are equal, all its
+    advantages are zero.
     """
     for task, figures in at.tasks.items():
         if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
@@ -72,6 +79,7 @@ def constant_reward(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def filtered_groups(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if most groups are filtered, which have equal rewards and are not trained."""
     filtered, trained = at.outcomes.groups.get("filtered", 0), at.outcomes.groups.get("trained", 0)
     total = filtered + trained
     if total >= GROUPS_MIN and filtered > FILTERED_SHARE * total:
@@ -84,6 +92,7 @@ def filtered_groups(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def cut_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if many answers are cut at their maximum length."""
     cut, ended = at.outcomes.trajectories.get("length", 0), at.outcomes.trajectories.get("stop", 0)
     total = cut + ended
     if total >= CUT_MIN and cut > CUT_SHARE * total:
@@ -95,6 +104,7 @@ def cut_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of trajectories that ended without a reward, with the most frequent reason."""
     names = ("stop", "length", "dead")
     total = sum(at.outcomes.trajectories.get(name, 0) for name in names)
     dead = at.outcomes.trajectories.get("dead", 0)
@@ -112,6 +122,7 @@ def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def unscored_groups(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of a complete group that waits long for annotations."""
     waited_s, deadline_s = at.queue.unscored_group_s, at.plan.group_deadline_s
     if waited_s is not None and waited_s > UNSCORED_SHARE * deadline_s and not at.is_over:
         yield RunWarning(
@@ -124,6 +135,7 @@ def unscored_groups(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of annotations that came after the end of their group."""
     late, total = at.outcomes.annotations_late, at.outcomes.annotations
     if late >= LATE_MIN and late > LATE_SHARE * total:
         yield RunWarning(
@@ -134,7 +146,7 @@ def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of even one skipped update: its groups count as trained, but had no effect."""
+    """Warns of even one step that changed no weight: its groups count as trained without effect."""
     if at.skipped:
         yield RunWarning(
             "skipped_updates",
@@ -146,6 +158,7 @@ def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of trajectories that the trainer refused as untrainable (invariant 12)."""
     if at.refused:
         kinds = ", ".join(f"{number} for {kind}" for kind, number in sorted(at.refused.items()))
         yield RunWarning(
@@ -158,6 +171,7 @@ def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def foreign_records(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of readable records that no role of this run writes."""
     if at.foreign:
         topics = ", ".join(f"{number} in {topic}" for topic, number in sorted(at.foreign.items()))
         yield RunWarning(

@@ -1,9 +1,10 @@
-"""Compares two runs by settings, outcomes, curves and state hashes, and draws several runs on one
-page.
+"""Compares two runs (`compare_runs`, for `rollstream diff`), and draws several runs on one HTML
+page, the overlay (`write_overlay`).
 
-The comparison covers the steps that both runs have and reports their number; metrics that only one
-run measured are left out. The page has one chart per metric, in which each run is a line; shares,
-timelines and reasons appear only on the pages of single runs.
+A comparison has the settings that differ, the number of groups by ending, the curves (a metric over
+the steps), and the first step at which the state hashes differ. Curves and hashes are compared over
+the steps that both runs have; a metric that only one run measured is left out. The overlay has a
+table of summaries, one chart per metric with a line per run, and the settings that differ.
 """
 
 import json
@@ -18,8 +19,8 @@ from rollstream.report.history import RunHistory
 from rollstream.report.page import Chart, Points, Series
 from rollstream.report.summary import RunSummary
 
-IDENTITY_SETTINGS = ("run", "folder")  # differ between any two runs, so they are not compared
-LAST_FRACTION = 5  # the value "at the end" is the mean of the last fifth: single steps are noisy
+IDENTITY_SETTINGS = ("run", "folder")  # not compared: they differ between any two runs
+LAST_FRACTION = 5  # the last fifth of the steps is averaged, because single steps are noisy
 
 CURVES: Mapping[str, str] = {
     "reward_mean": "reward",
@@ -35,19 +36,21 @@ CURVES: Mapping[str, str] = {
     "seconds": "seconds per step",
     "wait_s": "seconds waiting per step",
 }
-"""The display names of a step's metrics."""
+"""The metrics of a step that are compared and drawn, with their display names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCurve:
-    """Names a metric of steps, or of evaluations if `is_evaluated`, and its display name."""
+    """Names a curve: `name` is its display name, `metric` a metric of the trainer's steps or, if
+    `is_evaluated`, of the evaluations.
+    """
 
     name: str
     metric: str
     is_evaluated: bool = False
 
     def points(self, history: RunHistory) -> list[tuple[float, float]]:
-        """Returns (step, value) for every step that has the metric."""
+        """Returns (step, value) for every step or evaluation of the run that has the metric."""
         read = history.evaluated if self.is_evaluated else history.metric
         return read(self.metric)
 
@@ -69,9 +72,10 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True)
 class CurveComparison:
-    """Compares one metric over the `compared` common steps: the means over all of them and over the
-    last fifth, for both runs, and all values in `first` and `second`. `apart` is the first step at
-    which the runs differ, None if they never do.
+    """Compares one metric of two runs over the steps at which both have it; `compared` is their
+    number. `first` and `second` are the values of the two runs at these steps; `mean` and `last`
+    are, for each run, the means over all of them and over the last fifth. `apart` is the first of
+    these steps at which the values differ, None if there is none.
     """
 
     name: str
@@ -85,25 +89,30 @@ class CurveComparison:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Holds the differences between two runs; `states_compared` is the number of common steps."""
+    """Holds the comparison of two runs; `runs` are their names. `outcomes` is, for each run, the
+    number of groups by ending; `states_compared` is the number of steps that both runs have.
+    """
 
     runs: tuple[str, str]
     settings: tuple[SettingDifference, ...]
     outcomes: tuple[Mapping[str, int], Mapping[str, int]]
     curves: tuple[CurveComparison, ...]
     states_apart: int | None
-    """The first step whose hashes differ (of masters and optimiser, or of the published tensors);
-    None if the hashes of all common steps are equal.
+    """The first common step at which the runs have different state hashes (of the fp32 weights and
+    the optimiser or, if a run does not record these, of the published tensors); None if the hashes
+    of all common steps are equal.
     """
     states_compared: int
 
     def line(self) -> dict[str, Any]:
-        """Returns the comparison as a JSON object."""
+        """Returns the comparison as a JSON object, for one line of output."""
         return asdict(self)
 
 
 def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -> RunComparison:
-    """Compare settings, outcomes, curves and state hashes of two runs."""
+    """Compare settings, endings of groups, curves and state hashes of two runs; `runs` are their
+    names.
+    """
     states = sorted(first.steps.keys() & second.steps.keys())
     apart = (s for s in states if not first.steps[s].has_same_state(second.steps[s]))
     curves = [
@@ -124,7 +133,9 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
 
 
 def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:
-    """Returns (metric, task) of each reward by task; none if no run mixes several tasks."""
+    """Returns, for runs of a mixture of tasks, the metrics of the mean reward of one task, as
+    (metric, task); [] if none of the runs mixes tasks.
+    """
     prefix = "reward_mean/"
     names = {
         name
@@ -137,7 +148,9 @@ def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:
 
 
 def curves_of(*histories: RunHistory) -> list[RunCurve]:
-    """Returns the curves of a step's metrics, with the rewards by task of these runs."""
+    """Returns the curves of a step's metrics: those of `CURVES`, and the rewards by task that these
+    runs have.
+    """
     tasks = (RunCurve(f"reward, {task}", metric) for metric, task in tasks_of(*histories))
     return [*(RunCurve(name, metric) for metric, name in CURVES.items()), *tasks]
 
@@ -151,6 +164,7 @@ def _settings_apart(*runs: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, 
 
 
 def _curve(name: str, first: Points, second: Points) -> CurveComparison | None:
+    """Returns the comparison of one curve; None if no step has a value in both runs."""
     a, b = dict(first), dict(second)
     steps = sorted(a.keys() & b.keys())
     if not steps:
@@ -168,12 +182,12 @@ def _curve(name: str, first: Points, second: Points) -> CurveComparison | None:
     )
 
 
-RUNS_MAX = 8  # lines with distinct colours
+RUNS_MAX = 8  # most runs on one page: lines with distinct colours
 
 
 @dataclass(frozen=True, slots=True)
 class OverlaidRun:
-    """Holds one run of the page, with a name that no other run of the page has."""
+    """Holds one run of the overlay, under a name that no other run of the page has."""
 
     name: str
     history: RunHistory
@@ -181,12 +195,12 @@ class OverlaidRun:
 
 
 def write_overlay(runs: Sequence[OverlaidRun], path: Path) -> None:
-    """Write the page atomically."""
+    """Write the overlay of these runs, at most `RUNS_MAX`, to `path` (atomically)."""
     page.write_page(overlay_page(runs), path)
 
 
 def overlay_page(runs: Sequence[OverlaidRun]) -> str:
-    """Returns the page; metrics that no run has are left out."""
+    """Returns the HTML of the overlay; metrics that no run has are left out."""
     names = " · ".join(run.name for run in runs)
     body = [
         page.heading(f"{len(runs)} runs", names),
@@ -223,12 +237,15 @@ def _chart(runs: Sequence[OverlaidRun], curve: RunCurve) -> Chart:
 
 
 def _against_time(runs: Sequence[OverlaidRun]) -> list[Chart]:
-    """Returns a chart of the reward per second of training; the other charts show it per step."""
+    """Returns a chart of the reward over the seconds of training; all other charts are over the
+    steps.
+    """
     rewards = _lines(runs, _reward_by_second)
     return [Chart("Reward by seconds of training", rewards, "since the run's first step", ".4g")]
 
 
 def _reward_by_second(history: RunHistory) -> list[tuple[float, float]]:
+    """Returns (seconds since the first step began, mean reward) of each step."""
     points: Points = history.metric("reward_mean")
     if not points:
         return []

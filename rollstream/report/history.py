@@ -1,9 +1,10 @@
-"""Folds the log and the metrics files of a run into its whole history, from which summaries and
-charts are made.
+"""Folds the log and the metrics files of a run into its whole history (`RunHistory`), from which
+the report's summaries and charts are made. No function here does I/O.
 
-`RunHistory` adds the facts of every step and rollout that charts need to the `RunState` of
-`rollstream top`. So it grows with the run: a name and two numbers per trajectory, and more with
-drafts.
+A `RunHistory` contains the `RunState` that `rollstream top` shows, whose size is bounded, and what
+charts need beside it: every step, and the history of each rollout (`RolloutHistory`), of dropped
+samples (`DroppedSamples`) and of drafts (`DraftHistory`). So it grows with the run, by a name and
+two numbers per trajectory, and more with drafts.
 """
 
 from array import array
@@ -22,12 +23,14 @@ from rollstream.monitor.state import RequestMove, RunState
 from rollstream.streams import records
 from rollstream.streams.codec import record_hash
 
-JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
+JOINED_S = 0.05  # seconds: shorter pauses of a rollout are invisible in a chart of minutes
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """States that a rollout serves a version from `time_s` (seconds since the epoch) on."""
+    """States that a rollout serves a version from `time_s` (seconds since the epoch) on. `term` is
+    the rollout's.
+    """
 
     time_s: float
     version: int
@@ -36,8 +39,9 @@ class ServedVersion:
 
 @dataclass(slots=True)
 class RolloutHistory:
-    """Holds the history of one rollout over all its terms: the times in which it generated, the
-    versions that it served, its idle seconds, its trajectories by finish and its tokens.
+    """Holds the history of one rollout over all its terms: the times in which it generated
+    (`busy`), the versions that it served, its idle seconds, the number of its trajectories by
+    `finish`, and the number of its generated tokens.
     """
 
     busy: Intervals = field(default_factory=lambda: Intervals(JOINED_S))
@@ -47,20 +51,24 @@ class RolloutHistory:
     tokens: int = 0
 
     def idle_s(self) -> float:
-        """Returns the idle seconds that the rollout counted, over all terms."""
+        """Returns the seconds in which the rollout had nothing to decode, over all terms."""
         return sum(self.idle_by_term.values())
 
 
 DROPPED_MIN = 40
-"""If the spread is half of the mean, the median of 40 lengths errs by 1.25 · 0.5 / √40 = 10 %."""
+"""Fewer dropped samples give no warning: if the spread is half of the mean, the median of 40
+lengths errs by 1.25 · 0.5 / √40 = 10 %.
+"""
 SHARE_MIN = 0.02
-"""Share of the trained samples: fewer dropped samples hardly affect learning."""
-DIFFERENCE_MIN = 0.1  # as a share of the trained samples' median
+"""Fewer dropped samples per trained sample give no warning: they hardly affect learning."""
+DIFFERENCE_MIN = 0.1
+"""A smaller difference of two medians, as a share of that of the trained samples, gives no warning.
+"""
 
 
 @dataclass(slots=True)
 class SampleStats:
-    """Holds the numbers of generated tokens and the known rewards of dropped or trained samples."""
+    """Holds the lengths (numbers of generated tokens) and the known rewards of some samples."""
 
     lengths: "array[float]" = field(default_factory=lambda: array("f"))
     rewards: "array[float]" = field(default_factory=lambda: array("f"))
@@ -73,8 +81,8 @@ class SampleStats:
 
 @dataclass(frozen=True, slots=True)
 class DropComparison:
-    """Compares counts and medians of dropped and trained samples; None for a median of no
-    values.
+    """Compares dropped samples with trained ones: their numbers, and the medians of their lengths
+    and rewards. A median of no values is None.
     """
 
     dropped: int
@@ -87,14 +95,14 @@ class DropComparison:
 
 @dataclass(slots=True)
 class DroppedSamples:
-    """Sorts samples into dropped and trained ones. Apply the whole ledger first, then the first
-    completion of each trajectory.
+    """Sorts samples into dropped and trained ones. The ledger must be applied first, because it
+    decides which they are, then the first completion of each trajectory.
 
-    Dropping samples by lag or at a deadline is a bias, mostly against long answers
-    (docs/explanation/scheduling.md), so length and reward of dropped samples are compared with
-    those of trained ones. A sample counts as dropped if the trainer left it out of a trained group
-    in a step that counts dropped samples, or if it finished in an expired group. Dead trajectories
-    are neither dropped nor trained; late rewards (annotations) are ignored.
+    Samples are dropped because of their lag or at a group's deadline. That is a bias, mostly
+    against long answers (docs/explanation/scheduling.md), so lengths and rewards of dropped samples
+    are compared with those of trained ones. A sample counts as dropped if its group expired, or if
+    its group was trained without it in a step whose record counts dropped samples. Dead
+    trajectories are neither dropped nor trained; late rewards (annotations) are ignored.
     """
 
     dropped: SampleStats = field(default_factory=SampleStats)
@@ -139,8 +147,9 @@ class DroppedSamples:
 
 
 def drop_bias_warnings(found: DropComparison) -> Iterator[RunWarning]:
-    """Yields a warning if a median of dropped and trained samples differs by more than a tenth.
-    Yields none if few samples were dropped, in number or as a share of the trained ones.
+    """Yields a warning if the median length or reward of dropped samples differs from that of the
+    trained ones by more than a tenth (`DIFFERENCE_MIN`). Yields none if few samples were dropped
+    (`DROPPED_MIN`, `SHARE_MIN`).
     """
     if found.dropped < max(DROPPED_MIN, SHARE_MIN * found.trained):
         return
@@ -169,9 +178,10 @@ def _median(values: "array[float]") -> float | None:
 
 @dataclass(slots=True)
 class DraftHistory:
-    """Sums up drafted tokens by group from the first completions that carry draft statistics. A
-    group's pass over the prompts is the number of groups with the same prompt up to it, so tasks
-    need not record their passes.
+    """Sums up draft statistics by group, and from these by task and pass over the prompts: a later
+    pass has more earlier answers to draft from. Records do not name the pass. It is counted: the
+    first group of a prompt is of pass 1, its second of pass 2 and so on. Only the first completion
+    of each trajectory is to be applied.
     """
 
     _groups: dict[int, tuple[str, str, DraftTotals]] = field(
@@ -190,7 +200,7 @@ class DraftHistory:
             self._groups[record.group] = (_prompt_hash(record), record.task, guesses)
 
     def passes(self) -> list[PassDrafts]:
-        """Returns the totals by pass and task, in ascending order."""
+        """Returns the totals of each pass and task, in ascending order of both."""
         found: dict[tuple[int, str], DraftTotals] = {}
         came: dict[str, int] = {}
         for _, (prompt, task, guesses) in sorted(self._groups.items()):
@@ -200,7 +210,7 @@ class DraftHistory:
 
 
 def _prompt_hash(record: records.Trajectory) -> str:
-    """Returns the hash of the prompt's tokens, which precede the first token of another source."""
+    """Returns the hash of the prompt: the tokens before the first that is not the prompt's."""
     others = np.flatnonzero(record.sources != records.PROMPT)
     end = int(others[0]) if len(others) else len(record.tokens)
     return record_hash(record.tokens[:end].tobytes())
@@ -208,9 +218,14 @@ def _prompt_hash(record: records.Trajectory) -> str:
 
 @dataclass(slots=True)
 class RunHistory:
-    """Holds the whole history of a run. `configuration` maps dotted keys to values, `events` are
-    the supervisor's events, `concerns` the warnings at the newest record, and `reasons` counts why
-    groups and trajectories were not trained.
+    """Holds the whole history of a run. Records are applied with the ledger before the trajectories
+    (`DroppedSamples`).
+
+    `configuration` maps dotted keys to values. `forked_from` names the parent of a fork. `warmup`
+    is the content of `warmup.json`, `evaluations` and `events` are the lines of `eval.jsonl` and
+    `supervisor.jsonl`, `concerns` the warnings at the newest record. `steps` and `announced` have
+    the newest record of each step and version number, `rollouts` the history of each rollout by
+    name. `reasons` counts why groups and trajectories were not trained.
     """
 
     state: RunState = field(default_factory=RunState)
@@ -220,7 +235,7 @@ class RunHistory:
     evaluations: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
     moves: Sequence[RequestMove] = ()
-    """Repack moves between rollouts."""
+    """Moves of running trajectories between rollouts (repack), as dispatch requested them."""
     concerns: Sequence[RunWarning] = ()
     steps: dict[int, records.StepDone] = field(default_factory=dict[int, records.StepDone])
     announced: dict[int, records.WeightsAnnounced] = field(
@@ -233,14 +248,14 @@ class RunHistory:
     _completed: set[str] = field(default_factory=set[str])
 
     def apply(self, record: records.Record, time_s: float = 0.0) -> None:
-        """Apply one record, also to `state`. A step repeated after a crash replaces its earlier
-        record.
+        """Apply one record to `state` and to the rest of the history. The record of a step that was
+        repeated after a crash replaces the earlier one.
         """
         self.state.apply(record, time_s)
         self.extend(record)
 
     def extend(self, record: records.Record) -> None:
-        """Apply one record that `state` has applied already."""
+        """Apply one record to all but `state`, which the caller has applied it to."""
         if not isinstance(record, records.Trajectory):
             self.dropped.apply(record)
         match record:
@@ -262,11 +277,15 @@ class RunHistory:
                 pass
 
     def outcomes(self) -> dict[str, int]:
-        """Returns the number of admitted groups by ending; the counts add up (invariant 1)."""
+        """Returns the numbers of admitted groups, of groups by ending, and of open groups; the
+        latter add up to the admitted ones (invariant 1).
+        """
         return self.state.groups.outcomes()
 
     def span_s(self) -> tuple[float, float] | None:
-        """Returns the times of the first and the last event, in seconds since the epoch."""
+        """Returns the times of the first and the last step, trajectory or served version, in
+        seconds since the epoch; None if there is none.
+        """
         times = [done.time_s for done in self.steps.values()]
         for rollout in self.rollouts.values():
             times += rollout.busy.starts[:1] + rollout.busy.ends[-1:]
@@ -274,7 +293,7 @@ class RunHistory:
         return (min(times), max(times)) if times else None
 
     def deaths(self) -> list[Mapping[str, Any]]:
-        """Returns the supervisor's death events."""
+        """Returns the supervisor's events of processes that died."""
         return [event for event in self.events if event.get("event") == "death"]
 
     def metric(self, name: str) -> list[tuple[float, float]]:

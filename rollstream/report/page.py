@@ -1,9 +1,10 @@
-"""HTML parts of the report: a self-contained page for light and dark mode, without scripts, and
-charts as SVG: lines over steps, and shares as stacked areas.
+"""Makes the HTML of reports: `page` is the whole document, `heading`, `tiles`, `charts`, `wide`,
+`folded` and `table` are its parts. The page needs no other file and no script, and has a light and
+a dark mode. `write.py`, `timeline.py` and `comparison.py` fill it.
 
-Colours are CSS classes (`c1` … `c8`), which the page defines for light and dark mode. Every point
-has a `<title>`, so the browser shows its value on hover. A chart has a bounded size: of a long
-series the extremes of each pixel are drawn, so every peak is seen.
+A `Chart` is drawn as SVG: lines over steps, or stacked areas (`draw_chart`). On hover the browser
+shows a point's value. The size of a chart is bounded: of a long series only the extremes of each
+column of pixels are drawn (`thinned`), so every peak is seen.
 """
 
 import math
@@ -15,16 +16,19 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-WIDTH, HEIGHT = 560.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 52.0, 10.0, 26.0
-TITLES_MAX = 400  # longer series get no values on hover
-COLUMNS = int(WIDTH - LEFT - RIGHT)  # of a long series: a column is about a pixel of a screen
+WIDTH, HEIGHT = 560.0, 220.0  # of a chart, in SVG units (about a pixel), margins included
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 52.0, 10.0, 26.0  # margins
+TITLES_MAX = 400  # most points of a series that show their values on hover
+COLUMNS = int(WIDTH - LEFT - RIGHT)  # of a thinned series, each about a pixel wide
 Points = Sequence[tuple[float, float]]
+"""(x, y) of the points of a series, in the order of x."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line with colour class 1–8. `thin` is for lines that bound another one, e.g. a maximum."""
+    """One line or area of a chart, in the colour of the CSS class `c1` to `c8`. `thin` draws a
+    dotted line, for bounds of another series, e.g. a maximum.
+    """
 
     name: str
     points: Points
@@ -34,7 +38,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Series with common axes; without `low` or `high` the data set the bound."""
+    """One or several series with common axes. The y-axis begins at `low` or the smallest value if
+    that is lower, with None at the smallest value; it ends at `high`, with None at the largest
+    value. `form` is the format of values; `note` is the line under the title.
+    """
 
     title: str
     series: tuple[Series, ...]
@@ -43,8 +50,9 @@ class Chart:
     low: float | None = 0.0
     high: float | None = None
     stacked: bool = False
+    """Draw areas, each on top of the previous ones, in place of lines."""
     along: str = "step"
-    """The unit of x."""
+    """What x counts, for the values on hover."""
 
     def is_empty(self) -> bool:
         return not any(series.points for series in self.series)
@@ -52,7 +60,9 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps values to SVG coordinates; larger y values are drawn higher."""
+    """Maps values to SVG coordinates. `x` and `y` are the first and last value of each axis; larger
+    y values are drawn higher.
+    """
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -87,9 +97,9 @@ def draw_chart(chart: Chart) -> str:
 
 
 def thinned(points: Points, columns: int = COLUMNS) -> Points:
-    """Returns the lowest and the highest point of each of `columns` equal parts of the x-axis, in
-    order, with the first and the last point; points without a finite value are left out. Up to
-    `2 * columns` points are returned unchanged. `points` must be in the order of x.
+    """Returns a series of at most `2 * columns` points unchanged. Of a longer one it returns the
+    first and the last point, and the lowest and the highest one of each of `columns` equal parts of
+    the x-axis, in order; points without a finite value are left out.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if len(points) <= 2 * columns or not finite:
@@ -117,11 +127,16 @@ def ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[
 
 
 def text(x: float, y: float, words: str, kind: str) -> str:
-    """Returns a `<text>` with CSS classes `kind`; `mid` and `end` set its anchor."""
+    """Returns a `<text>` at (x, y) with the CSS classes `kind`; the class `mid` centres it there,
+    `end` lets it end there.
+    """
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
 
 
 def _scale(chart: Chart, series: Sequence[Series]) -> Scale:
+    """Returns the scale of a chart whose (stacked) series are `series`. Without `chart.high` the
+    y-axis is extended to whole ticks.
+    """
     xs = [x for one in series for x, _ in one.points] or [0.0]
     ys = [y for one in series for _, y in one.points if math.isfinite(y)] or [0.0]
     low = min(ys) if chart.low is None else min(chart.low, *ys)
@@ -136,6 +151,7 @@ def _scale(chart: Chart, series: Sequence[Series]) -> Scale:
 
 
 def _grid(scale: Scale, form: str) -> str:
+    """Draws horizontal lines at the ticks of y, and the numbers at both axes."""
     parts: list[str] = []
     left, right, tick_form = LEFT, WIDTH - RIGHT, ".0%" if form.endswith("%") else "g"
     for value in ticks(*scale.y):
@@ -149,7 +165,7 @@ def _grid(scale: Scale, form: str) -> str:
 
 
 def _stack(series: Sequence[Series]) -> tuple[Series, ...]:
-    """Stacks each series on the sum of the previous ones."""
+    """Returns the upper edges of the areas: each series plus the sum of the previous ones."""
     below: dict[float, float] = {}
     stacked: list[Series] = []
     for one in series:
@@ -170,7 +186,7 @@ def _line(series: Series, scale: Scale) -> str:
 
 
 def _areas(stacked: Sequence[Series], scale: Scale) -> list[str]:
-    """Draws from the top down: each area covers the lower part of the previous one."""
+    """Draws each area down to the axis, the uppermost first; the next one covers its lower part."""
     parts: list[str] = []
     for one in reversed(stacked):
         if one.points:
@@ -182,6 +198,9 @@ def _areas(stacked: Sequence[Series], scale: Scale) -> list[str]:
 
 
 def _points(placed: Series, values: Series, scale: Scale, chart: Chart) -> str:
+    """Draws a circle at each point of `placed`, invisible until hovered, with the value of the same
+    point in `values` as its title (in stacked charts the two differ).
+    """
     if not values.points or len(values.points) > TITLES_MAX:
         return ""
     parts: list[str] = []
@@ -199,7 +218,7 @@ def _points(placed: Series, values: Series, scale: Scale, chart: Chart) -> str:
 def _last_values(
     placed: Sequence[Series], values: Sequence[Series], scale: Scale, chart: Chart
 ) -> list[str]:
-    """Labels the end of each line with its newest value, moved apart to avoid overlaps."""
+    """Labels the end of each line with its last value; labels that would overlap move down."""
     ends: list[tuple[float, float, str]] = []
     for index, (one, raw) in enumerate(zip(placed, values, strict=True)):
         if not one.points or not math.isfinite(one.points[-1][1]):
@@ -220,6 +239,8 @@ def _last_values(
     return parts
 
 
+# The CSS of the page. `c1` to `c8` are colours of series; `v0` to `v9` are shades of versions in a
+# timeline, from old to new.
 STYLE = """
 :root { color-scheme: light dark;
   --page:#f7f7f5; --card:#fff; --ink:#1b1c1e; --soft:#62656b; --rule:#e4e4e0; --track:#f0f0ec;
@@ -305,6 +326,7 @@ def write_page(text: str, path: Path) -> None:
 
 
 def heading(title: str, line: str) -> str:
+    """Returns the page's title with a line of soft text under it."""
     return f'<h1>{escape(title)}</h1><p class="soft">{escape(line)}</p>'
 
 
@@ -355,11 +377,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
 
 
 def group_digits(value: float) -> str:
-    """`12 345`."""
+    """Returns the rounded number with its digits in groups of three: `12 345`."""
     return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def _chart_card(chart: Chart) -> str:
+    """Returns the chart with title, note and, for several series, a legend."""
     legend = ""
     if len(chart.series) > 1:
         items = (

@@ -1,5 +1,9 @@
-"""Reads the history of a finished, stopped or running run, without writing, and summarises it by
-its most important metrics, for terminal, report and JSON output.
+"""Reads the history of a finished, stopped or running run (`open_history`), and summarises it by
+its most important metrics (`summarise`), for terminal, report and JSON output.
+
+A history (`RunHistory`) is folded from all records of the run's log and archive, and from the
+metrics files in its folder. The run may continue meanwhile. Nothing is written, except that a run
+that was prepared and never started gets its topics.
 """
 
 import json
@@ -31,20 +35,22 @@ PACED_NOTE = "paced: drawn lengths and computed times, no model"
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """Holds the first and the last value of a metric."""
+    """Holds the first and the last value of a metric in the run."""
 
     first: float
     last: float
 
     def text(self, form: str = ".3f") -> str:
+        """Returns `first → last`, both in this number format."""
         return f"{self.first:{form}} → {self.last:{form}}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """Holds the most important metrics of a run; unknown values are None. `seconds` excludes the
-    warm-up. `goal_s` and `goal_step` are the time and the step at which the held-out accuracy
-    reached `ACCURACY_GOAL`.
+    warm-up (`warmup_s`). `accuracy_…` and `length_…` are of held-out prompts. `goal_s` and
+    `goal_step` are the time and the step at which the sampled accuracy reached `ACCURACY_GOAL`.
+    `lag_consumed_…` is the lag of the tokens when they were trained.
     """
 
     run: str
@@ -65,14 +71,17 @@ class RunSummary:
     tokens_trained: int
     tokens_per_s: float | None
     idle_share: Mapping[str, float]
+    """The share of `seconds` in which each rollout had nothing to decode."""
     outcomes: Mapping[str, int]
+    """The numbers of admitted groups, of groups by ending, and of open groups."""
     restarts: int
+    """Restarts of all processes together."""
     forked_from: str = ""
     """The parent run and step of a fork; "" for other runs."""
     is_paced: bool = False
     """True if lengths and times are drawn or computed, and no model runs."""
     dropped: DropComparison | None = None
-    """Samples dropped for their age, compared with trained ones."""
+    """The samples that were dropped for their age (lag or deadline), compared with trained ones."""
 
     def line(self) -> dict[str, Any]:
         """Returns the summary as a JSON object."""
@@ -125,7 +134,7 @@ class RunSummary:
 
 
 def summarise(history: RunHistory) -> RunSummary:
-    """Returns the summary of a history, without I/O."""
+    """Returns the summary of a history; does no I/O."""
     span = history.span_s()
     lags = [value for _, value in history.metric("lag_consumed_mean")]
     lags_max = [value for _, value in history.metric("lag_consumed_max")]
@@ -164,6 +173,7 @@ def _change(points: list[tuple[float, float]]) -> MetricChange | None:
 
 
 def _goal(history: RunHistory) -> tuple[float, int] | None:
+    """Returns the seconds and the step of the first evaluation that reached `ACCURACY_GOAL`."""
     for line in sorted(history.evaluations, key=lambda line: line["step"]):
         if (line.get("accuracy_sampled") or 0.0) >= ACCURACY_GOAL:
             return float(line["seconds"]), int(line["step"])
@@ -180,9 +190,9 @@ def _idle_shares(history: RunHistory, seconds: float) -> dict[str, float]:
 
 
 def read_history(view: LogView, folder: RunFolder) -> RunHistory:
-    """Returns the run's history up to now, from log and archive; the run may be running, and parts
-    may be missing. Its warnings are those that `rollstream top` showed when the newest record was
-    written: a report written a week later does not call the run silent.
+    """Returns the run's history up to now, from log, archive and metrics files; any of them may be
+    missing. Its warnings are those that `rollstream top` showed when the newest record was written,
+    so a report that is made a week later does not warn that the run is silent.
     """
     is_configured = folder.configuration.exists()
     configuration = load_for_viewing(folder.configuration) if is_configured else None
@@ -215,7 +225,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def open_history(folder: RunFolder) -> RunHistory:
-    """Open the run's log and archive, and return its history up to now."""
+    """Returns the history of a run up to now, read from its log and archive, which it opens."""
     configuration = load_for_viewing(folder.configuration)
     with closing(open_log_and_archive(configuration, folder.path)) as view:
         assert view.bus is not None

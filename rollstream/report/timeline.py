@@ -1,9 +1,10 @@
-"""Draws the timeline of a run, with a row per rollout: its generating times by version, its weight
-pulls, its moves and its deaths. It also draws the page of a simulation, with one timeline per
-simulated run: a move is an arrow from source to destination, a pull a short mark, a drain a tick.
+"""Draws timelines as SVG: a row for the trainer's steps, then a row per rollout with a bar for each
+time in which it generated, shaded by version. `draw_timeline` draws a run for its report, with
+moves (arrows between rows), pulls (changes of weights) and deaths as marks; `write_simulated`
+writes the page of a simulation, with one timeline per simulated run.
 
-Pauses without any activity (e.g. a run stopped overnight) are cut out of the axis. The size of a
-row is bounded: in a long run each pixel shows only the newest version of its time, if there is one.
+`RunHistory` → `timeline_rows` → `time_axis` → SVG. The axis shortens pauses of the whole run. The
+size of a row is bounded: above `MARKS_MAX` bars it shows one shade per pixel, that of the newest.
 """
 
 from bisect import bisect_right
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from rollstream.simulator.experiment import PolicyRun
     from rollstream.simulator.results import SimulationResult, TimelineArrow
 
-DRAWN_MAX = 2000  # newest moves drawn; more would merge into an area and take megabytes
-ARROW_HALF_WIDTH = 3.5  # half the width of an arrowhead
-PLAN_S = 0.05  # moves of one plan have nearly equal times and are drawn side by side
+DRAWN_MAX = 2000  # the newest moves are drawn; more would be one dark area and take megabytes
+ARROW_HALF_WIDTH = 3.5  # half the width of an arrowhead, in pixels
+PLAN_S = 0.05  # moves that dispatch planned together are at most so far apart: drawn side by side
 
 
 def move_arrows(
@@ -35,10 +36,11 @@ def move_arrows(
     gap: float,
     x_of: Callable[[float], float],
 ) -> Iterator[str]:
-    """Yields an arrow per move, from the edge of the source's row to the edge of the destination's.
+    """Yields an SVG arrow for each move, from the source's row to the destination's, at the x that
+    `x_of` gives for the time of the move.
 
-    `places` maps a drawn row to the y of its middle; the edge is `gap` away from it. Moves of rows
-    that are not drawn are left out.
+    `places` maps the name of each drawn row to the y of its middle. An arrow begins and ends `gap`
+    away from the middles. Moves from or to a row that is not drawn are left out.
     """
     drawn = [m for m in moves if {m.source, m.destination} <= places.keys()]
     last_s, x = float("-inf"), 0.0
@@ -60,16 +62,22 @@ def move_arrows(
 
 
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 64.0, 34.0, 20.0, 24.0
-ROWS_MAX = 32
-SHADES = 10  # classes `v0` … `v9`, from the first to the newest version
+"""Pixels: width of the drawing, its margins for names (left) and notes (right), height of a row, of
+a bar, and of the axis.
+"""
+ROWS_MAX = 32  # rollouts drawn
+SHADES = 10  # CSS classes `v0` … `v9`, from the first to the newest version
 MARKS_MAX = 400  # bars or pulls of a row that are drawn one by one, with a title on hover
 PAUSE_S, PAUSE_SHOWN_S = 60.0, 2.0
+"""If no row has a bar for more than `PAUSE_S` seconds, the axis shows this pause as
+`PAUSE_SHOWN_S` seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineBar:
-    """Marks the time in which a row used one version, or trained one step; times are seconds since
-    the epoch.
+    """Marks a time in which a rollout generated under `version`, or in which the trainer trained
+    the step that made `version`. Times are seconds since the epoch, or virtual in a simulation.
     """
 
     start_s: float
@@ -79,41 +87,51 @@ class TimelineBar:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """Shows one process by its bars, a note at the right, and the times of its deaths."""
+    """Holds the content of one row: the bars of a process, a note at the right, and the times at
+    which the process died.
+    """
 
     name: str
     bars: tuple[TimelineBar, ...]
     note: str = ""
     deaths_s: tuple[float, ...] = ()
     pulls: tuple[ServedVersion, ...] = ()
-    """Versions that the rollout pulled, without the first."""
+    """Versions that the rollout took after its first one, each with its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """Maps wall-clock time to seconds of activity by joining the periods `[starts, ends]`."""
+    """Maps wall-clock time to a place on the axis, in seconds from its left end. Period i of
+    activity, `[starts[i], ends[i]]`, begins at the place `offsets[i]`; the pauses between periods
+    are shortened.
+    """
 
     starts: tuple[float, ...]
     ends: tuple[float, ...]
     offsets: tuple[float, ...]
 
     def at(self, time_s: float) -> float:
-        """Returns the axis position of a time, in seconds."""
+        """Returns the place of a time; for a time in a pause the end of the period before it."""
         index = max(0, bisect_right(self.starts, time_s) - 1)
         inside = min(max(time_s, self.starts[index]), self.ends[index]) - self.starts[index]
         return self.offsets[index] + inside
 
     def shows(self, time_s: float) -> bool:
-        """Returns whether the time is inside a period of activity, or shortly after one."""
+        """Returns whether the time is in a period of activity or at most `PAUSE_SHOWN_S` after it.
+        Marks at other times are not drawn.
+        """
         pieces = zip(self.starts, self.ends, strict=True)
         return any(start <= time_s <= end + PAUSE_SHOWN_S for start, end in pieces)
 
     def length_s(self) -> float:
+        """Returns the length of the whole axis."""
         return self.offsets[-1] + self.ends[-1] - self.starts[-1]
 
 
 def timeline_rows(history: RunHistory) -> list[TimelineRow]:
-    """Returns the trainer's steps, then up to `ROWS_MAX` rollouts by name."""
+    """Returns the row of the trainer, with a bar per step, then those of the first `ROWS_MAX`
+    rollouts by name.
+    """
     deaths = history.deaths()
 
     def died(name: str) -> tuple[float, ...]:
@@ -134,7 +152,7 @@ def timeline_rows(history: RunHistory) -> list[TimelineRow]:
 
 
 def version_bars(rollout: RolloutHistory) -> tuple[TimelineBar, ...]:
-    """Returns the rollout's generating times, split at each new version."""
+    """Returns a bar for each time in which the rollout generated, cut where it took a version."""
     serving = sorted(rollout.serving, key=lambda served: served.time_s)
     if not serving:  # the records were truncated, in a run without an archive
         return ()
@@ -147,7 +165,9 @@ def version_bars(rollout: RolloutHistory) -> tuple[TimelineBar, ...]:
 
 
 def time_axis(rows: Sequence[TimelineRow]) -> TimeAxis | None:
-    """Returns the axis over all bars, with pauses shortened; None without bars."""
+    """Returns an axis that covers the bars of all rows and shortens common pauses (`PAUSE_S`); None
+    if there are no bars.
+    """
     active = Intervals(PAUSE_S)
     for row in rows:
         for bar in row.bars:
@@ -162,7 +182,7 @@ def time_axis(rows: Sequence[TimelineRow]) -> TimeAxis | None:
 
 
 def draw_timeline(history: RunHistory) -> str:
-    """Returns one `<svg>`; "" if no tokens were generated or trained."""
+    """Returns the timeline of a run as one `<svg>`; "" if no token was generated or trained."""
     rows = timeline_rows(history)
     axis = time_axis(rows)
     if axis is None:
@@ -176,7 +196,7 @@ def draw_timeline(history: RunHistory) -> str:
 
 
 def _drawing(label: str, parts: Sequence[str], rows_height: float, axis: TimeAxis) -> str:
-    """Returns the rows above an axis of clock times as one `<svg>`."""
+    """Returns one `<svg>` with the drawn rows (`parts`) and below them an axis of elapsed time."""
     height = rows_height + FOOT
     marks = (
         text(_x(value, axis), height - 6, clock(value), "tick mid")
@@ -203,8 +223,8 @@ def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
 
 
 def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
-    """Yields a mark per pull. Yields none if there are so many that the marks would hide the bars;
-    the bars' shades then show the versions.
+    """Yields a mark per pull; none if there are more than `MARKS_MAX`, because they would hide the
+    bars. The shades of the bars show the versions in any case.
     """
     shown = [pull for pull in row.pulls if axis.shows(pull.time_s)]
     for pull in shown if len(shown) <= MARKS_MAX else ():
@@ -215,7 +235,9 @@ def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
 
 
 def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int) -> list[str]:
-    """Draws the row's name, note and bars; the bars are shaded by version up to `newest`."""
+    """Draws the row's name, note and bars, in bars of height `high` from y `top` on. The version
+    `newest` has the last shade.
+    """
     right = WIDTH - RIGHT
     parts = [
         text(0, top + high / 2 + 4, row.name, "label"),
@@ -238,7 +260,9 @@ def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
 def _thin_bars(
     row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int
 ) -> Iterator[str]:
-    """Yields a path per shade, which covers the pixels whose newest bar has that shade."""
+    """Draws many bars in bounded size: yields one path for each shade, over all pixels of the row
+    whose newest version has that shade. Pixels without a bar stay empty.
+    """
     shades: dict[int, int] = {}  # pixel → shade of the newest version in it
     for bar in row.bars:
         x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
@@ -263,14 +287,14 @@ def _x(shown_s: float, axis: TimeAxis) -> float:
     return LEFT + shown_s / max(1e-9, axis.length_s()) * (WIDTH - LEFT - RIGHT)
 
 
-SIMULATED_ROW, SIMULATED_BAR = 22.0, 14.0
-ROWS_SHOWN, ARROWS_SHOWN = 24, 600
+SIMULATED_ROW, SIMULATED_BAR = 22.0, 14.0  # heights on the page of a simulation, in pixels
+ROWS_SHOWN, ARROWS_SHOWN = 24, 600  # the first rollouts and arrows of a simulated run are drawn
 MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="5"
  markerHeight="5" orient="auto"><path d="M0 0L6 3L0 6z" fill="var(--c2)"/></marker></defs>"""
 
 
 def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
-    """Write one page with all simulated runs."""
+    """Write an HTML page: a table that compares the runs, then the timeline of each run."""
     body = [
         heading(
             "Simulated cluster", "virtual time; docs/explanation/simulator.md describes the model"
@@ -287,7 +311,9 @@ def write_simulated(runs: Sequence["PolicyRun"], path: Path) -> None:
 
 
 def draw_simulation(result: "SimulationResult") -> str:
-    """Returns the timeline as one `<svg>`: the trainer's steps, then the rollouts."""
+    """Returns the timeline of a simulated run as one `<svg>`: the trainer's steps, then the
+    rollouts. Its arrows are moves, pulls and drains: from a drain on, a rollout only finishes work.
+    """
     steps = tuple(TimelineBar(step.begun_s, step.ended_s, step.number) for step in result.steps)
     rows = [TimelineRow("trainer", steps)]
     for row in result.rows[:ROWS_SHOWN]:
@@ -329,6 +355,9 @@ def _result_text(result: "SimulationResult") -> str:
 
 
 def _arrow(arrow: "TimelineArrow", tops: Mapping[str, float], axis: TimeAxis) -> str:
+    """Draws a move as an arrow between two rows, and a pull or drain as a line under the row's bar:
+    as long as the pull, very short for a drain.
+    """
     x, to_x = _x(axis.at(arrow.from_s), axis), _x(axis.at(arrow.to_s), axis)
     y, to_y = (tops[name] + SIMULATED_BAR / 2 for name in (arrow.source, arrow.target))
     title = f"<title>{arrow.kind}, {escape(arrow.source)} at {clock(arrow.from_s)}</title>"

@@ -1,5 +1,9 @@
-"""Writes `report.html` from a run's history and summary: this module defines the sections and their
-order, `page.py` their look.
+"""Writes `report.html` from a run's history (`RunHistory`) and its summary (`RunSummary`).
+
+`report_page` makes the sections in their order: figures, warnings, charts, the timeline of the
+rollouts, tables, settings. Each private function makes one section and returns "" or no chart if
+the run has no data for it. The look of all parts is defined in `page.py`, the timeline's in
+`timeline.py`.
 """
 
 import json
@@ -18,20 +22,21 @@ from rollstream.report.timeline import MARKS_MAX, ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit
 
 TASKS_MAX = 8  # the page has as many distinct colours
-PASSES_MAX = 64  # lines of the table of drafts
+PASSES_MAX = 64  # lines of the table of drafts, one per task and pass over the prompts
 LINES_MAX = 200  # of the tables of rollouts and of restarts
+# The note of the chart that compares log-probabilities of engine and trainer (the mismatch).
 MISMATCH_NOTE = (
     "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
 )
 
 
 def write_report(history: RunHistory, summary: RunSummary, path: Path) -> None:
-    """Write the report atomically."""
+    """Write the report to `path`; readers see the old file or the whole new one."""
     page.write_page(report_page(history, summary), path)
 
 
 def report_page(history: RunHistory, summary: RunSummary) -> str:
-    """Returns the page; sections without data are left out."""
+    """Returns the report as HTML; sections without data are left out."""
     name = summary.run or "run"
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
     if summary.forked_from:
@@ -57,6 +62,7 @@ def report_page(history: RunHistory, summary: RunSummary) -> str:
 
 
 def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
+    """Returns the figures at the head of the page, as (name, value)."""
     figures: list[tuple[str, str]] = []
     if summary.accuracy_sampled:
         figures.append(("held-out accuracy, sampled", summary.accuracy_sampled.text(".2f")))
@@ -76,7 +82,9 @@ def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _learning(history: RunHistory) -> list[Chart]:
-    """Returns charts of the model's behaviour: accuracy, answer styles, reward, length."""
+    """Returns charts of the model's behaviour: accuracy on held-out prompts, styles of answers,
+    reward, length.
+    """
     accuracy = (
         Series("sampled (T = 1)", history.evaluated("accuracy_sampled"), 1),
         Series("greedy", history.evaluated("accuracy_greedy"), 2),
@@ -108,8 +116,8 @@ def _learning(history: RunHistory) -> list[Chart]:
 
 
 def _by_task(history: RunHistory) -> list[Chart]:
-    """Returns charts of rewards, accuracies and mismatch by task, for the first eight tasks by
-    name.
+    """Returns charts of reward, accuracy and mismatch (of engine and trainer) by task, for the
+    first `TASKS_MAX` tasks by name.
     """
     rewards = [(task, history.metric(metric)) for metric, task in tasks_of(history)]
     prefix = "accuracy_sampled/"
@@ -133,7 +141,7 @@ def _by_task(history: RunHistory) -> list[Chart]:
 
 
 def _mechanics(history: RunHistory) -> list[Chart]:
-    """Returns charts of the training: lag, times, loss and policy statistics."""
+    """Returns charts of the training: lag, seconds per step, loss and statistics of the policy."""
 
     def one(
         title: str, metric: str, note: str, form: str = ".3f", low: float | None = None
@@ -169,8 +177,9 @@ def _mechanics(history: RunHistory) -> list[Chart]:
 
 
 def draft_charts(drafted: DraftHistory) -> list[Chart]:
-    """Returns charts of accepted draft tokens and of tokens per forward pass, over the passes over
-    the prompts; none for a single pass.
+    """Returns two charts with a line per task, whose x-axis counts the passes over the prompts: the
+    accepted share of draft tokens, and the tokens per forward pass. With a single pass there are no
+    charts.
     """
     passes = drafted.passes()
     if len({one.number for one in passes}) < 2:
@@ -212,8 +221,9 @@ def draft_charts(drafted: DraftHistory) -> list[Chart]:
 
 
 def _shares(history: RunHistory) -> tuple[Series, ...]:
-    """Returns the shares of answer styles as at most four series, with the style that is the
-    largest at the end at the bottom.
+    """Returns the shares of the styles of held-out answers over the evaluations, as at most four
+    series. The first is the style with the largest share in the last evaluation; of more than four
+    styles all but three are added up as "others".
     """
     lines = sorted(
         (one for one in history.evaluations if one.get("shares")), key=lambda one: one["step"]
@@ -242,13 +252,14 @@ def _shares(history: RunHistory) -> tuple[Series, ...]:
 
 
 def _warnings(history: RunHistory) -> str:
-    """Returns a card with the warnings at the run's last record; "" without warnings."""
+    """Returns a card with the warnings that held at the run's newest record."""
     rows = [(warning.what, warning.do) for warning in history.concerns]
     content = page.table(["warning", "advice"], rows)
     return page.wide("Warnings", "of the run's last steps", content) if rows else ""
 
 
 def _timeline(history: RunHistory) -> str:
+    """Returns a card that shows when each rollout generated, and under which version."""
     drawn = draw_timeline(history)
     more = len(history.rollouts) - ROWS_MAX
     note = "darker is a newer version (lighter on a dark page); in gaps the rollout was idle"
@@ -260,6 +271,9 @@ def _timeline(history: RunHistory) -> str:
 
 
 def _outcomes(history: RunHistory) -> str:
+    """Returns a card with the groups by ending. The admitted groups must equal the ended and open
+    ones (invariant 1), so all counts together are twice the admitted ones.
+    """
     counts = history.outcomes()
     adds = "they add up" if sum(counts.values()) == 2 * counts["admitted"] else "THEY DO NOT ADD UP"
     if history.state.is_tail:
@@ -272,6 +286,9 @@ def _outcomes(history: RunHistory) -> str:
 
 
 def _dropped(history: RunHistory) -> str:
+    """Returns a card that compares the samples dropped for their lag or at a deadline with the
+    trained ones.
+    """
     found = history.dropped.compared()
     if not found.dropped:
         return ""
@@ -285,7 +302,7 @@ def _dropped(history: RunHistory) -> str:
 
 
 def draft_table(drafted: DraftHistory) -> str:
-    """Returns a card with draft totals by pass and task; "" without drafts."""
+    """Returns a card with the totals of drafted tokens by task and pass over the prompts."""
     passes = drafted.passes()
     if not passes:
         return ""
@@ -312,6 +329,7 @@ def _figure(value: float | None, form: str = "g") -> str:
 
 
 def _rollouts(history: RunHistory, summary: RunSummary) -> str:
+    """Returns a card with a line per rollout, for the `LINES_MAX` that generated most tokens."""
     if not history.rollouts:
         return ""
     shown = nlargest(LINES_MAX, history.rollouts.items(), key=lambda one: one[1].tokens)
@@ -334,6 +352,7 @@ def _rollouts(history: RunHistory, summary: RunSummary) -> str:
 
 
 def _restarts(history: RunHistory) -> str:
+    """Returns a card with the restarts by role, and the last deaths that a supervisor recorded."""
     deaths, restarts = history.deaths(), history.state.restarts()
     worst = nlargest(LINES_MAX, restarts.items(), key=lambda one: one[1])
     content = page.table(["role", "restarts"], sorted(worst)) if worst else ""

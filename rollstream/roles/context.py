@@ -1,9 +1,10 @@
-"""Opens a role's context: the log and the store of its run beside its launch options; and builds
-the parts that several roles need, the task and the bounds of trajectories.
+"""Opens a role's context (`open_role_context`): its launch options, and the log and store of its
+run. Also builds from the run's configuration what several roles need.
 
-Every role builds the task from the settings and the run's tokenizer, and checks that the model has
-all tokens that the task uses. Trainer, rollouts, replay and audit apply the bounds with the same
-function.
+The task comes from the settings and the run's tokenizer (`load_run_task`). The prompts come from
+the task (`prompt_order`), and only if the model has all tokens that the task uses. The bounds state
+which trajectories can be trained (`training_bounds`, `run_rule`); trainer, rollouts, replay and
+audit apply bounds by one function (`refusal` in `streams/admissible.py`).
 """
 
 import os
@@ -48,16 +49,18 @@ class RoleLaunch:
     nonce: str
     """Identifies this process as holder of a lease."""
     handed_nonce: str | None = None
-    """The nonce of the predecessor that the supervisor reaped; its lease may be taken at once."""
+    """The nonce of the predecessor, whose process the supervisor saw end; its lease may be taken at
+    once.
+    """
     accept_config: bool = False
-    """True to continue although the run had another configuration."""
+    """True to continue a run whose recorded configuration is another one."""
     grace_s: float | None = None
     """The seconds that a preemptible rollout has after a request to stop; None for other roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext(RoleLaunch):
-    """Adds the opened log and store of its run to a launched role."""
+    """Holds a role's launch options with the opened log (`bus`) and store of its run."""
 
     bus: Bus
     store: ObjectStore
@@ -67,7 +70,7 @@ class RoleContext(RoleLaunch):
 
 @contextmanager
 def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
-    """Open the run's log and store while the block runs; all topics of the run exist then."""
+    """Open the run's log and store while the block runs; creates the topics that do not exist."""
     bus = open_run_log_for_writing(launch.configuration, launch.folder)
     if isinstance(bus, ProvidesMetrics):
         watch.dependencies.append(bus.metric_values)
@@ -82,8 +85,8 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
 
 
 def set_torch_threads(threads: int) -> None:
-    """Set torch's threads in this process. Several roles share few cores, so no role may use all of
-    them.
+    """Set the number of threads with which torch computes in this process. Several roles share few
+    cores, so no role may use as many threads as there are cores, which is torch's default.
     """
     import torch
 
@@ -92,8 +95,8 @@ def set_torch_threads(threads: int) -> None:
 
 
 def engine_device(rollouts: RolloutSettings) -> str | None:
-    """Returns the device of an engine, None if the engine chooses it itself. Raises
-    `ConfigurationError` for a device that this process does not see.
+    """Returns the device of the engine `torch`; None for other engines, which choose it themselves.
+    Raises `ConfigurationError` for a device that this process does not see.
     """
     import torch
 
@@ -147,19 +150,19 @@ def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
-    """Returns the length, in tokens, of the longest prompt that leaves room for an answer of the
-    maximum length.
+    """Returns the length, in tokens, of the longest prompt that still leaves room in the context
+    for an answer of the maximum length.
     """
     return configuration.rollouts.context_max - configuration.sampling.tokens_max
 
 
 def load_run_task(configuration: Configuration, folder: Path) -> Task:
-    """Returns the task of a run whose model exists, because the tokenizer may be the model's."""
+    """Returns the run's task. The run's model must exist: its tokenizer may be the task's."""
     return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))
 
 
 def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
-    """Returns the order of the run's prompts: the prompt of each group, with its sampling
+    """Returns the order of the run's prompts, which gives for each group its prompt and sampling
     parameters. Raises `ConfigurationError` if the model lacks tokens of the task.
     """
     c = configuration
@@ -199,14 +202,15 @@ def classify_engine_errors(
     is_first: bool = True,
     instead: str = "another engine (rollouts.engine)",
 ) -> Generator[None]:
-    """Turn the refusal of an engine, or of an external server, that the block opens into
-    `ConfigurationError` if it is final and into `EngineUnavailable` if not. `is_first` states
-    whether the block opens the run's first version; `instead` names the alternative to another
-    model.
+    """Change an error of the block, which opens an engine, into one that states whether it is
+    final: `ConfigurationError` ends the role, and after `EngineUnavailable` the supervisor starts
+    it again.
 
-    An error is final if a check of Rollstream refuses the model or a setting by name. It is not
-    final if a library or the machine failed, if a later version was refused (the next one may be
-    accepted), or if an external server is misconfigured: then the supervisor starts the role again.
+    An error is final if a check of Rollstream refused the model or a setting by name. It is not
+    final if a library or the machine failed (the error then has a cause), if it is not the run's
+    first version that was refused (`is_first`), since the next one may be accepted, or if the
+    settings of an external server are wrong (`is_server`). A refusal by such a server is raised
+    unchanged. `instead` names what the user may choose instead of another model.
     """
     try:
         yield

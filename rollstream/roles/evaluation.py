@@ -1,10 +1,10 @@
-"""Evaluation as a role: follows `weights` and evaluates due versions beside the run without
-delaying it.
+"""Evaluates versions on held-out prompts: as a role that follows the topic `weights` beside the
+run, without delaying it (`evaluate_announced`), or stored ones on request (`evaluate_stored`).
 
-Every `evaluation.every`-th version is due, and so are the first and the last. A version's tensors
-are fetched and verified before its evaluation starts, so its removal by retention cannot disturb
-the evaluation; due versions that wait are pinned, within `weights.versions_max`. Each evaluated
-version has one line in `metrics/eval.jsonl`, even if the role is killed and restarts.
+For the role every `evaluation.every`-th version is due, and the last one. A version is fetched and
+verified before its evaluation starts, so its removal cannot disturb the evaluation. Due versions
+that wait are pinned: retention removes others first. Each due version has one line in
+`metrics/eval.jsonl`, also after a kill and a restart; one that was removed too early has none.
 """
 
 import json
@@ -47,8 +47,8 @@ EVALUATION_OFF = "no evaluation (evaluation.enabled = false)"
 
 
 def evaluate_announced(context: RoleContext) -> bool:
-    """Evaluate due versions as they are announced; True once the last step's version is
-    evaluated.
+    """Evaluate due versions as they are announced and append their lines, until the last step's
+    version is done (True) or the role is stopped (False). Versions with a line are not repeated.
     """
     c = context.configuration
     set_torch_threads(c.evaluation.threads)
@@ -83,8 +83,8 @@ def evaluate_announced(context: RoleContext) -> bool:
 
 
 def evaluate_stored(context: RoleContext, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
-    """Evaluate these stored versions now; yields their lines. Raises `ObjectMissing` for a version
-    that is not stored.
+    """Evaluate these stored versions now and yield their lines, without writing them to
+    `metrics/eval.jsonl`. Raises `ObjectMissing` for a version that is not stored.
     """
     c = context.configuration
     set_torch_threads(c.evaluation.threads)
@@ -107,7 +107,7 @@ def _open_evaluator(context: RoleContext) -> "Evaluator":
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
-    """Numbers of the due versions up to `newest`, evaluated or not."""
+    """Numbers of the due versions up to `newest`, evaluated or not; version 0 is due."""
     last = [c.trainer.steps] if newest >= c.trainer.steps else []
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
@@ -115,21 +115,27 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
 def _present(
     context: RoleContext, due: Sequence[int], announced: Mapping[int, Version]
 ) -> list[Version]:
-    """The versions of the next due numbers: announced or, without an announcement, stored ones."""
+    """The versions with the first `PINNED_MAX` of these due numbers: as announced, or, if no
+    announcement was read, as stored. Numbers without a version are left out.
+    """
     numbers = due[:PINNED_MAX]
     found = (announced.get(number) or stored_version(context, number) for number in numbers)
     return [version for version in found if version is not None]
 
 
 def stored_version(context: RoleContext, number: int) -> Version | None:
-    """The stored version of this number, of the highest term if several trainers made one."""
+    """The complete stored version with this number; of several (a replaced trainer made one too)
+    the one of the highest term.
+    """
     stored = [v.version for v in stored_versions(context.store) if v.whole]
     return max((v for v in stored if v.number == number), default=None)
 
 
 @dataclass(slots=True)
 class Evaluator:
-    """Evaluates one version after the other, each in a new engine."""
+    """Evaluates one version after the other, each in a new engine (`line`), and counts for the
+    role's metrics.
+    """
 
     context: RoleContext
     task: Task
@@ -137,13 +143,16 @@ class Evaluator:
     held: ResidentWeights = field(default_factory=ResidentWeights)
     """Weights of the previously evaluated version: only deltas to the next one are fetched."""
     done: set[int] = field(default_factory=set[int])
+    """Numbers of the versions that are evaluated, or that retention removed before."""
     due: int = 0
+    """Number of announced versions that wait for their evaluation."""
     count: int = 0
+    """Number of evaluations of this process."""
     last: dict[str, float] = field(default_factory=dict[str, float])
     """Values of the newest evaluation of this process."""
 
     def evaluated(self, line: dict[str, object]) -> None:
-        """Record that this line was written."""
+        """Count an evaluation whose line was written, and keep its values for the metrics."""
         self.count += 1
         self.last = {k: float(v) for k, v in line.items() if isinstance(v, int | float)}
 
@@ -158,7 +167,9 @@ class Evaluator:
         }
 
     def line(self, version: Version) -> dict[str, object] | None:
-        """The line of `eval.jsonl`; None if retention removed the version first."""
+        """Evaluate a version and return its line of `eval.jsonl`; None if retention removed the
+        version before it was fetched.
+        """
         c, store = self.context.configuration, self.context.store
         try:
             manifest = self.held.update(store, version).manifest
@@ -167,9 +178,10 @@ class Evaluator:
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None
-        # A vLLM server serves rollouts only.
+        # A vLLM server serves rollouts only, so this process loads an engine of its own.
         name = "torch" if c.rollouts.has_server else c.rollouts.engine
-        # A refusal of a later version is about that version, not the model: the role restarts.
+        # If the engine refuses the first version, it cannot serve the model: a configuration error.
+        # A refusal of a later version is no reason to give up: it ends the role, which restarts.
         with nullcontext() if self.done else classify_engine_errors(name, instead=EVALUATION_OFF):
             engine = open_engine(
                 name,
@@ -191,8 +203,9 @@ class Evaluator:
         return evaluation.line(version.number, manifest.created_s - self._started_s())
 
     def _started_s(self) -> float:
-        """The time at which version 0 was made. A line's seconds count from it to the version's
-        creation, however late the version is evaluated.
+        """The time at which version 0 was made. The field `seconds` of a line counts from it to the
+        creation of the line's version, however late that version is evaluated. The time is kept in
+        a file, because version 0 may be removed.
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():

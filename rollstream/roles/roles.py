@@ -1,8 +1,10 @@
-"""Builds each role from the configuration and runs it until it is done or stopped.
+"""Runs one role in this process until it is done or stopped (`run_role`), and defines the small
+roles; the files beside this one define rollout, trainer and evaluation.
 
-A single-holder role runs inside its lease (`hold_role_lease`). Rollouts read through their node's
-relay; the trainer pushes new versions to the chain of relays. Without `[relay] enabled` both use
-the store itself.
+`run_role` opens log and store, checks that this configuration is the run's, and calls the role's
+function (`catalogue.py`), which builds the role's parts and runs its loop. A single-holder role
+runs inside its lease (`hold_role_lease`). `with_relay_reads` lets rollouts read versions through
+their node's relay; `with_relay_push` lets the trainer send new versions to the relays.
 """
 
 import os
@@ -46,13 +48,14 @@ from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.settings import folder_for
 from rollstream.storage.stores.connect import check_conditional_writes
 
-LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
-ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share while others use the core
+LEASE_WAIT_S = 30 * 86_400.0  # of a standby, which the supervisor ends when the run ends
+ARCHIVE_NICENESS = 10  # the archive gets a tenth of a core's time while other processes want it
 
 
 def run_role(launch: RoleLaunch) -> bool:
     """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` if a
-    higher term took the role over.
+    holder of a higher term took the role over, and `ConfigurationError` if the run's store has
+    another configuration or does not obey conditional writes.
     """
     c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (
@@ -72,7 +75,9 @@ def run_role(launch: RoleLaunch) -> bool:
 def evaluate_versions(
     configuration: Configuration, folder: Path, numbers: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Evaluate the stored versions of these numbers now; yields a line of `eval.jsonl` for each."""
+    """Evaluate the stored versions of these numbers in this process; yields the result of each, in
+    the form of a line of `eval.jsonl`.
+    """
     from rollstream.roles.evaluation import evaluate_stored
 
     launch = RoleLaunch(
@@ -88,7 +93,7 @@ def evaluate_versions(
 
 
 def _record_usage(folder: Path, name: str) -> None:
-    """Append peak resident memory and CPU time of this process to its metrics file."""
+    """Append the peak resident memory and the CPU time of this process to its metrics file."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     line = {
         "time_s": time.time(),
@@ -102,12 +107,13 @@ def _record_usage(folder: Path, name: str) -> None:
 
 @contextmanager
 def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
-    """Wait for the role's lease and hold it while the block runs. The end of the block releases it,
-    so the next holder need not wait, or raises `Fenced` if the lease was lost.
+    """Wait for the role's lease and hold it while the block runs; the end of the block releases it,
+    so the next holder need not wait. Raises `ConfigurationError` if the run was deleted meanwhile.
 
-    A thread renews the lease. A higher term (`Fenced`) or a failed renewal ends the process with an
-    error, so two holders never act for long (invariant 7 voids the records that the earlier holder
-    still appends).
+    A thread renews the lease. If the lease is lost, because another process took the role or the
+    store failed for the lease's whole duration, the thread sets `context.stop`, and the end of the
+    block raises `Fenced`. So two holders never act side by side for long; records that the earlier
+    one still appends are void (invariant 7).
     """
     candidate = LeaseCandidate(role, context.name, context.nonce, duration_s, context.handed_nonce)
     lease = _acquire(context, candidate)
@@ -125,14 +131,17 @@ def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Gener
 
 
 def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
+    """Wait for the lease as a standby. A stop meanwhile ends the process with exit code 143."""
+
     def sleep(seconds: float) -> None:
         if context.stop.wait(seconds):
-            raise SystemExit(143)  # stopped while it stood by; 0 would mean that its work is done
+            raise SystemExit(143)  # 0 would mean that the role's work is done
 
     return acquire_lease(context.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
 
 
 def run_prompts(context: RoleContext) -> bool:
+    """Publish prompts, four steps ahead of admission, until the role is stopped."""
     from rollstream.producers.prompt_source import PromptSource
     from rollstream.roles.context import prompt_order
 
@@ -146,6 +155,9 @@ def run_prompts(context: RoleContext) -> bool:
 
 
 def run_dispatch(context: RoleContext) -> bool:
+    """Admit groups and assign their trajectories until the role is stopped; moves are written to
+    the run's metrics too.
+    """
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch
     from rollstream.monitor.state import MOVES_FILE, foreign_line, move_line
@@ -181,6 +193,7 @@ def run_dispatch(context: RoleContext) -> bool:
 
 
 def run_archive(context: RoleContext) -> bool:
+    """Write the log as Parquet files, at low priority, until the role is stopped."""
     from rollstream.consumers.archive.service import ArchiveService
 
     c = context.configuration
@@ -194,7 +207,7 @@ def run_archive(context: RoleContext) -> bool:
 
 
 def run_relay(context: RoleContext) -> bool:
-    """Serve versions until the role is stopped."""
+    """Run this node's relay, a cache of weight versions, until the role is stopped."""
     relay = build_relay(context)
     context.watch.offer(relay.metric_values, relay.readers)
     relay.run(context.stop)
@@ -202,7 +215,7 @@ def run_relay(context: RoleContext) -> bool:
 
 
 def run_scorer(context: RoleContext) -> bool:
-    """Annotate trajectories until the role is stopped."""
+    """Write late rewards as annotations of trajectories until the role is stopped."""
     scorer = build_scorer(context)
     context.watch.offer(scorer.metric_values)
     scorer.run(context.stop)
@@ -210,13 +223,16 @@ def run_scorer(context: RoleContext) -> bool:
 
 
 def build_relay(context: RoleContext) -> Relay:
-    """Build this node's relay under its next term."""
+    """Build this node's relay, which takes the next term of all relays and serves at once."""
     settings = context.configuration.relay
     return Relay(context.bus, context.store, settings, context.name, _relay_folder(context))
 
 
 def with_relay_reads(context: RoleContext) -> RoleContext:
-    """Returns the context with the node's relay in front of its store."""
+    """Returns the context with a store that reads weight versions through this node's relay, and
+    from the original store where the relay cannot serve them; the same context without
+    `relay.enabled`.
+    """
     settings = context.configuration.relay
     if not settings.enabled:
         return context
@@ -226,8 +242,9 @@ def with_relay_reads(context: RoleContext) -> RoleContext:
 
 
 def with_relay_push(context: RoleContext) -> RoleContext:
-    """Returns the context with a store that also pushes the objects of new versions, as this
-    process writes them, to the relay chain.
+    """Returns the context with a store that also sends the objects of new versions, while this
+    process writes them, to the first of the run's relays, which read from each other in a chain;
+    the same context without `relay.enabled` or with `relay.push_bytes_max = 0`.
     """
     settings = context.configuration.relay
     if not settings.enabled or not settings.push_bytes_max:
@@ -246,8 +263,8 @@ def _relay_folder(context: RoleContext) -> Path:
 
 
 def build_scorer(context: RoleContext) -> Scorer:
-    """Build the scorer, which runs the task's reward or the configured function in a pool of
-    processes; it resumes at the committed positions of its consumer group.
+    """Build the scorer, which runs the task's reward or the function of `scoring.function` in a
+    pool of processes; it resumes at the committed positions of its consumer group.
     """
     c = context.configuration
     load_run_task(c, context.folder)  # errors raise here, not at the first trajectory

@@ -1,8 +1,10 @@
-"""Runs a rollout as a role: it waits for the first announced version, then builds engine and
-worker. `measure_profile` measures the step times of its engine, and `run_profile` reads them.
+"""Runs a rollout as a role (`run_rollout`): waits for the first announced version, opens the engine
+with its weights, and builds the loop that generates (`RolloutLoop`) with all its parts.
 
-A profile belongs to a machine, an engine and a shape of model, not to weights: an untrained model
-gives the same profile.
+Also measures an engine's profile, its step times by batch and cache (`measure_profile`), for
+`rollstream profile`. `run_profile` reads it: B_max, the largest batch at which another sequence
+hardly slows a decode step, follows from it. A profile belongs to a machine, an engine and a shape
+of model, not to weights: an untrained model gives the same one.
 """
 
 import json
@@ -72,15 +74,17 @@ from rollstream.streams.values import Version
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-POLL_S = 0.02
+POLL_S = 0.02  # between two looks for the first version
 
 
 def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
 ) -> EngineProfile | None:
-    """Returns the configured profile, else the one in the run's folder, else None.
+    """Returns the profile in the file of `rollouts.profile`, else the one in the run's folder; None
+    if there is neither.
 
-    Raises `ConfigurationError` if the profile is of another engine or model.
+    Raises `ConfigurationError` if the profile is of another engine or another shape of model, or if
+    the configured file is no profile.
     """
     engine = configuration.rollouts.engine
     key = model_key(model, changed_settings(configuration.rollouts))
@@ -100,7 +104,10 @@ def run_profile(
 def measure_profile(
     configuration: Configuration, folder: Path, progress: Callable[[StepTiming], None]
 ) -> EngineProfile:
-    """Measure the run's engine on its model; `progress` is called with each measured step time."""
+    """Measure the run's engine on its model (before the warm-up on an untrained one) and return the
+    profile; `progress` is called with each measured step time. Raises `ConfigurationError` if the
+    engine or the context cannot be measured.
+    """
     c = configuration
     if c.rollouts.engine == "paced":
         raise ConfigurationError(
@@ -135,7 +142,9 @@ def measure_profile(
 
 
 def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
-    """Returns the settings that change an engine's step times and differ from their defaults."""
+    """Returns the settings that affect an engine's step times, as far as they differ from their
+    defaults.
+    """
     if rollouts.engine == "vllm":
         given = rollouts.vllm.model_dump(exclude_defaults=True)
         names = ("dtype", "tensor_parallel", "head_float32", "args")
@@ -146,7 +155,7 @@ def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
 
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
-    """Returns the run's model; before the warm-up, an untrained one of its shape."""
+    """Returns the run's model; an untrained one of its shape if the warm-up has not made it yet."""
     from rollstream.warmup.warmup import untrained_model
 
     path = model_folder(configuration, folder)
@@ -157,7 +166,7 @@ def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrai
 
 
 def run_rollout(context: RoleContext) -> bool:
-    """Generate until the role is stopped."""
+    """Generate until the role is stopped. Returns False, because a rollout is never done."""
     rollout = build_rollout(with_relay_reads(context))
     if rollout is not None:
         context.watch.offer(rollout.metric_values, rollout.readers)
@@ -166,8 +175,9 @@ def run_rollout(context: RoleContext) -> bool:
 
 
 def build_rollout(context: RoleContext) -> RolloutLoop | None:
-    """Returns the worker under the rollout's next term; None if the role was stopped before a
-    version was announced.
+    """Take the rollout's next term, wait for a version, and return the loop. Its engine serves the
+    version, and an `Applied` record is published that states so. Returns None if the role was
+    stopped before a version was announced.
     """
     c = context.configuration
     set_torch_threads(c.rollouts.threads)
@@ -175,7 +185,8 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     task = load_run_task(c, context.folder)
     term = next_term(context.store, ROLLOUTS, context.name)
     assignments = AssignmentQueue(context.bus, context.name, term)
-    # Large versions: torch's own tensors are the base of deltas, and vLLM's workers map a file.
+    # Large versions are not kept in this process: they are streamed into the tensors of the engine
+    # `torch`, and written to a file that the processes of vLLM map.
     follower = WeightsFollower(
         context.bus,
         context.store,
@@ -221,12 +232,15 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
 
 
 def _open_draft_feed(context: RoleContext) -> DraftFeed | None:
-    """Returns the feed that fills the node's draft history; None if the rollout does not draft."""
+    """Returns the feed that fills the node's history of earlier answers, from which drafts come;
+    None if the rollout does not draft.
+    """
     c, bus = context.configuration, context.bus
     if not c.rollouts.is_drafting:
         return None
 
     def earlier() -> Bus:
+        """Returns the log, with the archive in front of it if the run has one."""
         if not c.archive.enabled:
             return bus
         from rollstream.storage.log_view import LogView
@@ -236,12 +250,14 @@ def _open_draft_feed(context: RoleContext) -> DraftFeed | None:
     folder = segment_folder(c.run, context.folder, socket.gethostname())
     node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
     draft_feed = DraftFeed(bus, earlier, node)
-    draft_feed.poll()  # clears the history of a killed run before it is read
+    draft_feed.poll()  # clears what a killed run left in the history, before the engine reads it
     return draft_feed
 
 
 def _draft_source(context: RoleContext, draft_feed: DraftFeed) -> DraftSource:
-    """Drafts from the node's history and from the sequences running in this engine."""
+    """Returns the engine's source of drafts: the node's history, and a private history of the
+    sequences that run in this engine.
+    """
     rollouts = context.configuration.rollouts
     most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
     return CombinedSource(draft_feed.node, AnswerHistory(most, choice=rollouts.drafts_choice))
@@ -250,7 +266,9 @@ def _draft_source(context: RoleContext, draft_feed: DraftFeed) -> DraftSource:
 def _open_first_engine(
     context: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None
 ) -> tuple[Engine, int]:
-    """Does as `open_rollout_engine`; an error of the engine is classified as final or not."""
+    """Open the engine (`open_rollout_engine`). Its errors are classified as final or not
+    (`classify_engine_errors`): after a final one the supervisor does not start the role again.
+    """
     rollouts = context.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
@@ -263,7 +281,9 @@ def open_rollout_engine(
     context: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
 ) -> tuple[Engine, int]:
     """Returns the engine, which serves the fetched version, and its B_max: the configured one, else
-    its profile's, else all slots. The engine drafts from `drafts` if given.
+    that of its profile (the engine `paced` computes it), else all slots. The engine drafts from
+    `drafts` if given. If versions are adapters, the engine is opened with their base weights,
+    which are read back and compared, and then takes the adapter as an update.
     """
     c, announced = context.configuration, fetched.announced
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
@@ -309,7 +329,7 @@ def open_rollout_engine(
 
 
 def _first_weights(context: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
-    """Waits for an announced version and returns the newest; None if the role is stopped first."""
+    """Wait for an announced version and return it fetched; None if the role is stopped first."""
     while not context.stop.wait(POLL_S):
         follower.read()
         follower.prefetch(None)

@@ -1,8 +1,10 @@
-"""Runs the trainer as a role: builds a `Trainer` from the starting model, the settings and the
-role's context. With several processes rank 0 holds the role and the other ranks follow its ledger.
+"""Runs the trainer as a role (`run_train`): loads the starting model, builds a `Trainer` from the
+settings and the role's context (its log, store and options), and trains to the last step.
 
-Environment variables, which `rollstream train` or `torchrun` sets, state that there are several
-processes. Without them there is one, and nothing of the sharded trainer is imported.
+Several processes (ranks) may train one model together: `rollstream train` or `torchrun` then sets
+the variables of `rank_plan.py`. Rank 0 holds the trainer's lease and appends to the ledger; the
+other ranks read it and train the same takes. With one process the modules for several ranks
+(`consumers/trainer/sharded/`) are not imported, except `rank_plan.py`.
 """
 
 import json
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PACED_LEARNER = "paced"
+"""The learner that trains no model and only takes the configured time (`trainer.learner`)."""
 
 
 def run_train(context: RoleContext) -> bool:
-    """Train until the last step, as the only process, as rank 0, or as a rank that follows rank 0.
-    Returns True when the run is complete.
+    """Run this process as the only one of the trainer, as rank 0, or as a rank that follows rank 0,
+    until the run's last step (returns True) or until the role is stopped (returns False).
     """
     with join_rank_group(context) as ranks:
         if ranks is not None and ranks.rank:
@@ -59,9 +62,10 @@ def run_train(context: RoleContext) -> bool:
 
 
 def starting_model(configuration: Configuration, folder: Path) -> PreTrainedModel | PacedModel:
-    """Returns the weights of version 0, with the adapters to train if the run trains adapters: the
-    model in the run's folder or, under `trainer.learner = "paced"`, drawn weights of the configured
-    size, which are changed but not trained.
+    """Returns the model of version 0: the configured one, or the one in the run's folder. If the
+    run trains LoRA adapters (`model.lora`), these are attached. Under `trainer.learner = "paced"`
+    returns the description of random weights of the configured size, which each step changes a
+    little without training.
     """
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
@@ -76,6 +80,7 @@ def starting_model(configuration: Configuration, folder: Path) -> PreTrainedMode
 
 
 def _with_adapters(model: PreTrainedModel, c: Configuration) -> PreTrainedModel:
+    """Returns the model, with new adapters attached if the run trains adapters."""
     if c.model.lora.rank:
         dtype: torch.dtype = getattr(torch, c.weights.dtype)
         attach_adapters(model, c.model.lora, c.seed, dtype, c.model.path or f"{c.run}/model")
@@ -83,8 +88,9 @@ def _with_adapters(model: PreTrainedModel, c: Configuration) -> PreTrainedModel:
 
 
 def make_paced_folder(task: Task, folder: Path) -> None:
-    """Write the model folder of a paced run: the size of its vocabulary and its tokenizer, which
-    every version carries. The write is atomic; an existing folder is kept.
+    """Write the model folder of a paced run, which has no model: a `config.json` with the size of
+    the vocabulary, and the task's tokenizer. The folder appears completely or not at all; an
+    existing folder is kept.
     """
     if folder.exists():
         return
@@ -99,8 +105,9 @@ def make_paced_folder(task: Task, folder: Path) -> None:
 
 
 def shared_starting_model(configuration: Configuration, folder: Path) -> "StartingModel":
-    """Returns the weights of version 0 for several ranks, each of which reads only its own rows. A
-    rank reads all rows if the checkpoint names its tensors differently from the model.
+    """Returns the model of version 0 for several ranks, each of which reads only the rows of each
+    tensor that it will hold. If the files have other names or shapes of tensors than the model
+    (transformers converts them while it loads), each rank reads the whole model instead.
     """
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 
@@ -114,8 +121,8 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
 
 @contextmanager
 def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
-    """Connect all ranks while the block runs; they end together. Yields None if this is the only
-    process.
+    """Connect this process with the other ranks while the block runs, and yield the connection; at
+    the end of the block all ranks end together. Yields None if this is the only process.
     """
     if not is_launched():
         yield None
@@ -133,8 +140,8 @@ def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
 
 
 def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
-    """Train the micro-batches that rank 0 takes, as another rank of the same model. Returns True
-    when the run is complete.
+    """Train the takes that rank 0 appends to the ledger, as another rank of the same model. Returns
+    True when the run is complete, False if rank 0 ended before.
     """
     from rollstream.consumers.trainer.sharded.follower import build_follower
 
@@ -154,7 +161,7 @@ SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:
-    """Returns the settings that the run's trainer follows at every rank."""
+    """Returns the settings that the trainer follows; they are equal on every rank."""
     c = context.configuration
     archived = c.archive.topics if c.archive.enabled else ()
     rule = run_rule(c, context.folder)
@@ -162,8 +169,9 @@ def trainer_plan(context: RoleContext) -> TrainerPlan:
 
 
 def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> InitialModel:
-    """Returns the model that the run starts from; with `ranks` it is one that all ranks train
-    together.
+    """Returns the model that the run starts from, with the files that every version carries. With
+    `ranks` it is a model that these ranks train together, with a hash by which they can check that
+    all of them start from the same one.
     """
     c, folder = context.configuration, context.folder
     files = config_and_tokenizer_files(model_folder(c, folder))
@@ -177,9 +185,11 @@ def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> Initial
 
 
 def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
-    """Train to the run's last step, with the other `ranks` if there are any. Returns True when the
-    run is complete. Raises `ConfigurationError` if the run had another configuration, unless
-    `context.accept_config` is set.
+    """Train as the holder of the trainer's lease with this `term`, together with the other `ranks`
+    if there are any. Returns True when the run is complete, False if the role was stopped.
+
+    Raises `ConfigurationError` if the run was trained under another configuration. With
+    `context.accept_config` only a change of a setting that is fixed for a run is refused.
     """
     c = context.configuration
     store_configuration(context.store, c)
@@ -211,9 +221,9 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
 
 
 def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Returns the content of the configuration and tokenizer files of a model's folder by file
-    name; every version carries them beside its weights. Folders from the Hub also contain other
-    files (weights in other formats, pictures), which are left out.
+    """Returns the configuration and tokenizer files of a model's folder, as content by file name;
+    every version carries them beside its weights. They are recognised by `SMALL_SUFFIXES` and
+    `SMALL_BYTES_MAX`; other files of a folder from the Hub (weights, pictures) are left out.
     """
     return {
         path.name: path.read_bytes()

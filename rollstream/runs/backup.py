@@ -17,17 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from rollstream import errors
 from rollstream.config.config import load_for_viewing
 from rollstream.config.identity import DELETED, RunIdentity, read_identity
 from rollstream.consumers.replay.topic_copy import partition_batches
-from rollstream.errors import (
-    ConfigurationError,
-    DecodeError,
-    ObjectExists,
-    ObjectMissing,
-    PositionLost,
-    StoreError,
-)
 from rollstream.runs.cut import Cut, TopicCut, fix_cut
 from rollstream.storage.claim_check import is_claim, parse_blob_key
 from rollstream.storage.stores.base import ListedObject, ObjectStore, check_key
@@ -164,7 +157,7 @@ class BackupCopy:
             self.progress(f"{STORE}{unit}")
             try:
                 copied = [self._object(entry) for entry in entries]
-            except ObjectMissing:
+            except errors.ObjectMissing:
                 if unit.startswith(("weights/", "checkpoints/")) and unit not in cut.required:
                     continue  # retention deletes the oldest; the run resumes without it
                 raise
@@ -172,7 +165,7 @@ class BackupCopy:
         # Terms last: a term that was read before the cut may be below an `Opened` of the log, and a
         # role would draw that term a second time.
         for role in sorted(self.store.list("roles/"), key=lambda entry: is_generation(entry.key)):
-            with suppress(ObjectMissing):  # a name that was retired meanwhile
+            with suppress(errors.ObjectMissing):  # a name that was retired meanwhile
                 found[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
         return found
 
@@ -201,7 +194,7 @@ class BackupCopy:
                 ahead = message.offset >= topic.ends[partition]
                 now = [] if ahead else self.bus.read(topic.topic.name, where, records_max=1)
                 if now[:1] != [message]:
-                    raise ConfigurationError(
+                    raise errors.ConfigurationError(
                         f"{last.key} of the destination holds other records than "
                         f"{topic.topic.name}/{partition} of the run: it was begun before the run "
                         "was restored; give a new destination"
@@ -262,7 +255,7 @@ class BackupCopy:
                 continue
             try:
                 copied = self._object(ListedObject(key, -1))
-            except ObjectMissing:
+            except errors.ObjectMissing:
                 if self.bus.begin(segment.topic)[at.partition] > at.offset:
                     raise
                 continue
@@ -297,7 +290,7 @@ def _claims(messages: Iterable[Message]) -> Iterator[tuple[Address, str]]:
     for message in messages:
         if not is_claim(message):
             continue
-        with suppress(DecodeError):
+        with suppress(errors.DecodeError):
             record = decode(message.value or b"").record
             if isinstance(record, Claim) and parse_blob_key(record.blob):
                 yield Address(message.partition, message.offset), record.blob
@@ -339,13 +332,13 @@ def back_up(
     run = load_for_viewing(folder / "config.json").run
     identity = read_identity(store) or RunIdentity("", run)
     if DELETED in identity.needs:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the run {run} was deleted, or is being deleted; nothing to back up"
         )
     present = {one.key: one.bytes for one in target.list()}
     _claim(target, identity, present)
     copying = BackupCopy(bus, store, target, progress, present)
-    lost: PositionLost | ObjectMissing | None = None
+    lost: errors.PositionLost | errors.ObjectMissing | None = None
     for attempt in range(CUTS_MAX):
         try:
             found = copying.files(folder)
@@ -354,11 +347,11 @@ def back_up(
                 copying.check_history(cut)
             found |= copying.copy(cut)
             break
-        except (PositionLost, ObjectMissing) as error:
+        except (errors.PositionLost, errors.ObjectMissing) as error:
             lost = error
             progress(f"again: {error}")
     else:
-        raise StoreError(
+        raise errors.StoreError(
             f"the run truncated or deleted during each of {CUTS_MAX} attempts what was being "
             f"copied ({lost}); repeat the command, which copies the rest, or use a faster target"
         ) from lost
@@ -378,13 +371,13 @@ def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) 
     """
     wanted = encode_json({"run": identity.run, "id": identity.id})
     if BACKUP_KEY in present:
-        raise ConfigurationError("the destination holds a complete backup; give a new one")
+        raise errors.ConfigurationError("the destination holds a complete backup; give a new one")
     if present and BEGUN_KEY not in present:
-        raise ConfigurationError("the destination is not empty; give a new one")
-    with suppress(ObjectExists):
+        raise errors.ConfigurationError("the destination is not empty; give a new one")
+    with suppress(errors.ObjectExists):
         target.create(BEGUN_KEY, wanted)
     if target.get(BEGUN_KEY) != wanted:
-        raise ConfigurationError("the destination holds a part of another run's backup")
+        raise errors.ConfigurationError("the destination holds a part of another run's backup")
     present[BEGUN_KEY] = len(wanted)
 
 
@@ -396,5 +389,5 @@ def open_backup(named: str, must_exist: bool = False) -> ObjectStore:
     url = named if is_url else f"file:{Path(named).absolute()}"
     path = Path(url.removeprefix("file:").removeprefix("//"))
     if must_exist and url.startswith("file:") and not path.is_dir():
-        raise ConfigurationError(f"{named}: no such backup; is the path right?")
+        raise errors.ConfigurationError(f"{named}: no such backup; is the path right?")
     return open_store(url)

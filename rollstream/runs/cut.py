@@ -1,8 +1,10 @@
-"""Fixes a consistent cut of a living run: a state that a crash of all its processes at one moment
-could have left, so a run restored from it resumes as a crashed run does.
+"""Fixes a consistent cut of a living run: a state of log and store that a crash of all the run's
+processes at one moment could have left. A backup copies such a cut, so a run that is restored from
+it resumes as a crashed run does.
 
-No process stops meanwhile; the order of reading makes the cut consistent (`fix_cut`). `backup.py`
-copies the objects that the log names (large records, terms of roles) after the cut.
+`fix_cut` decides which offsets and objects belong to the cut. No process stops meanwhile: the order
+in which log and store are read makes the cut consistent. Afterwards `backup.py` copies them, and
+the objects that the log names (large records, terms of roles).
 """
 
 import dataclasses
@@ -22,14 +24,19 @@ from rollstream.streams.records import Position
 from rollstream.streams.removal import GROUPS, topic_names
 from rollstream.streams.topics import Topic, catalogue
 
-QUIET_S = 120.0  # one reading takes milliseconds; the topics compared get some records a second
+QUIET_S = 120.0
+"""Longest wait for a moment without a record of a single holder. A look takes milliseconds, and
+these topics get some records a second.
+"""
 SHARED_ORDER = ("dead", "annotations", "trajectories", "applied", "partials", "status")
+"""Order in which the ends of the topics with many writers are read (`_fix_ends`)."""
 NOT_READ = (
     "archive/", "weights/", "checkpoints/", "blobs/", "configurations/", "roles/", "probes/",
     "audit/",
 )  # fmt: skip
-"""Prefixes of objects whose content the cut does not keep: objects that never change, objects that
-are read at another moment, and the audit's verdict (a restored run is audited from its begin).
+"""Prefixes of objects whose content `fix_cut` does not read with the others: objects that never
+change (they are copied after the cut), objects that are read at another moment, and the audit's
+stored verdict (a restored run is audited from its begin).
 """
 
 
@@ -44,7 +51,7 @@ class CommittedPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicCut:
-    """Holds a topic's settings and its part of the cut: first and end offset of each partition, and
+    """Holds a topic's settings and its part of the cut: first offset and end of each partition, and
     the positions that consumer groups had committed.
     """
 
@@ -56,17 +63,19 @@ class TopicCut:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Holds a consistent cut. `read` are the objects that the run replaces, with their content at
-    the cut; `listed` are the others; `required` are the folders without which the run cannot
-    resume. `step` is the newest version's, `checkpoint` the newest checkpoint's id, "" if none.
-    """
+    """Holds a consistent cut: a part of each topic, and objects of the store."""
 
     topics: tuple[TopicCut, ...]
     read: dict[str, bytes]
+    """The objects that the run replaces, with their content at the cut."""
     listed: tuple[ListedObject, ...]
+    """The objects that never change; their content is copied later."""
     required: tuple[str, ...]
+    """The folders in the store without which the run cannot resume."""
     step: int
+    """The step of the newest version; 0 if there is none."""
     checkpoint: str
+    """The id of the newest checkpoint; "" if there is none."""
 
 
 def present_topics(bus: Bus) -> list[Topic]:
@@ -80,18 +89,20 @@ def present_topics(bus: Bus) -> list[Topic]:
 
 
 def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
-    """Fix a consistent cut of log and store. Raises `ObjectMissing` if the run deleted an object
-    before it was read, `BusError` if the topics of single holders never stood still.
+    """Fix a consistent cut of log and store. Raises `ObjectMissing` if the run deleted a required
+    object meanwhile (another attempt may succeed), `BusError` if the roles with a single holder
+    never stopped writing for a moment.
 
-    1. Read the begins of topics, then the positions of consumer groups. In the other order the
-       trainer could commit a position and truncate to it, and the copy would begin at a record
-       whose fence is unknown: a zombie's record behind it would count (invariant 7).
-    2. Read the objects that name positions in the log: checkpoints, files of the archive,
-       dispatch's state. After 3, the archive could create a file with records behind the cut. The
-       restored run writes other records at those offsets, and would never archive them.
+    1. Read the first offsets of the topics, then the positions of consumer groups. Why in this
+       order: a truncation commits the position with its fence first. If the positions were read
+       first, a truncation in between would make the copy begin at a record whose fence is unknown,
+       and a zombie's record after it would count (invariant 7).
+    2. List and read the objects that name positions in the log: checkpoints, files of the archive,
+       dispatch's state. Why before 3: a file that the archive creates later may hold records after
+       the cut's end. The restored run writes other records at these offsets, which the archive
+       would then take for archived.
     3. Read the ends of the topics and the pointer (`_fix_ends`).
-    4. List the versions up to the pointer, after reading it: an earlier listing may lack the
-       newest.
+    4. List the versions up to the pointer. Why after 3: an earlier listing may lack the newest.
     """
     topics = present_topics(bus)
     begins = {topic.name: bus.begin(topic.name) for topic in topics}  # 1
@@ -133,15 +144,18 @@ def _commits(bus: Bus, topic: str) -> Iterator[CommittedPosition]:
 def _fix_ends(
     bus: Bus, store: ObjectStore, topics: Sequence[Topic]
 ) -> tuple[dict[str, dict[int, int]], bytes]:
-    """Returns the ends of all topics and the pointer's content (b"" if there is none), both of one
-    moment. The pointer, which moves once a step, is compared separately: a request to a bucket
-    takes longer than the pauses between dispatch's records.
+    """Returns the ends of all topics and the pointer's content (b"" if there is none), all of one
+    moment.
 
-    The ends of the topics of single holders are read, then those of the others, then the first
-    again, until they are equal and the pointer has not moved. Otherwise the trainer may have
-    published a version in between, and the cut has a trajectory of a version that its pointer and
-    ledger do not know. Annotations come before trajectories: an annotation of a trajectory behind
-    the cut would count for the trajectory that the restored run generates under that name.
+    The ends of the topics with a single writer are read, then those of the others, then the first
+    again; this is repeated until they are equal and the pointer has not moved. So no version is
+    published in between: the cut would have a trajectory of a version that its pointer and ledger
+    do not know. The pointer is not read in each round, because a request to a bucket takes longer
+    than the pauses between dispatch's records.
+
+    Of the other topics, annotations are read before trajectories: if the cut had an
+    annotation without its trajectory, the annotation would count for the trajectory that the
+    restored run generates under that name.
     """
     single = [topic.name for topic in topics if topic.writer]
     shared = [topic.name for topic in topics if not topic.writer]
@@ -163,6 +177,7 @@ def _fix_ends(
 
 
 def _pointer(store: ObjectStore) -> bytes:
+    """Returns the content of the pointer to the believed version; b"" if there is none."""
     try:
         return store.get(POINTER_KEY)
     except ObjectMissing:
@@ -170,19 +185,24 @@ def _pointer(store: ObjectStore) -> bytes:
 
 
 def _is_kept(key: str, whole: Sequence[CheckpointId]) -> bool:
-    """Returns whether an object that was listed before the cut belongs to the cut."""
+    """Returns whether a listed object that never changes belongs to the cut: those of whole
+    checkpoints (`whole`), of the archive and of the configurations do; versions are listed again.
+    """
     if key.startswith("checkpoints/"):
         return key.startswith(tuple(f"{one.folder}/" for one in whole))
     return key.startswith(("archive/", "configurations/"))
 
 
 def _is_version(key: str, number_max: int) -> bool:
+    """Returns whether the object belongs to a version of at most this number."""
     digits = key.removeprefix("weights/v").partition("-")[0]
     return digits.isdecimal() and int(digits) <= number_max
 
 
 def _check_complete(required: Iterable[str], kept: Iterable[ListedObject]) -> None:
-    """Raise `ObjectMissing` if retention deleted a required folder before it was listed."""
+    """Raise `ObjectMissing` if the run deleted a required folder before it was listed: it lacks the
+    manifest.
+    """
     keys = {one.key for one in kept}
     for folder in required:
         if f"{folder}manifest.json" not in keys:

@@ -88,7 +88,7 @@ class ForkPlan:
     now: Configuration
 
     def changes(self) -> list[SettingChange]:
-        """Returns the essential settings (those that change what is trained) in which fork and
+        """Returns the essential settings (those that a run records and compares) in which fork and
         parent differ, without `OWN_SETTINGS`.
         """
         found = setting_changes(essential_settings(self.before), essential_settings(self.now))
@@ -175,13 +175,13 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
 def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
     """Returns the prompts whose groups were neither trained nor closed up to the checkpoint's step:
     the fork generates these. `state` is from the checkpoint; `had` are the prompts that the parent
-    itself began with.
+    itself began with (all, unless it is a fork too).
 
     The checkpoint names the groups that were open then. `log` is the parent's log or, where that is
-    lost, its archive, which may end earlier. Its ledger names groups that ended in later steps of
-    the parent: for the fork they have not ended. A checkpoint of an earlier release lacks the
-    number of the next group, so `log` must hold the admissions that its trainer had read; raises
-    `ConfigurationError` if it does not.
+    lost, its archive, which may end before the checkpoint's positions. The ledger in it names the
+    groups that ended in later steps of the parent: for the fork they have not ended. A checkpoint
+    of an earlier release lacks the number of the next group, so `log` must hold the admissions that
+    its trainer had read; raises `ConfigurationError` if it does not.
     """
     if state.next_group:
         later = _ended_later(log, state)
@@ -242,7 +242,7 @@ def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Pa
     3. Write the state of dispatch: the groups of all steps so far count as trained and none is
        open, so dispatch does not admit a burst of groups.
     4. Append the prompts whose groups are generated again, and the first prompt after them; the
-       prompt source continues behind it.
+       prompt source continues after it.
     5. Store the parentage: parent, checkpoint and changed settings.
     6. Write `config.json` last: a folder without it is no run, so a process that is killed before
        leaves no fork.

@@ -1,6 +1,9 @@
-"""Finds the parent of a fork by its folder or its store, and keeps the `Parentage` that a fork
-records in its own store for the report, `checkpoints show` and forks of the fork
-(docs/reference/fork.md).
+"""The relation of a fork to its parent, the run at whose checkpoint it begins: where the parent is
+(`ForkParent`), which of its prompts are left for the fork (`prompts_left`), and which part of a run
+is lost with its log (`RecoveryPoint`). `fork.py` makes the fork.
+
+A fork records its `Parentage` in its own store, once. The report, `checkpoints show` and forks of
+the fork read it there (docs/reference/fork.md).
 """
 
 import json
@@ -28,15 +31,16 @@ PARENTAGE_KEY = "forked_from.json"
 
 @dataclass(frozen=True, slots=True)
 class PromptsLeft:
-    """Names the groups of the task's order that are still to be used: those in `again`, then all
-    groups from number `on` up.
+    """Names the groups that a fork generates, by their numbers in the task's order of prompts:
+    those in `again`, then all groups from number `on` up. The default is all groups.
     """
 
     again: tuple[int, ...] = ()
-    """Groups below `on` that the parent admitted and did not finish."""
+    """Groups below `on` that had not ended at the fork's step, ascending."""
     on: int = 0
 
     def first(self) -> int:
+        """Returns the lowest number of a group that is left."""
         return min((*self.again, self.on))
 
     def __contains__(self, group: int) -> bool:
@@ -45,18 +49,21 @@ class PromptsLeft:
 
 @dataclass(frozen=True, slots=True)
 class Parentage:
-    """States the run and checkpoint that a fork started from, and the settings that it changed
-    (before, now).
-    """
+    """States the run and the checkpoint at which a fork began, and the settings that it changed."""
 
     run: str
+    """Name of the parent."""
     folder: str
+    """Folder of the parent, or the URL of its store if only that was left."""
     checkpoint: str
     step: int
     state_hash: str
-    """The hash of masters and optimiser, as the parent's ledger has it for that step."""
+    """The hash of the fp32 weights (masters) and the optimiser, as the parent's ledger has it for
+    that step.
+    """
     prompts: PromptsLeft
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
+    """Dotted name of a changed setting → its value in the parent and in the fork."""
 
     def __str__(self) -> str:
         return f"{self.run} at step {self.step}"
@@ -71,7 +78,9 @@ def read_parentage(store: ObjectStore) -> Parentage | None:
 
 
 def write_parentage(store: ObjectStore, parentage: Parentage) -> None:
-    """Store the parentage. Idempotent; raises `StoreError` if another one is stored."""
+    """Store the parentage in the fork's store. Idempotent; raises `StoreError` if a different one
+    is stored there.
+    """
     create_idempotent(store, PARENTAGE_KEY, encode_json(parentage))
 
 
@@ -82,12 +91,13 @@ def prompts_left(
     ended: Collection[int],
     later: Collection[int],
 ) -> PromptsLeft:
-    """Returns the parent's prompts whose groups had not ended at the checkpoint's step, without
-    I/O.
+    """Returns the parent's groups that had not ended at the checkpoint's step. A pure function.
 
-    `had` are the prompts that the parent itself began with. `following` is the first group whose
-    admission the trainer had not read; `opened` are the open groups below it, `ended` the groups
-    from it up that had ended nevertheless, `later` the groups that the ledger ends in a later step.
+    `had` are the groups that the parent itself began with. When the checkpoint was written, its
+    trainer had read the admissions of all groups below `following`; of these the groups `opened`
+    were open and the others had ended. The groups `ended` had ended although their admissions were
+    not read yet. The groups `later` ended in a step after the checkpoint's, so for the fork they
+    have not ended.
     """
     done = set(ended) - set(later)
     on = max((following, had.on, *(group + 1 for group in done)))
@@ -99,16 +109,19 @@ def prompts_left(
 
 @dataclass(frozen=True, slots=True)
 class ForkParent:
-    """Locates the run that is forked. `where` is its name in messages; `folder` is None if only its
-    store is left; `settings` is the file of its configuration, `bus` the URL of its log if known.
-    """
+    """Locates the run that is forked: its folder, or only its store if log and folder are lost."""
 
     where: str
+    """Its folder or the URL of its store, as messages name it."""
     run: str
     settings: Path
+    """File with the run's configuration."""
     folder: RunFolder | None
+    """None if only the store is left."""
     store: str
+    """URL of the store."""
     bus: str | None
+    """URL of the log; None if only the store is left."""
 
 
 def parent_of_folder(folder: RunFolder) -> ForkParent:
@@ -120,10 +133,11 @@ def parent_of_folder(folder: RunFolder) -> ForkParent:
 
 def parent_of_store(url: str, settings: Path) -> ForkParent:
     """Returns the run in the store at `url` as the parent of a fork, for a run of which only the
-    store is left. The function writes the settings that its trainer recorded there to the file
-    `settings`; log and store of the fork are inside its folder unless they are set.
+    store is left. Raises `ConfigurationError` if the store holds no run that was trained.
 
-    Raises `ConfigurationError` if the store holds no run that was trained.
+    The settings that the run's trainer recorded in the store are written to the file `settings`,
+    with URLs for log and store inside the run's folder: a fork with these settings keeps both in
+    its own folder.
     """
     values = recorded_configuration(url)
     own = {"bus": "sqlite:bus", "store": "file:store"}
@@ -149,24 +163,30 @@ def recorded_configuration(url: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """States the step at which a fork recovers a run whose log is lost, and the losses.
-
-    `reached` is the newest version that the run believed. `archived_step` is the last step whose
-    `StepDone` the archive holds; records that followed the archive's last file, of at most
-    `archive.roll_s` seconds, are lost.
+    """States the step at which a fork continues a run whose log is lost, and what is lost: the
+    later steps, and the records after the archive's last file (of at most `archive.roll_s`
+    seconds).
     """
 
     step: int
+    """Step of the checkpoint at which the fork begins."""
     reached: int
+    """The newest step that the run is known to have finished, by its believed version or by the
+    archive.
+    """
     archived_step: int
+    """The last step whose `StepDone` (the ledger's record of a finished step) is in the archive."""
     archived_records: int
+    """Number of archived trajectories, admissions and records of the ledger."""
     admitted_since: int
-    """The least number of groups that dispatch had admitted and that are generated again."""
+    """Number of groups that dispatch had admitted and that are generated again; dispatch may have
+    admitted more after it last stored its state.
+    """
 
 
 def recovery_point(store: ObjectStore, log: Bus, step: int, left: PromptsLeft) -> RecoveryPoint:
-    """Returns the recovery point of a run whose store and archive (read as `log`) are left; the
-    fork begins at the checkpoint of `step` with the prompts `left`.
+    """Returns the recovery point of a run of which the store is left, with the archive in it (read
+    as `log`). The fork begins at the checkpoint of `step` with the prompts `left`.
     """
     pointer, archived = believed_pointer(store), 0
     for received in TopicReader(log, "ledger", from_begin(log, "ledger")).read_to(

@@ -1,8 +1,9 @@
 """Deletes a run: its consumer groups and topics, its objects, its folder, and nothing of another
-run (docs/how-to/delete-and-retain.md).
+run (`rollstream rm`, docs/how-to/delete-and-retain.md).
 
-The plan (`plan_removal`) is a value that is shown before anything is deleted (`remove`). The same
-request, repeated after an interruption at any point, deletes the rest.
+`check_not_living` refuses a run with living processes; `plan_removal` lists what there is to delete
+and to keep, for the user to confirm; `remove` deletes what the plan lists. The same request,
+repeated after an interruption at any point, deletes the rest.
 """
 
 import shutil
@@ -46,16 +47,18 @@ FOLDER_PARTS = (
 deletion.
 """
 SETTINGS_KEPT = ("model", "config.json")
-"""Files that stay in the folder while a part of the store is kept, because readers need them."""
-HEARTBEATS_S = 10.0
+"""Entries that stay in the folder while a part of the store is kept, because readers need them."""
+HEARTBEATS_S = 10.0  # for which the topic `status` is watched for living rollouts and relays
 PASSES_MAX = 5
-"""The most listings of a store: a rollout that is ending may write an object after a listing."""
+"""The most rounds of listing and deleting a store's objects: a process that is ending may write an
+object after a listing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Locates a run. `folder`, `bus` and `store` are absolute; None for a part that does not exist
-    or is not to be deleted.
+    """Names a run and its parts: `folder`, and the URLs of log (`bus`) and `store`. Paths are
+    absolute; None for a part that does not exist or is not to be deleted.
     """
 
     run: str
@@ -66,8 +69,8 @@ class RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class ObjectsPlan:
-    """Sorts a store's objects into those to `delete`, in that order, those that are `kept`, and
-    `foreign` ones, which are not the run's.
+    """Sorts a store's objects into those to `delete`, in this order, those that are `kept` because
+    the user asked for it, and `foreign` ones, which are not the run's.
     """
 
     delete: tuple[ListedObject, ...]
@@ -77,7 +80,9 @@ class ObjectsPlan:
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """Lists everything that a removal deletes and keeps."""
+    """Lists everything that a removal deletes and keeps. It is false if there is nothing to
+    delete.
+    """
 
     place: RunPlace
     log: LogContents | None
@@ -94,11 +99,12 @@ class RemovalPlan:
 def plan_objects(
     listed: Iterable[ListedObject], run: str, keep: Collection[Keep], final: Collection[str]
 ) -> ObjectsPlan:
-    """Sort a store's listed objects, without I/O. `final` are the folders that `--keep final`
-    keeps.
+    """Sort the listed objects of a run's store, without I/O. `keep` names what the user wants to
+    keep: the archive, or the `final` state, which is in the folders `final` (`final_folders`).
 
-    An object is another run's if it is below a nested `run.json`, or if it is an archive file of
-    another run's name. `run.json` stays if any object is kept: its mark keeps roles away.
+    An object is foreign if no run writes such a key, if it belongs to a run whose store is inside
+    this one (below a `run.json` of its own), or if it is an archive file of another run's name.
+    With any `keep`, `run.json` stays: its mark of a deleted run keeps roles away.
     """
     entries = list(listed)
     nested = tuple(
@@ -132,10 +138,10 @@ def _is_kept(key: str, keep: Collection[Keep], final: Collection[str]) -> bool:
 
 
 def _deletion_order(entry: ListedObject) -> tuple[int, str]:
-    """Returns the sort key of deletion: manifests and the pointer first, because readers ignore an
-    object without its manifest; leases and then `run.json`, which keep roles away, last. A role
-    that read `run.json` before it was marked and takes its lease only now reads the mark again and
-    ends.
+    """Returns the sort key of deletion. Manifests and the pointer are first, because readers ignore
+    objects without a manifest, so none meets half a version. Leases and then `run.json` are last,
+    because they keep roles away: a role that read `run.json` before it was marked reads it again
+    after it took its lease, and ends.
     """
     key = entry.key
     if key.endswith("/manifest.json") or key == POINTER_KEY:
@@ -144,8 +150,8 @@ def _deletion_order(entry: ListedObject) -> tuple[int, str]:
 
 
 def final_folders(store: ObjectStore) -> tuple[str, ...]:
-    """Returns the folders of the newest complete checkpoint and of the believed version, together
-    with the versions from which the latter is stored as a difference and an adapter's base.
+    """Returns the folders of the final state: that of the newest complete checkpoint, and those
+    needed to read the believed version (`version_folders`).
     """
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     folders = [f"{max(whole).folder}/"] if whole else []
@@ -154,8 +160,9 @@ def final_folders(store: ObjectStore) -> tuple[str, ...]:
 
 
 def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, ...]:
-    """Returns the folders of a version, of every version from which it is stored as a difference,
-    and of an adapter's base. Raises `ObjectMissing` if one of them is gone.
+    """Returns the folders needed to read `version`: its own, those of its parents back to the
+    nearest anchor if it is a delta, and that of the base if it is an adapter. Raises
+    `ObjectMissing` if a manifest is gone.
     """
     folders: list[str] = []
     if version is not None:
@@ -169,7 +176,7 @@ def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, .
 
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
-    """Plan a removal from the log, the objects and the files that exist now; delete nothing. Raises
+    """Plan the removal of what exists now of log, store and folder; delete nothing. Raises
     `LeaseHeld` if a consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
@@ -182,8 +189,8 @@ def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
 
 
 def _opened(store_url: str | None) -> ObjectStore | None:
-    """Open the store; returns None if it does not exist, because opening it would make its
-    folder.
+    """Open the store; returns None for a folder that does not exist, because opening the store
+    would create it.
     """
     folder = None if store_url is None else _folder_of(store_url)
     if store_url is None or (folder is not None and not folder.is_dir()):
@@ -211,8 +218,9 @@ def _folder_files(
 
 
 def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> None:
-    """Raise `LeaseHeld` if a process of the run lives, that is, if leases or the statuses of its
-    rollouts change while this function watches them, for about the duration of a lease.
+    """Raise `LeaseHeld` if a process of the run lives: if a lease is renewed, or a rollout or relay
+    sends a status, while this function watches them. It watches for about the duration of a lease,
+    then `heartbeats_s` seconds.
     """
     store = _opened(place.store)
     living = [] if store is None else living_leases(store, ROLES)
@@ -226,18 +234,19 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
 
 
 def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
-    """Delete everything that the plan names, and objects that appeared since; yields the name of
-    each part once it is gone. The caller has checked that no process of the run lives
-    (`check_not_living`), and holds the folder's lock.
+    """Delete everything that the plan lists, and objects of the run that appeared since; yields
+    `log`, `store` and `folder`, each once it is gone. The caller has checked that no process of the
+    run lives (`check_not_living`), and holds the folder's lock.
 
-    1. Mark `run.json`. From here a role that starts, of any release, reads the mark and ends, and a
-       running role ends within a minute. Without the mark a trainer that starts during 4 would find
-       no checkpoint and publish version 0 into a store that is being emptied.
+    1. Mark the run in `run.json` as deleted. From here a role that starts, of any release, reads
+       the mark and ends, and a running role ends within a minute. Without the mark a trainer that
+       starts during 4 would find no checkpoint and publish version 0 into a store that is being
+       emptied.
     2. Take and release the leases, so that a holder that was only suspended finds a higher term.
     3. Delete consumer groups and topics.
     4. Delete objects: manifests first, then others, then leases, `run.json` last.
-    5. Delete the folder's files, `config.json` last, since it names log and store for the repeated
-       command.
+    5. Delete the folder's files, `config.json` last, because a repeated command finds log and store
+       by it.
     """
     place = plan.place
     store = _opened(place.store)
@@ -256,7 +265,7 @@ def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
 
 
 def _fence(store: ObjectStore, run: str) -> None:
-    """Take each lease once, so that a suspended holder is fenced, and release it, so that a
+    """Take each lease, which fences a suspended holder by a higher term, and release it, so that a
     repeated removal need not wait. If a holder is alive, remove the mark and raise `LeaseHeld`.
     """
     for role in ROLES:
@@ -272,6 +281,7 @@ def _fence(store: ObjectStore, run: str) -> None:
 
 
 def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep]) -> None:
+    """Delete the plan's objects, then those that a new listing shows, until there are none."""
     kept = tuple(entry.key for entry in plan.objects.kept)
     due = plan.objects
     for _ in range(PASSES_MAX):
@@ -299,9 +309,9 @@ def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
 
 
 def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
-    """Returns whether nothing is left at the store's place: the bucket has no object below the
-    prefix, or the store's folder is missing and its parent exists. A removed run leaves nothing
-    behind, so a mistyped prefix of an existing bucket looks the same.
+    """Returns whether `store_url` can be the place of a run that was removed completely: the store
+    has no object, or its folder is missing and the folder above exists. A mistyped prefix of an
+    existing bucket cannot be told from it.
     """
     if store is not None:
         return next(store.list(), None) is None
@@ -310,9 +320,10 @@ def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
 
 
 def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """Locate the run that a command names by its folder, its config.json, or the URL of its store
-    or its log. Raises `ConfigurationError` if no run is there; with `or_emptied` a store in which
-    nothing is left is the place of a removed run.
+    """Locate the run that the user calls `named`: its folder, its config.json, or the URL of its
+    store or its log. `bus` is the URL of the log of a run named by its store. Raises
+    `ConfigurationError` if no run is there; with `or_emptied` an empty store is accepted as the
+    place of a run that was removed.
     """
     scheme, separator, _ = named.partition(":")
     if separator and scheme in ("kafka", "sqlite"):

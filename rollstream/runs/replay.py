@@ -1,10 +1,9 @@
-"""Replays recorded steps of a run: checks the request (the steps, settings and trajectories), finds
-the checkpoint to start with, and trains to the last requested step.
+"""Replays recorded steps of a run into a folder of its own: `replay_request` checks what is asked
+for, `find_replay_start` loads a checkpoint, and `run_replay` trains to the last requested step.
 
-A replay trains the run's recorded steps up to the first step of the request as the run did, then
-the requested steps under the requested settings. The conditions on trajectories have the syntax of
-`rollstream tail`; here a trajectory also has the `step` that trained it and its `lag` at that step,
-in steps, by its oldest span.
+A plain replay repeats all steps as the run trained them, so their state hashes should equal the
+ledger's. An experiment repeats the steps up to the request's step `first` as well, and trains the
+later ones with other settings (`CHANGEABLE_SETTINGS`) or on trajectories selected by conditions.
 """
 
 import json
@@ -16,14 +15,7 @@ from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
-from rollstream.analysis.fields import (
-    FieldCondition,
-    derived_values,
-    meets,
-    oldest_version,
-    parse_condition,
-    record_values,
-)
+from rollstream.analysis import fields
 from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
@@ -49,30 +41,41 @@ from rollstream.streams.records import Fence, StepDone, Trajectory
 from rollstream.streams.values import Address
 
 TRAINING_FIELDS = {"step": "number", "lag": "number"}
-"""Fields of a trajectory that are known only from the ledger or the step in training."""
-TrainedSteps = Mapping[Address, int]  # the step that trained the trajectory at an address
+"""Fields that a condition may name although a trajectory's record lacks them: the step that trained
+it, and its lag at that step by its oldest span. They are known from the ledger, or while a step is
+trained.
+"""
+TrainedSteps = Mapping[Address, int]
+"""By the address of a trajectory, the step that trained it."""
 
 
-def parse_conditions(where: Sequence[str], topic: str = "trajectories") -> list[FieldCondition]:
-    """Parse conditions on the topic's records. Raises `ConfigurationError` for the first invalid
-    one.
+def parse_conditions(
+    where: Sequence[str], topic: str = "trajectories"
+) -> list[fields.FieldCondition]:
+    """Parse conditions on the topic's records, in the syntax of `rollstream tail`. Raises
+    `ConfigurationError` for the first invalid one.
     """
     more = TRAINING_FIELDS if topic == "trajectories" else {}
-    return [parse_condition(text, topic, more) for text in where]
+    return [fields.parse_condition(text, topic, more) for text in where]
 
 
-def needs_steps(conditions: Sequence[FieldCondition]) -> bool:
-    """Returns whether the conditions need the ledger, for the step that trained a trajectory."""
+def needs_steps(conditions: Sequence[fields.FieldCondition]) -> bool:
+    """Returns whether a condition names one of `TRAINING_FIELDS`, which need the ledger."""
     return any(condition.path[0] in TRAINING_FIELDS for condition in conditions)
 
 
-def training_filter(conditions: Sequence[FieldCondition]) -> Callable[[Trajectory, int], bool]:
-    """Returns a filter of trajectories that are about to be trained from a version; its second
-    argument is that version's number. A trajectory's time is the time when it finished.
+def training_filter(
+    conditions: Sequence[fields.FieldCondition],
+) -> Callable[[Trajectory, int], bool]:
+    """Returns the filter of a replayed step: `keep(trajectory, version)` is True if the trajectory
+    meets the conditions in the step that is trained from the version of this number. The time of a
+    trajectory is here the time when it finished, because its append time is not at hand.
     """
 
     def keep(record: Trajectory, version: int) -> bool:
-        values = record_values(record) | derived_values(record, round(record.finished_s * 1000))
+        values = fields.record_values(record) | fields.derived_values(
+            record, round(record.finished_s * 1000)
+        )
         values |= _training_values(record, version + 1)
         return all(condition.holds(values) for condition in conditions)
 
@@ -80,10 +83,10 @@ def training_filter(conditions: Sequence[FieldCondition]) -> Callable[[Trajector
 
 
 def message_filter(
-    conditions: Mapping[str, Sequence[FieldCondition]], steps: TrainedSteps
+    conditions: Mapping[str, Sequence[fields.FieldCondition]], steps: TrainedSteps
 ) -> Callable[[Message], bool]:
-    """Returns a filter for messages of topics with many writers, by the conditions of each
-    topic.
+    """Returns a filter for copying messages of topics with many writers. It keeps those that meet
+    the conditions of their topic; `steps` gives the steps that trained the trajectories.
     """
 
     def keep(message: Message) -> bool:
@@ -96,29 +99,33 @@ def message_filter(
             message.topic, at, message.timestamp_ms, key, judged.record, reason=judged.reason
         )
         more = _training_values(judged.record, steps.get(at))
-        return meets(record, conditions[message.topic], more)
+        return fields.meets(record, conditions[message.topic], more)
 
     return keep
 
 
 def is_wanted_trajectory(
-    conditions: Sequence[FieldCondition], record: Trajectory, timestamp_ms: int, step: int | None
+    conditions: Sequence[fields.FieldCondition],
+    record: Trajectory,
+    timestamp_ms: int,
+    step: int | None,
 ) -> bool:
-    """Returns whether the trajectory meets the conditions; `step` trained it, None if no step
-    did.
+    """Returns whether the trajectory meets the conditions. `timestamp_ms` is its append time, and
+    `step` the step that trained it, None if no step did.
     """
     values = (
-        record_values(record)
-        | derived_values(record, timestamp_ms)
+        fields.record_values(record)
+        | fields.derived_values(record, timestamp_ms)
         | _training_values(record, step)
     )
     return all(condition.holds(values) for condition in conditions)
 
 
 def _training_values(record: object, step: int | None) -> dict[str, Any]:
+    """Returns the values of `TRAINING_FIELDS`; none if the record is no trajectory."""
     if not isinstance(record, Trajectory):
         return {}
-    oldest = oldest_version(record)
+    oldest = fields.oldest_version(record)
     lag = None if step is None or oldest is None else step - 1 - oldest
     return {"step": step, "lag": lag}
 
@@ -130,16 +137,18 @@ CHANGEABLE_SETTINGS = (
     "trainer.aggregate", "trainer.reward_terms.", "trainer.survivors_min",
     "trainer.filter_equal_rewards", "dispatch.max_lag",
 )  # fmt: skip
-"""Settings that change the learning from given takes; all other settings decided which takes
-exist. A name that ends in a dot stands for all settings below it.
+"""Essential settings that a replay may change: those that decide the result of learning from given
+takes. The other essential settings decided which trajectories and takes exist. A name that ends in
+a dot stands for all settings below it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Asks for a replay of the steps after `first` up to `last` of the run in `folder`, whose
-    settings were `before` and are `now` in the replay. With `changes` of settings or conditions
-    `where` on trajectories the replay is an experiment: its results may differ from the run's.
+    """Asks for a replay of the run in `folder`: of its steps after `first` up to `last`. The run's
+    settings are `before`, those of the replay are `now`, and `changes` are their differences;
+    `where` are conditions on trajectories. With changes or conditions the replay is an experiment:
+    its results may differ from the run's.
     """
 
     folder: RunFolder
@@ -155,7 +164,9 @@ class ReplayRequest:
         return bool(self.changes or self.where)
 
     def identity(self) -> dict[str, Any]:
-        """Returns the part of the request that must be equal for a replay to resume in a folder."""
+        """Returns the request as JSON values. A stopped replay is resumed in its folder only by a
+        request with the same values.
+        """
         return {
             "run": str(self.folder.path),
             "from_step": self.first,
@@ -178,8 +189,9 @@ def replay_request(
     last: int | None,
     recorded: RecordedSteps,
 ) -> ReplayRequest:
-    """Make a request from a command's options; `last` None is the last `recorded` step. Raises
-    `ConfigurationError` if it cannot work.
+    """Make a request from the options of a command: `overrides` are its `--set`, `where` its
+    `--where`. If `last` is None, the last recorded step is meant. Raises `ConfigurationError` for a
+    setting that a replay cannot change, an invalid condition, or steps that the ledger lacks.
     """
     before, now = load(folder.configuration), load(folder.configuration, overrides)
     changes = setting_changes(essential_settings(before), essential_settings(now))
@@ -204,7 +216,9 @@ def replay_request(
 
 
 def replay_courses(asked: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
-    """Returns the run's own course (settings and training rule), and the requested one."""
+    """Returns two courses, each the settings, rule and filter under which steps are trained: the
+    run's own, and the requested one.
+    """
     conditions = parse_conditions(asked.where)
     own, now = _replay_course(asked.before, asked.folder), _replay_course(asked.now, asked.folder)
     kept = ReplayCourse(now.settings, now.rule, training_filter(conditions))
@@ -217,9 +231,9 @@ def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStart:
-    """States where training starts: at the `checkpoint` of the run with that id, or with the model
-    of step 0 if it is None. `behind` is the progress at that start, or that of an earlier process
-    of this replay.
+    """States where a replay starts: at the run's checkpoint with the id `checkpoint`, of `step`, or
+    at the model of step 0 if `checkpoint` is None. `behind` is the progress from which this process
+    continues: that start, or the newest checkpoint of an earlier process of this replay.
     """
 
     checkpoint: str | None
@@ -227,7 +241,7 @@ class ReplayStart:
     behind: ReplayProgress
 
     def begun(self) -> dict[str, Any]:
-        """Returns the start as the folder records it."""
+        """Returns the start as the folder's `replay.json` records it."""
         return {"checkpoint": self.checkpoint, "start": self.step}
 
 
@@ -237,9 +251,10 @@ def find_replay_start(
     before: Mapping[str, Any] | None,
     own: tuple[RunFolder, Configuration],
 ) -> tuple[ReplayStart, Learner]:
-    """Returns the start and a learner in its state. The start is the newest checkpoint of the
-    replay's folder `own` if a replay was stopped there (`before` is its recorded request), else the
-    run's newest stored checkpoint up to the first requested step.
+    """Returns the start, and a learner (model and optimiser) in the state of `behind`. If the
+    replay's folder `own` has a checkpoint of a stopped replay, this one continues from the newest;
+    `before` is the recorded request of the stopped one, None for a new folder. Otherwise the replay
+    starts at the newest checkpoint in the run's `store` up to step `first`.
     """
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(asked.before.trainer.threads)
@@ -266,8 +281,9 @@ def run_replay(
     learner: Learner,
     out: tuple[RunFolder, Configuration],
 ) -> Iterator[StepDone]:
-    """Train the steps from `start` and yield each; when the iteration ends, everything is in the
-    folder `out`.
+    """Train the steps after `start.behind` and yield each; when the iteration ends, everything is
+    written to the folder `out`. In an experiment a second learner with the new settings takes over
+    the state after step `first`.
     """
     own, wanted = replay_courses(asked)
     done = start.behind.step
@@ -288,13 +304,14 @@ def run_replay(
 def differing_steps(
     out: tuple[RunFolder, Configuration], recorded: RecordedSteps, first: int, last: int
 ) -> list[int]:
-    """Returns the steps from `first` to `last` whose state hash in the replay's ledger matches none
-    of the hashes that the run recorded for the step.
+    """Returns the steps from `first` to `last` whose state hash in the replay's ledger differs from
+    every hash that the run recorded for the step.
     """
-    again = read_own_ledger(*out)  # a step may have been trained twice in the folder
+    again = read_own_ledger(*out)  # it may hold a step twice, after a resume: the last one counts
     return [step for step in range(first, last + 1) if not recorded.has_state(again.done[step][-1])]
 
 
 def _changed_learner(asked: ReplayRequest) -> Learner:
+    """Returns a learner with the requested settings, still in the state of the starting model."""
     model = starting_model(asked.before, asked.folder.path)
     return open_learner(model, asked.now.trainer)

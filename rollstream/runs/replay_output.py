@@ -1,8 +1,10 @@
-"""Opens the input and the output of a replay. The input is a run's folder, its config.json, or an
-archive (a folder or a store's URL), opened as one read-only log. The output is a folder laid out as
-a run, with `replay.json`, which records the request; the same request resumes a stopped replay.
+"""Opens the input and the output of a replay. A replay trains a run's recorded steps again
+(`replay.py`), or gathered trajectories of any runs (`OfflineTraining`).
 
-`OfflineTraining` trains without a run's steps, from gathered trajectories.
+The input (`open_replay_source`) is a run or an archive, opened as one read-only log. The output
+(`open_replay_output`) is a folder laid out as a run's, with a log and a store of its own, and with
+`replay.json`, which records the request. A replay that is killed at any point resumes from its
+newest checkpoint when the same request is made again; another request is refused there.
 """
 
 import fcntl
@@ -30,15 +32,8 @@ from rollstream.config.run_folder import (
     store_url,
 )
 from rollstream.config.settings import Configuration
+from rollstream.consumers.replay import recorded_steps
 from rollstream.consumers.replay.offline_log import GatherRules, LabelledSource, gather_sources
-from rollstream.consumers.replay.recorded_steps import (
-    OfflinePlan,
-    RecordedSteps,
-    ReplayCourse,
-    groups_used,
-    index_log,
-    read_recorded,
-)
 from rollstream.consumers.replay.training import (
     BehaviourModel,
     ReplayOutput,
@@ -70,8 +65,8 @@ from rollstream.streams.writer import FencedWriter
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """Holds the last step that was trained and the tensors of its state; `ledger` is the position
-    at which the folder's ledger continues, None if the folder has no checkpoint yet.
+    """Holds the step up to which a learner is trained, and the tensors of its state. `ledger` is
+    the position in the folder's own ledger behind that step, None if the folder has no checkpoint.
     """
 
     step: int
@@ -80,32 +75,33 @@ class ReplayProgress:
 
 
 def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgress | None:
-    """Returns the progress at the newest checkpoint of a stopped replay; None if it has none."""
+    """Returns the progress at the newest checkpoint in a replay's folder; None if it has none."""
     found = newest_checkpoint(open_store(store_url(c, folder.path), c.sync)).checkpoint
     if found is None:
         return None
     return ReplayProgress(found.id.step, found.tensors, ledger_position(found.state))
 
 
-def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
-    """Returns the recorded steps of the folder's ledger; empty if there are none yet."""
+def read_own_ledger(folder: RunFolder, c: Configuration) -> recorded_steps.RecordedSteps:
+    """Returns the steps that the ledger in the replay's own folder records; empty if there are none
+    yet.
+    """
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
-        return read_recorded(bus)
+        return recorded_steps.read_recorded(bus)
 
 
 @contextmanager
 def open_replay_output(
     folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learner
 ) -> Generator[ReplayOutput]:
-    """Open the output of a replay; everything is written when the block ends. `learner` must be in
-    the state of `behind`.
+    """Open the output of a replay in `folder`; everything is written when the block ends. `learner`
+    must have the state of `behind`, the progress from which the replay continues.
 
-    1. Fence the store and the topics.
-    2. Read the records that an earlier process left in the ledger after the newest checkpoint. They
-       are not appended again.
-    3. Publish the version to start with, and write its checkpoint if the folder has none yet. A
-       replay that is killed at any point resumes from its newest checkpoint.
+    1. Take a new term, and fence earlier processes of this replay from publishing versions.
+    2. Fence them from the ledger, and read the records that they left in it after the newest
+       checkpoint. They are not appended again.
+    3. Publish the version to start with, and write its checkpoint if the folder has none yet.
     """
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
@@ -137,11 +133,11 @@ def open_replay_output(
 
 REPLAY_LOCK = "replay.lock"
 IGNORED_FILES = {REPLAY_LOCK}
-"""Files that may be in a folder before its first request."""
+"""Files that may be in a folder before its first request is recorded."""
 
 
 def check_outside_run(path: Path, run: Path) -> None:
-    """Raise `ConfigurationError` if the folder is inside the run's folder."""
+    """Raise `ConfigurationError` if the output folder `path` is inside the folder `run`."""
     if path.absolute().is_relative_to(run):
         raise ConfigurationError(f"--out {path.absolute()} is inside the run's own folder")
 
@@ -163,7 +159,9 @@ def read_replay_request(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_other_request(path: Path, before: Mapping[str, Any], request: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` with each difference between the recorded request and this one."""
+    """Raise `ConfigurationError` if the recorded request `before` differs from this one; the error
+    names each difference.
+    """
     found = [
         f"  {key}: {json.dumps(before.get(key))} there, {json.dumps(value)} asked for"
         for key, value in request.items()
@@ -179,7 +177,9 @@ def refuse_other_request(path: Path, before: Mapping[str, Any], request: Mapping
 
 @contextmanager
 def lock_replay_folder(path: Path) -> Generator[None]:
-    """Make the folder and lock it; raises `LeaseHeld` if another replay runs there."""
+    """Create the folder and hold its lock during the block; raises `LeaseHeld` if another replay
+    runs there.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path / REPLAY_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -199,7 +199,9 @@ def lock_replay_folder(path: Path) -> Generator[None]:
 
 
 def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
-    """Record the request, joined from its parts, in the folder's `replay.json`, atomically."""
+    """Record the request, joined from its parts, in the folder's `replay.json`. A kill leaves the
+    old content or the new one, never a mixture.
+    """
     line: dict[str, Any] = {}
     for part in parts:
         line |= part
@@ -209,8 +211,8 @@ def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
 
 
 def replay_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
-    """Returns the settings for the replay's folder `path`: log and store are inside it, `model` is
-    its starting model, and nothing is truncated or archived.
+    """Returns the settings `c` changed for a replay in the folder `path`: log and store are inside
+    it, `model` is its starting model, and nothing is truncated or archived.
     """
     changed: dict[str, Any] = {
         "folder": str(path), "bus": "sqlite:bus", "store": "file:store", "truncate": False,
@@ -222,25 +224,30 @@ def replay_configuration(c: Configuration, path: Path, model: Path) -> Configura
 
 @dataclass(frozen=True, slots=True)
 class ReplaySource:
-    """Holds an opened input; `store` is None if it has none."""
+    """Holds an opened input. `log` reads the run's log and archive as one; `store` is the run's
+    object store, None if it does not exist.
+    """
 
     location: RunLocation
     store: ObjectStore | None
     log: LogView
 
-    def recorded(self) -> RecordedSteps:
-        """Returns its recorded steps. Raises `ConfigurationError` if it has no ledger."""
+    def recorded(self) -> recorded_steps.RecordedSteps:
+        """Returns the input's recorded steps. Raises `ConfigurationError` if it has no ledger."""
         if not any(self.log.end("ledger").values()):
             raise ConfigurationError(
                 f"{self.location.name} has no ledger, and only the ledger records what a step "
                 "trained"
             )
-        return read_recorded(self.log)
+        return recorded_steps.read_recorded(self.log)
 
 
 @contextmanager
 def open_replay_source(named: str, name: str | None = None) -> Generator[ReplaySource]:
-    """Open the input; `name` selects the run in an archive that holds several."""
+    """Open the input that the user calls `named`: a run's folder, its config.json, or an archive (a
+    folder or a store's URL). `name` selects the run in an archive that holds several. If the log
+    has no ledger, the archive alone is read.
+    """
     location = locate_run(named)
     location = location if name is None else replace(location, run=name)
     with open_run_view(location) as view:
@@ -250,10 +257,11 @@ def open_replay_source(named: str, name: str | None = None) -> Generator[ReplayS
 
 @dataclass(slots=True)
 class OfflineTraining:
-    """Trains in one folder from gathered trajectories instead of a run's steps. `gather` copies
-    them from runs, archives and JSON lines into a log of the folder's own; `train` trains them
-    there like the recorded steps of a run, by the same learner. `left_over`, the number of groups
-    that no step used, is set once all steps are trained.
+    """Trains in one folder on gathered trajectories instead of a run's recorded steps (`rollstream
+    replay --offline`). First `gather` copies the trajectories from runs, archives and files of JSON
+    lines into the folder's log; then `train` forms steps from their groups and trains them, with
+    the same learner and publisher as a replay. `left_over` is the number of groups that no step
+    used, set once all steps are trained.
     """
 
     folder: RunFolder
@@ -261,16 +269,18 @@ class OfflineTraining:
     left_over: int = 0
 
     @property
-    def course(self) -> ReplayCourse:
-        """Returns settings and training rule, without a bound on lag: no version of this training
-        made the trajectories, so their lag has no meaning.
+    def course(self) -> recorded_steps.ReplayCourse:
+        """Returns the settings and the training rule of the steps. The rule has no bound on lag: no
+        version of this training made the trajectories, so their lag has no meaning.
         """
-        return ReplayCourse(
+        return recorded_steps.ReplayCourse(
             self.configuration.trainer, training_rule(self.configuration.trainer, None, False)
         )
 
     def gather(self, sources: Sequence[LabelledSource]) -> Counter[str]:
-        """Copy all wanted trajectories into the folder's own log; returns counts of them. The model
+        """Copy the trajectories of all sources into the folder's log, except those that a source's
+        filter excludes or that cannot be trained. Returns the numbers of trajectories and groups
+        copied, and of trajectories left out, by reason. The starting model, loaded only if needed,
         computes the log-probabilities that a trajectory lacks.
         """
         disable_progress_bar()
@@ -288,8 +298,8 @@ class OfflineTraining:
             return gather_sources(sources, log, rules, str(self.folder.path))
 
     def train(self) -> Iterator[StepDone]:
-        """Train from the folder's newest checkpoint as far as the trajectories suffice; yields the
-        steps.
+        """Train from the folder's newest checkpoint to `trainer.steps`, or as far as the
+        trajectories suffice; yields the record of each step once it is trained.
         """
         c = self.configuration
         disable_progress_bar()
@@ -298,10 +308,10 @@ class OfflineTraining:
         behind = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
         if behind.ledger is not None:
             learner.load_state(behind.tensors)
-        used = groups_used(read_own_ledger(self.folder, c), behind.step)
+        used = recorded_steps.groups_used(read_own_ledger(self.folder, c), behind.step)
         with closing(open_run_log_for_writing(c, self.folder.path)) as log, closing(learner):
-            index = index_log(log, self.course.rule.names)
-            plan = OfflinePlan(log, index, self.course, used)
+            index = recorded_steps.index_log(log, self.course.rule.names)
+            plan = recorded_steps.OfflinePlan(log, index, self.course, used)
             with open_replay_output(self.folder, c, behind, learner) as written:
                 replay = ReplayTrainer(log, written, time.monotonic)
                 steps = plan.steps(behind.step, c.trainer.steps)

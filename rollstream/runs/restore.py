@@ -1,8 +1,10 @@
-"""Restores a backup (`backup.py`) into an empty log and store, with the offsets and timestamps that
-its records had. So every position that ledger, checkpoints, dispatch and archive name stays valid,
-and the restored run resumes as after a crash of all its processes.
+"""Restores a run from its backup (a copy of log, store and folder as of one moment, `backup.py`)
+into an empty log, store and folder. Records get the offsets and timestamps that they had, so every
+position that ledger, checkpoints, dispatch and archive name stays valid: the run, which keeps its
+name, id and settings, resumes as after a crash of all its processes.
 
-`plan_restore` verifies every object of the backup before `restore` writes anything.
+`plan_restore` verifies every object of the backup before `restore` writes anything. Until `restore`
+has written everything, the run is marked as deleted, so no role acts on it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollstream import errors
 from rollstream.config.config import (
     URL_SETTINGS,
     essential_settings,
@@ -27,14 +30,6 @@ from rollstream.config.run_folder import (
     write_configuration,
 )
 from rollstream.config.settings import Configuration
-from rollstream.errors import (
-    BusError,
-    ConfigurationError,
-    CorruptObject,
-    NewerRelease,
-    ObjectExists,
-    ObjectMissing,
-)
 from rollstream.runs.backup import (
     BACKUP_KEY,
     BEGUN_KEY,
@@ -65,7 +60,9 @@ CONFIGURATION = f"{FOLDER}config.json"
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """Holds a verified backup, and the folder and settings of the restored run."""
+    """Holds a verified backup, which is in the store `source`, and the folder and settings of the
+    restored run.
+    """
 
     backup: Backup
     source: ObjectStore
@@ -74,26 +71,26 @@ class RestorePlan:
 
     @property
     def urls(self) -> tuple[str, str]:
-        """Returns the URLs of log and store."""
+        """Returns the URLs of the restored run's log and store."""
         return bus_url(self.settings, self.folder.path), store_url(self.settings, self.folder.path)
 
 
 def read_backup(target: ObjectStore, where: str) -> Backup:
-    """Returns the description of the backup in `target`; errors name it `where`. Raises
-    `ConfigurationError` if the backup is missing or incomplete, `NewerRelease` if this release
-    lacks a feature of the run.
+    """Returns the content of `backup.json` in the store `target`, which errors call `where`. Raises
+    `ConfigurationError` if there is no complete backup, `NewerRelease` if this release lacks a
+    feature that the run needs.
     """
     try:
         backup = unseal(target.get(BACKUP_KEY), Backup, BACKUP_KEY)
-    except ObjectMissing:
+    except errors.ObjectMissing:
         is_begun = next(iter(target.list(BEGUN_KEY)), None)
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{where}: the backup is incomplete (no {BACKUP_KEY}); repeat `rollstream backup`"
             if is_begun
             else f"{where} holds no backup (no {BACKUP_KEY}); is it right?"
         ) from None
     if features := missing_features(backup.needs):
-        raise NewerRelease(
+        raise errors.NewerRelease(
             f"{where}: run {backup.run} needs features that this release lacks: "
             f"{', '.join(features)}; {upgrade_advice(backup.release)}"
         )
@@ -108,11 +105,12 @@ def plan_restore(
     scratch: Path,
     progress: Callable[[str], None] = lambda part: None,
 ) -> RestorePlan:
-    """Verify every object of the backup and plan its restore. The only file that this function
-    writes is the backup's `config.json`, in the folder `scratch`.
+    """Verify every object of the backup in `source`, which errors call `where`, and plan its
+    restore into `folder` with the backup's settings, changed by `overrides`. `progress` gets the
+    key of each object. The only file that is written is the backup's `config.json`, in `scratch`.
 
     Raises `CorruptObject`, which names the object, if the backup is damaged, `ConfigurationError`
-    if it is incomplete or the settings are another run's.
+    if it is incomplete or an override changes an essential setting (`_check_settings`).
     """
     backup = read_backup(source, where)
     for stored in backup.objects:
@@ -127,15 +125,17 @@ def plan_restore(
 
 
 def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
-    """Returns the content of an object of the backup. Raises `CorruptObject` if it is missing or
-    its hash differs.
+    """Returns the content of an object of the backup. Raises `CorruptObject` if it is missing, or
+    its size or hash is not `wanted`.
     """
     try:
         data = source.get(wanted.key)
-    except ObjectMissing:
-        raise CorruptObject(f"the backup is damaged: object {wanted.key} is missing") from None
+    except errors.ObjectMissing:
+        raise errors.CorruptObject(
+            f"the backup is damaged: object {wanted.key} is missing"
+        ) from None
     if described(wanted.key, data) != wanted:
-        raise CorruptObject(
+        raise errors.CorruptObject(
             f"the backup is damaged: object {wanted.key} has {len(data)} bytes and another sha256 "
             f"than {wanted.sha256[:12]}… of {wanted.bytes} bytes; use another backup"
         )
@@ -143,14 +143,14 @@ def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
 
 
 def _check_settings(before: Configuration, now: Configuration) -> None:
-    """Raise `ConfigurationError` if an essential setting differs: a restored run is the same run,
-    and its log and store keep their names (invariant 15).
+    """Raise `ConfigurationError` if an essential setting (one that roles compare with the run's)
+    differs: a restored run is the same run, and its log and store keep their names (invariant 15).
     """
     found = setting_changes(essential_settings(before), essential_settings(now))
     if found:
         lines = "\n".join(f"  {one}" for one in found)
         urls = ", ".join(url_identity(setting_value(before, key)) for key in URL_SETTINGS)
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"a restored run keeps its settings:\n{lines}\nof {urls} only hosts, endpoints and "
             "options may change; for other names or settings fork the restored run"
         )
@@ -162,29 +162,29 @@ def check_free(plan: RestorePlan) -> None:
     folder = plan.folder.path
     advice = f"give an empty one, or remove that run: rollstream rm {store} --bus {bus}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{folder} is not empty; give a new folder (without a config.json in it, it is a "
             "restore that was not finished, and may be deleted)"
         )
     check_reachable(bus)
     if topics := log_contents(bus).topics:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the log {bus} has topics already ({', '.join(topics)}); {advice}"
         )
     scheme, _, path = store.partition(":")
     if scheme == "file" and not Path(path.removeprefix("//")).is_dir():
-        return  # opening a store makes its folder
+        return  # no store there yet; opening it would create the folder
     listed = open_store(store).list()
     if found := plan_objects(listed, plan.backup.run, (), ()).delete:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the store {store} has {len(found)} objects already ({found[0].key}, …); {advice}"
         )
 
 
 def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: None) -> None:
-    """Restore the backup; the run is complete when this function returns. Raises
-    `ConfigurationError` if the target is not empty. After an interruption, remove the partial run
-    with `rollstream rm` and repeat the restore.
+    """Restore the backup; the run is complete when this function returns. `progress` gets the name
+    of each topic and object. Raises `ConfigurationError` if the target is not empty. After an
+    interruption, remove the partial run with `rollstream rm` and repeat the restore.
 
     1. Check that the target is empty, and create `run.json` with the mark of a deleted run.
     2. Append the log, and commit the positions of its consumer groups.
@@ -218,8 +218,8 @@ def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: No
 
 def _claim(plan: RestorePlan, store: ObjectStore, by_key: dict[str, BackupObject]) -> None:
     """Create `run.json` with the mark of a deleted run. Without the mark a role that starts during
-    the restore would find a log without its end, and append there; with it the role ends. Of two
-    restores into one store the second one fails here with `ConfigurationError`.
+    the restore would take the partial log for the whole and append to it; with the mark it ends. Of
+    two restores into one store the second one fails here with `ConfigurationError`.
     """
     key = STORE + IDENTITY_KEY
     identity = RunIdentity(plan.backup.id, plan.backup.run)
@@ -228,15 +228,15 @@ def _claim(plan: RestorePlan, store: ObjectStore, by_key: dict[str, BackupObject
     marked = replace(identity, needs=tuple(sorted({*identity.needs, DELETED})))
     try:
         store.create(IDENTITY_KEY, encode_json(marked))
-    except ObjectExists:
-        raise ConfigurationError(
+    except errors.ObjectExists:
+        raise errors.ConfigurationError(
             f"the store {plan.urls[1]} was just claimed by another run or restore"
         ) from None
 
 
 def _released(name: str, data: bytes) -> bytes:
-    """Returns a lease's object as released, so that the next holder need not wait; records of other
-    terms are returned unchanged.
+    """Returns the content of an object under `roles/`: a lease (`roles/ROLE.json`) as released, so
+    that the next holder need not wait, and any other object unchanged.
     """
     if name.count("/") > 1:
         return data
@@ -247,8 +247,8 @@ def _restore_topic(
     bus: Bus, source: ObjectStore, cut: TopicCut, by_key: dict[str, BackupObject]
 ) -> None:
     """Append a topic's records and commit its consumer groups' positions. Records keep their
-    offsets unless the topic is compacted or truncated by time. A compacted topic is appended
-    without its holes, because no stored position names it.
+    offsets, except in topics from which compaction or time removes records: no stored position
+    names an offset of such a topic, so it is appended without its holes.
     """
     name, keeps_offsets = cut.topic.name, cut.topic.cleanup == "safe"
     bus.create([cut.topic])
@@ -261,7 +261,7 @@ def _restore_topic(
             for batch in _batches(source, segment, by_key[segment.key], cut):
                 offsets = bus.append(name, [_entry(message) for message in batch])
                 if keeps_offsets and offsets != [message.offset for message in batch]:
-                    raise BusError(
+                    raise errors.BusError(
                         f"{name}/{partition}: offset {batch[0].offset} of the backup became "
                         f"{offsets[0]}; does another program write to this log?"
                     )
@@ -275,8 +275,8 @@ def _restore_topic(
 
 def _fill(bus: Bus, topic: str, partition: int, begin: int) -> None:
     """Append empty records up to offset `begin`, because no back end lets a partition begin above
-    0. No reader sees them: the caller truncates them once the topic's records follow them, before
-    the run is complete.
+    0. No reader gets them: the caller truncates them after it has appended the topic's records,
+    and no role reads before the run is complete.
     """
     filler = AppendEntry(b"", b"", partition)
     for at in range(0, begin, FILLERS_MAX):

@@ -1,4 +1,6 @@
-"""Computes the memory of a trainer's rank and of a rollout from a model's shape, line by line.
+"""Computes the memory of a trainer's rank (one of its processes) and of a rollout's engine from a
+model's shape, as lines: each is one part and its bytes (`MemoryLine`). `rollstream plan` compares
+their sums with the memory of a card (a GPU).
 
 A formula counts the tensors that the code of this project allocates, so it names the file that
 allocates them; each constant has its source beside it. `benchmarks/sizes/plan_error.py` compares
@@ -18,8 +20,8 @@ FLOAT32, BFLOAT16 = 4, 2
 
 STATE = "masters, gradients, moments"
 STATE_BYTES = 16
-"""Per trained parameter: float32 master, sum of gradients and AdamW's two moments
-(`consumers/trainer/learn/masters.py`, `learner.py`).
+"""Per trained parameter: its master (the float32 number that the optimiser updates), sum of
+gradients and AdamW's two moments (`consumers/trainer/learn/masters.py`, `learner.py`).
 """
 LOGITS_SLICE = 1 << 24
 """Number of logits in memory at once (`LOGITS_MAX` in `consumers/trainer/learn/scores.py`)."""
@@ -28,13 +30,13 @@ LOGITS_COPIES = 4
 (`_ScoreFunction` in `scores.py`).
 """
 PREFETCHED_GROUPS = 2
-"""Layers that FSDP2 holds gathered: the one that computes and the next (torch 2.13, implicit
-prefetch of `fully_shard`).
+"""Layers that FSDP2, torch's sharding of a model over ranks, holds gathered (whole): the one that
+computes and the next (torch 2.13, implicit prefetch of `fully_shard`).
 """
 CONTEXT_BYTES = 0.6e9
 """CUDA context, cuBLAS workspaces and NCCL buffers of one process. A choice, because no document
-states the first: about half of it for a context with lazily loaded kernels, 32 MiB of cuBLAS on
-Hopper (torch's notes on CUDA semantics), and 4 MiB for each channel and peer of NCCL
+states the size of a context: about half of the sum for a context with lazily loaded kernels, 32 MiB
+of cuBLAS on Hopper (torch's notes on CUDA semantics), and 4 MiB for each channel and peer of NCCL
 (`NCCL_BUFFSIZE`).
 """
 FRAGMENTED = 0.05
@@ -43,17 +45,17 @@ and rounds larger requests to 2 MiB (`c10/cuda/CUDACachingAllocator.cpp`), and l
 change with each micro-batch.
 """
 COPIES = 2
-"""Copies of the published tensors in host memory: the base and the one being published; two more
-wait where the store is slower than the steps (`consumers/trainer/publisher.py`).
+"""Copies of the published tensors in host memory: the last ones (the next delta's base), the ones
+being published; two more wait where the store is slow (`consumers/trainer/publisher.py`).
 """
 CHECKPOINT_BYTES = 12
 """Per trained parameter in a checkpoint, and in host memory while it is written: float32 master and
 two moments (`consumers/trainer/checkpoint.py`).
 """
 LENT_BYTES_MIN = 1e9
-"""A larger state on the CPU is written without a copy (`consumers/trainer/learn/workers.py`)."""
+"""A larger state in host memory is saved without a copy (`consumers/trainer/learn/workers.py`)."""
 SPARE_COLUMNS = 256
-"""Columns of the torch engine's cache beyond the context (`engines/torch/attention.py`)."""
+"""Token places beyond the context in a row of the KV cache (`engines/torch/attention.py`)."""
 PREFIX_SHARE = 4
 """The prefix cache holds at most slots · context / 4 tokens (`engines/torch/engine.py`)."""
 PREFILL_TOKENS = 1024
@@ -96,8 +98,9 @@ def total(lines: Sequence[MemoryLine]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerForm:
-    """Holds the settings of training that decide a rank's memory. `lora_rank` None trains all
-    parameters.
+    """Holds the settings of training that decide a rank's memory. With `recompute` a layer keeps
+    only its input for the backward pass; `workers` micro-batches are computed at the same time;
+    `lora_rank` None trains all parameters.
     """
 
     micro_batch_tokens: int
@@ -143,7 +146,9 @@ def trained_parameters(shape: ModelShape, form: TrainerForm) -> int:
 
 
 def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...]:
-    """Returns a rank's memory on its device, without context and fragmentation."""
+    """Returns a rank's memory on its device, without context and fragmentation, which
+    `engines.usable` subtracts from the card.
+    """
     lines: list[MemoryLine] = []
     if not form.offload:
         lines.append(MemoryLine(STATE, STATE_BYTES * own_parameters(shape, form)))
@@ -159,8 +164,8 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
-    """Returns the trained parameters of the rank that holds most; for an adapter this is an upper
-    bound, because the factor A of a layer has only as many rows as the adapter's rank.
+    """Returns the trained parameters of the rank that holds most. For an adapter it is an upper
+    bound: all factors are divided like A, which has only as many rows as the adapter's rank.
     """
     if form.lora_rank is not None:
         rows = -(-form.lora_rank // form.ranks)
@@ -285,10 +290,12 @@ def _head_bytes(shape: ModelShape, form: TrainerForm) -> float:
 def trainer_host_lines(
     shape: ModelShape, form: TrainerForm, published_item: int, on_cpu: bool = False
 ) -> tuple[MemoryLine, ...]:
-    """Returns a rank's host memory beside its libraries; if the device is the CPU, it adds to the
-    device's. A large state in host memory is written to a checkpoint without a copy. Each published
-    tensor is whole at the rank that owns it: no rank has more than the mean and one tensor, and one
-    rank has the largest tensor (`owners` in `sharded/rank_plan.py`).
+    """Returns what a rank holds in host memory, without its libraries; `published_item` is the
+    bytes of a published number. If its device is the CPU (`on_cpu`), `trainer_lines` come on top.
+
+    A large state in host memory is written to a checkpoint without a copy. Each published tensor is
+    whole at the rank that owns it: no rank has more than the mean and one tensor, and one rank has
+    the largest tensor (`owners` in `sharded/rank_plan.py`).
     """
     own, trained = own_parameters(shape, form), trained_parameters(shape, form)
     published = float(trained)
@@ -325,10 +332,10 @@ def micro_batch_max(shape: ModelShape, form: TrainerForm, memory: float, step: i
 def torch_engine_lines(
     shape: ModelShape, slots: int, context: int, item: int, published_item: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """Returns the memory of the embedded engine (`engines/torch/`) and, if they share one memory,
-    of the version that its rollout holds (`rollout/weights.py`), of `published_item` bytes per
-    parameter. A large version is streamed and not held. On a GPU `published_item` is 0, because the
-    rollout holds the version in host memory.
+    """Returns the memory of the embedded engine (`engines/torch/`), whose layers compute with
+    numbers of `item` bytes. On the CPU it includes the version that the rollout holds
+    (`rollout/weights.py`), of `published_item` bytes per parameter; a large version is streamed and
+    not held. On a GPU `published_item` is 0, because the rollout holds the version in host memory.
     """
     published = published_item * shape.parameters
     layers = shape.layers * shape.layer_parameters
@@ -354,10 +361,11 @@ def torch_engine_lines(
 def vllm_lines(
     shape: ModelShape, tensor_parallel: int, slots: int, item: float, lora_rank: int = 0
 ) -> tuple[MemoryLine, ...]:
-    """Returns the memory of a vLLM engine on one card without its KV cache, which gets the rest of
-    the engine's share. The head is float32 (`rollouts.vllm.head_float32`). An engine for adapters
-    allocates the factors of as many versions as one step may have, in the type of its layers; other
-    versions that it keeps are in host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
+    """Returns the memory of a vLLM engine on one of its cards without its KV cache, which gets the
+    rest of the engine's share. The head is float32 (`rollouts.vllm.head_float32`); a number of the
+    layers has `item` bytes. An engine for adapters (`lora_rank`) allocates the factors of as many
+    versions as one step may use, in the type of its layers; other versions that it keeps are in
+    host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
     """
     padded = next((rank for rank in ADAPTER_RANKS if rank >= lora_rank), lora_rank)
     # Every matrix has the hidden size on one side. That side's factor is whole on each card.

@@ -1,6 +1,9 @@
-"""Refuses a run whose model cannot fit the GPUs that its roles get, before any role is started. The
-check adds up, card by card, the least memory of the processes on it (`needed_bytes`), and
-`check_memory` raises an error that names the card, the need and a change.
+"""Refuses a run whose model cannot fit into the memory of its GPUs (cards), before any role starts.
+
+First the caller determines which processes use which cards: by the settings `[devices]`, or by
+`unassigned_use` or `lone_use` if these assign none. Then `check_memory` adds up, for each card, the
+least memory that its processes need (`needed_bytes`). If that is more than the card has, it raises
+an error that names the card, the need and a change of the settings.
 """
 
 from collections import defaultdict
@@ -34,8 +37,9 @@ def _generates_on_gpus(c: Configuration) -> bool:
 
 
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
-    """Returns, by process, the cards that it takes by itself where `[devices]` assigns none:
-    consecutive ones from the first visible card.
+    """Returns the cards that each process of a run uses if `[devices]` assigns none: it then sees
+    all `cards` and takes consecutive ones. The trainer begins at the card of `trainer.device`
+    (`cuda:1`; the first without a number); all rollouts and the evaluation begin at the first.
     """
     r, found = c.rollouts, dict[str, Sequence[GpuCard]]()
     if _trains_on_gpus(c):
@@ -52,8 +56,9 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
 def lone_use(
     c: Configuration, command: str, cards: Sequence[GpuCard]
 ) -> dict[str, Sequence[GpuCard]]:
-    """Returns the cards of a role that is started alone, by its command. For a trainer one card
-    stands for all, because its ranks need equal memory.
+    """Returns the cards of a role that was started alone, by `rollstream train` or `rollstream
+    rollout`; {} for other commands. For a trainer the first card stands for all, because its ranks
+    (its processes, one on each card) need equal memory.
     """
     if command == "train" and _trains_on_gpus(c):
         return {"trainer": unassigned_use(c, cards)["trainer"][:1]}
@@ -68,16 +73,17 @@ def check_memory(
     used: Mapping[str, Sequence[GpuCard]],
     ranks: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` if a card cannot hold the least memory of its processes; the
-    message is one sentence with the need and a change. `used` maps a process to its cards; `ranks`
-    is the number of the trainer's processes on all machines, where it is not `trainer.processes`. A
-    model whose parameters are not counted (`shape_of`) passes unchecked. A trainer of one rank
-    halves a micro-batch that is too large, so the configured size does not count there.
+    """Raise `ConfigurationError` if the processes on a card need more memory than the card has; the
+    message names the need and a change.
+
+    `used` maps the name of each process to its cards. `ranks` is the number of the trainer's
+    processes on all machines; None: `trainer.processes`. A `model` of a family whose parameters
+    are not counted (`shape_of`) passes unchecked.
     """
     try:
         shape = shape_of(read_hf_config(model), model.name)
     except ConfigurationError:
-        return  # an uncounted family; a folder that is wrong is reported by the loader
+        return  # a family that is not counted, or a wrong folder, which the loader will report
     needs: defaultdict[GpuCard, dict[str, float]] = defaultdict(dict)
     for name, cards in used.items():
         for card in cards:
@@ -91,9 +97,14 @@ def check_memory(
 def needed_bytes(
     c: Configuration, shape: ModelShape, process: str, card: GpuCard, ranks: int | None = None
 ) -> float:
-    """Returns the least memory of one process on one card, in bytes. A lone trainer rank counts a
-    micro-batch of one longest sequence, several ranks count the configured one. A vLLM engine takes
-    its whole share, and at least the KV cache of one longest sequence.
+    """Returns the least memory that one process needs on one card, in bytes.
+
+    * A trainer of several ranks: with micro-batches of the configured size.
+    * A trainer of one rank: with micro-batches of at most one longest sequence, because it halves
+      a micro-batch that does not fit.
+    * A vLLM engine: the share that it reserves (`rollouts.vllm.memory_share`), but at least its
+      weights and workspaces and the KV cache of one longest sequence.
+    * The engine `torch`: its weights, and its caches for all slots.
     """
     r, context = c.rollouts, c.rollouts.context_max
     if process == "trainer":
@@ -115,13 +126,14 @@ def needed_bytes(
 
 
 def _weight_item(c: Configuration) -> float:
-    """Returns the bytes of a weight in vLLM. A quantised one counts half a byte, the least that any
-    method has.
+    """Returns the bytes of one weight in vLLM. A quantised weight counts half a byte, the least
+    that any of vLLM's methods needs.
     """
     return 0.5 if c.rollouts.vllm.args.get("quantization") else sums.BFLOAT16
 
 
 def _refusal(c: Configuration, shape: ModelShape, card: GpuCard, parts: Mapping[str, float]) -> str:
+    """Returns the error message; `parts` maps each process on the card to the bytes it needs."""
     roles = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in parts.items())
     if "trainer" in parts and len(parts) == 1:
         advice = "train on more GPUs (trainer.processes and devices.trainer, or more machines)"

@@ -1,9 +1,8 @@
-"""Lists accelerators by name with memory, peak arithmetic and bandwidths from NVIDIA's data sheets,
-and reads `--gpus` (`parse_gpus`).
+"""Lists accelerators (`ACCELERATORS`) with memory, peak arithmetic and bandwidths of NVIDIA's data
+sheets, finds one by its name, and parses the option `--gpus` of `rollstream plan` (`parse_gpus`).
 
-`link` is the speed between two cards of a machine in one direction: NVLink, else PCIe. `flops` is
-dense bfloat16 with float32 sums; where a data sheet states it with sparsity, half of that. A card
-known by its memory alone (`24GB`) has no speed, so a plan for it has no rates.
+A card in `--gpus` may be given by its memory alone (`24GB`). Its speed is then unknown, so a plan
+for it states no rates.
 """
 
 import re
@@ -14,17 +13,20 @@ from rollstream.errors import ConfigurationError
 GB = 1e9
 """A gigabyte as data sheets count it (SI)."""
 PCIE = 25e9
-"""Bytes/s of a transfer over PCIe 4.0 x16. A choice: four fifths of the 31.5e9 that 16 lanes of 16
-GT/s have after their 128b/130b coding (PCI Express Base Specification 4.0).
+"""Bytes/s that a transfer over PCIe 4.0 x16 is assumed to reach: four fifths of the 31.5e9 that 16
+lanes of 16 GT/s have after their 128b/130b coding (PCI Express Base Specification 4.0).
 """
 CARDS_PER_MACHINE = 8
-"""A data centre's server has this many cards, as NVIDIA's HGX boards and DGX systems do."""
+"""Plans assume machines with this many cards, as NVIDIA's HGX boards and DGX systems have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """Describes one kind of card: `memory` in bytes, `flops` in 1/s, the others in bytes/s; 0 means
-    unknown.
+    """Describes one kind of card; 0 means unknown.
+
+    `memory` is in bytes, and `bandwidth`, that of its memory, in bytes/s. `flops` are operations/s
+    in dense bfloat16 with float32 sums; where a data sheet states them with sparsity, half of that.
+    `link` is the bytes/s between two cards of a machine in one direction: NVLink, else PCIe.
     """
 
     name: str
@@ -56,8 +58,9 @@ ACCELERATORS = {card.name: card for card in _CARDS}
 
 
 def accelerator_named(name: str) -> Accelerator | None:
-    """Returns the card with this name, as CUDA gives it; None if it is not in the table. The
-    longest match counts: an `H100 PCIe` is no `H100`, an `H200` no `H20`.
+    """Returns the listed card whose name is contained, as whole words, in `name`, which may be the
+    name that CUDA reports (`NVIDIA H100 PCIe`); None if there is none. The longest match counts, so
+    this example is an `H100 PCIe` and not an `H100`.
     """
     words = f" {name.replace('-', ' ').lower()} "
     found = [card for card in ACCELERATORS if f" {card.lower()} " in words]
@@ -65,8 +68,8 @@ def accelerator_named(name: str) -> Accelerator | None:
 
 
 def parse_gpus(text: str) -> tuple[int, Accelerator]:
-    """Returns the number and kind of cards in `8xH100`, `H100` or `2x24GB`. Raises
-    `ConfigurationError` for an unknown card and for none.
+    """Returns the number and kind of cards that a text such as `8xH100`, `H100` (one card) or
+    `2x24GB` names. Raises `ConfigurationError` for an unknown card and for a number of 0.
     """
     match = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.+)", text.strip(), re.IGNORECASE)
     assert match is not None, "the second group takes any text"

@@ -1,5 +1,10 @@
-"""Sizes the engine of a plan: vLLM or the embedded engine, its cards, and its share of their
-memory. `PlanRequest` is the input of a plan, `EngineSize` the engine.
+"""Sizes the engine of a rollout for `rollstream plan`: whether it is vLLM or the embedded engine
+(`torch`), on how many cards (GPUs), in which share of their memory, with how many sequences.
+
+The planner (`planner.py`) passes a `PlanRequest`. `own_engine` is for cards that only generate,
+`shared_engine` for a card that also trains; each returns an `EngineSize`, or None if no engine
+fits. An engine fits if its KV cache holds `SEQUENCES_MIN` longest sequences, those of full context.
+`engine_lines` and `least_lines` list the memory of one card, part by part (`MemoryLine`).
 """
 
 from collections.abc import Sequence
@@ -13,35 +18,39 @@ from rollstream.sizes.rates import TrainerLink
 from rollstream.sizes.shapes import ModelShape
 
 ENGINE_SHARE = 0.9
-"""Share of its cards that an engine takes where it is alone: the default of
-`rollouts.vllm.memory_share`, which is that of vLLM's `gpu_memory_utilization`.
+"""Share of its cards' memory that an engine takes where it is alone: the default of
+`rollouts.vllm.memory_share`, which equals that of vLLM's `gpu_memory_utilization`.
 """
 MEAN_SHARE = 4
-"""A mean trajectory has a quarter of the context. A choice for a long tail: p99 is about 10 medians
-(Laminar §2).
+"""A mean trajectory is assumed to have a quarter of the context. A choice for lengths with a long
+tail: their 99th percentile is about 10 medians (Laminar §2).
 """
 GROUPS, SAMPLES = 128, 8
-"""Groups of a step where none are asked for, and trajectories of each: 1024 as PipelineRL has
-(arXiv 2509.19128).
+"""Groups of a step if the request names no number, and trajectories of a group: together 1024, as
+in PipelineRL (arXiv 2509.19128).
 """
 FP8 = 1.0
-"""Bytes of a weight in vLLM's `quantization = "fp8"`."""
+"""Bytes of a weight under vLLM's `quantization = "fp8"`."""
 ADAPTER_RANK = 16
-"""Rank of an adapter where none is asked for. A choice: vLLM's default `max_lora_rank`."""
+"""Rank of the LoRA adapter where the planner proposes one (the request trains all parameters and
+does not fit). A choice: vLLM's default `max_lora_rank`.
+"""
 SEQUENCES_MIN = 8
-"""Longest sequences that a KV cache must hold. A choice: a step of one row reads all weights, so
-fewer rows would make a token cost more than an eighth of that.
+"""The number of longest sequences that an engine's KV cache must hold at least. A choice: a decode
+step reads all weights, whatever the number of its rows (sequences), so with fewer rows a token
+would cost more than an eighth of such a read.
 """
 SLOTS_MAX = 256
-"""Most sequences of an engine. A choice: vLLM's default `max_num_seqs` on cards below 70 GiB
-(`get_batch_defaults` in vLLM 0.32's `engine/arg_utils.py`).
+"""Most sequences that an engine decodes together. A choice: vLLM's default `max_num_seqs` on cards
+below 70 GiB (`get_batch_defaults` in vLLM 0.32's `engine/arg_utils.py`).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """The input of a plan: a model, its cards, and sequences of up to `context` tokens.
-    `lora_rank` 0 trains all parameters; with `fp8` rollouts serve 8-bit weights.
+    """The input of a plan: a model, `cards` equal cards, and sequences of up to `context` tokens.
+    The two rates are in Gbit/s: from a machine to the store, and between two machines. `lora_rank`
+    0 trains all parameters; with `fp8` rollouts serve 8-bit weights. A step trains `groups` groups.
     """
 
     shape: ModelShape
@@ -66,6 +75,7 @@ class PlanRequest:
 
     @property
     def machines(self) -> int:
+        """The number of machines that hold the cards."""
         return -(-self.cards // CARDS_PER_MACHINE)
 
     def link(self, ranks: int) -> TrainerLink:
@@ -79,15 +89,15 @@ class PlanRequest:
 
 
 def usable(card: Accelerator) -> float:
-    """Bytes of a card that one training process can fill."""
+    """Returns the bytes of a card that one training process can fill."""
     return card.memory * (1 - sums.FRAGMENTED) - sums.CONTEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """One engine: its cards, its share of their memory, the tokens that it caches, the sequences
-    that it decodes together, and whether an evaluation fits beside it. `reason` states why the
-    engine is not vLLM.
+    """Describes one engine: it takes `memory_share` of each of its `tensor_parallel` cards, caches
+    `kv_tokens` tokens and decodes `slots` sequences together. With `has_evaluation` the engine of
+    an evaluation fits on the same cards. `reason` states why the engine is not vLLM; "" if it is.
     """
 
     name: Literal["vllm", "torch"] = "vllm"
@@ -100,9 +110,10 @@ class EngineSize:
 
 
 def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
-    """Returns the engine on up to `cards` cards of its own: vLLM on the fewest cards that hold
-    `SEQUENCES_MIN` longest sequences, else the embedded engine if the model has an adapter and fits
-    one card, else None. An engine stays on one machine.
+    """Returns the engine on up to `cards` cards of its own, all of one machine: vLLM on the fewest
+    cards on which it fits, else the embedded engine if an adapter is trained and one card is
+    enough, else None. Where half the memory share already holds `SLOTS_MAX` / 2 longest sequences,
+    vLLM takes only that half and leaves the other half to an evaluation.
     """
     for tensor_parallel in _engine_cards(request, cards):
         tokens = vllm_tokens(request, tensor_parallel, ENGINE_SHARE)
@@ -116,8 +127,9 @@ def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
 
 
 def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineSize | None:
-    """Returns the engine on the trainer's card, in `rest` bytes of its memory; None if neither
-    engine fits. With `evaluated`, an evaluation beside it gets the same share.
+    """Returns the engine on the trainer's card, in the `rest` bytes that the trainer leaves; None
+    if neither vLLM nor the embedded engine fits. With `evaluated`, vLLM takes half of them and
+    leaves the other half to an evaluation; the embedded engine is then not tried.
     """
     share = int(100 * rest / request.card.memory / (1 + evaluated)) / 100
     if vllm_tokens(request, 1, share) >= SEQUENCES_MIN * request.context:
@@ -126,18 +138,21 @@ def shared_engine(request: PlanRequest, rest: float, evaluated: bool) -> EngineS
 
 
 def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
-    """Returns the numbers of cards that one vLLM engine may have, ascending."""
+    """Returns the numbers of cards that one vLLM engine may have, ascending: powers of two that
+    divide the model's attention heads.
+    """
     most = min(cards, CARDS_PER_MACHINE)
     return [n for n in (1, 2, 4, 8) if n <= most and request.shape.heads % n == 0]
 
 
 def vllm_tokens(request: PlanRequest, tensor_parallel: int, share: float) -> int:
-    """Tokens that a vLLM engine caches in this share of its cards."""
+    """Returns the tokens that a vLLM engine caches in this share of its cards' memory."""
     free = request.card.memory * share - total(_lines(request, tensor_parallel))
     return sums.kv_tokens(request.shape, tensor_parallel, free)
 
 
 def _lines(request: PlanRequest, tensor_parallel: int, slots: int = SLOTS_MAX) -> list[MemoryLine]:
+    """Returns the memory of one card of a vLLM engine without its KV cache."""
     r = request
     return [*sums.vllm_lines(r.shape, tensor_parallel, slots, r.weight_item, r.lora_rank)]
 
@@ -157,9 +172,9 @@ def _vllm(request: PlanRequest, tensor_parallel: int, share: float, evaluated: b
 
 
 def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize | None:
-    """Returns the embedded engine with the most slots that fit `memory` bytes, each with the cache
-    of a longest sequence; None without an adapter or if too few fit. Only `reason` uses `share`,
-    the memory share that is too small for vLLM.
+    """Returns the embedded engine with the most slots that fit `memory` bytes; each slot has the
+    cache of a longest sequence. None without an adapter, or if fewer than `SEQUENCES_MIN` slots
+    fit. `share` is the memory share that was too small for vLLM; only `reason` states it.
     """
     if not request.lora_rank:
         return None
@@ -183,7 +198,7 @@ def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize |
 
 
 def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, ...]:
-    """Returns the memory lines of one card of the engine, its cache included."""
+    """Returns the memory of one card of the engine, its KV cache included."""
     if engine.name == "torch":
         return sums.torch_engine_lines(request.shape, engine.slots, request.context, sums.BFLOAT16)
     lines = _lines(request, engine.tensor_parallel, engine.slots)
@@ -192,8 +207,10 @@ def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, 
 
 
 def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine, ...]]:
-    """Returns the most cards that vLLM may have, and one card's memory lines of the engine that
-    needs the least there, with a cache of `SEQUENCES_MIN` longest sequences.
+    """Returns what a rollout needs at least, for the message that a request does not fit: the most
+    cards that one vLLM engine may have, and the memory of one of these cards under vLLM, or under
+    the embedded engine if an adapter is trained and it needs less. The cache holds `SEQUENCES_MIN`
+    longest sequences.
     """
     shape, own = request.shape, _engine_cards(request, cards)[-1]
     cache = SEQUENCES_MIN * request.context * sums.BFLOAT16 * shape.kv_numbers

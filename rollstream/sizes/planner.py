@@ -1,7 +1,9 @@
-"""Chooses how a model is trained on some cards, by arithmetic alone: which cards train and which
-generate, the micro-batch and the KV cache, or, where nothing fits, the cheapest change that does.
-`plan_run` tries every division of the cards (`best_layout`): memory (`arithmetic`, `engines`)
-decides which of them fit, and rates (`rates`) which of those is best.
+"""Chooses, for `rollstream plan`, how to train a model on some cards (GPUs), by arithmetic alone:
+how many cards train and how many generate, the micro-batch and the KV cache.
+
+`plan_run` tries every division of the cards into these two sides (`best_layout`). Memory
+(`arithmetic.py`, `engines.py`) decides which divisions fit, and tokens per second (`rates.py`)
+decide which of those is best. If none fits, it finds the cheapest change of the request that does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +18,15 @@ from rollstream.sizes.engines import ADAPTER_RANK, ENGINE_SHARE, EngineSize, Pla
 LAG_MAX = 4
 """Rollouts generate at most this many steps ahead: the default of `dispatch.max_lag`."""
 MICRO_BATCH_TOKENS_MAX = 32_768
-"""Larger micro-batches gain nothing unless collectives take longer than them. A choice, 80 times
-the tokens at which a product with weights is bound by arithmetic: flops over bandwidth of the
-table's cards is at most 420.
+"""Largest micro-batch that is proposed, unless the ranks' communication takes longer than its
+arithmetic: a larger one gains nothing. A choice: about 80 times 420 tokens. From 420 tokens on, a
+product with weights takes longer for its arithmetic than for reading the weights, on every card of
+`devices.py` (flops over bandwidth is at most 420).
 """
 SEQUENCES_WANTED = 64
-"""A shared card's cache comes before anything else until it holds this many longest sequences. A
-choice: the default of `rollouts.slots`.
+"""On a card that trains and generates, the layout whose KV cache holds most sequences of full
+context wins, up to this many; only then do other properties count. A choice: the default of
+`rollouts.slots`.
 """
 CARDS_MAX = 16_384
 """A proposed change takes at most this many cards. A choice: the size of the cluster that trained
@@ -32,9 +36,10 @@ Llama 3.1 405B (arXiv 2407.21783).
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLayout:
-    """Divides the cards such that each role fits: `trainer_cards` ranks train, and `engines`
-    engines of the size `engine` generate. With `is_shared` both use one and the same card.
-    `micro_batch_max` is the largest micro-batch that fits, in tokens; `form` has the proposed one.
+    """Divides the cards such that trainer and rollouts fit: `trainer_cards` ranks (training
+    processes, one per card) train, and `engines` engines of the size `engine` generate. With
+    `is_shared` both use one and the same card. `form` has the settings of training, with the
+    proposed micro-batch; `micro_batch_max` is the largest one that fits, in tokens.
     """
 
     form: TrainerForm
@@ -54,8 +59,8 @@ class CardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Reports a role that does not fit a card: the lines of its least memory, and the available
-    bytes.
+    """Reports a role that does not fit: the least memory that it needs, part by part (`lines`), and
+    the bytes that are `available` on a card.
     """
 
     role: str
@@ -69,8 +74,8 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Answers a request. Without a `layout` the request does not fit: then `shortages` gives the
-    reasons, and `change`, unless None, is the plan of the cheapest changed request that does.
+    """Answers a request. `layout` is None if the request does not fit. Then `shortages` has the
+    reasons, and `change` is the plan of the cheapest changed request that fits; None if none does.
     """
 
     request: PlanRequest
@@ -85,9 +90,9 @@ class RunPlan:
 
 
 def plan_run(request: PlanRequest) -> RunPlan:
-    """Returns the best layout of the request, or its shortages with the cheapest change. Changes
-    that cost no card are tried first (an adapter in place of all parameters, 8-bit weights in the
-    rollouts), then more cards.
+    """Returns the plan of the request: the best layout, or the shortages and the cheapest change.
+    Changes that cost no card are tried first (training a LoRA adapter in place of all parameters,
+    8-bit weights in the rollouts), then more cards.
     """
     layout = best_layout(request)
     if layout is not None:
@@ -115,7 +120,7 @@ def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
 def best_layout(request: PlanRequest) -> CardLayout | None:
     """Returns the layout with the highest rate of those that fit in memory, None if none fits. A
     layout's rate is that of its slower side, because a step lasts as long as that side needs for
-    its tokens. Without known speeds the layout with equal halves wins.
+    its tokens. If the card's speed is unknown, the layout closest to two equal halves wins.
     """
     if request.cards == 1:
         return _shared_layout(request)
@@ -136,8 +141,9 @@ def best_layout(request: PlanRequest) -> CardLayout | None:
 
 
 def _trainer_cards(request: PlanRequest) -> Sequence[int]:
-    """Returns the numbers of cards that may train: any on one machine, else whole machines. An
-    adapter is trained on one card where that holds the base.
+    """Returns the numbers of training cards to try: every number if the cards are in one machine,
+    else those of whole machines. An adapter is trained on a single card if that has room for the
+    frozen model, too.
     """
     cards = request.cards
     if request.lora_rank:
@@ -167,8 +173,9 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
 
 
 def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
-    """Returns the form with the smallest micro-batch that needs as few rounds (one micro-batch on
-    each rank) as the largest useful one; it holds at least one longest sequence.
+    """Returns `form` with the proposed micro-batch. In a round each rank trains one micro-batch.
+    The proposed one is the smallest with which a step takes as few rounds as with the largest
+    useful one (`MICRO_BATCH_TOKENS_MAX`); it holds at least one sequence of full context.
     """
     most = min(form.micro_batch_tokens, MICRO_BATCH_TOKENS_MAX)
     if request.card.flops:
@@ -181,14 +188,16 @@ def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
 
 
 def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None:
-    """Returns the form with the largest micro-batch that fits a card, None if no sequence does."""
+    """Returns `form` with the largest micro-batch that fits a card; None if not even one sequence
+    of full context does.
+    """
     tokens = sums.micro_batch_max(request.shape, form, usable(request.card), request.context)
     return replace(form, micro_batch_tokens=tokens) if tokens else None
 
 
 def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm:
-    """Returns a trainer's form with a micro-batch of one longest sequence; `recompute` means
-    gradient checkpointing.
+    """Returns the settings of training on this many ranks, with a micro-batch of one sequence of
+    full context; `recompute` means gradient checkpointing.
     """
     return TrainerForm(
         micro_batch_tokens=request.context,
@@ -199,9 +208,10 @@ def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerFo
 
 
 def _shared_layout(request: PlanRequest) -> CardLayout | None:
-    """Returns the best layout of trainer and rollout on one card, with the evaluation where it fits
-    too; None if none fits. The trainer gets what its micro-batch needs, the engines the rest; the
-    cache is filled up to `SEQUENCES_WANTED` first.
+    """Returns the best layout of trainer and rollout on one card, with an evaluation if that fits
+    too; None if none fits. The trainer gets the memory that its micro-batch needs, the engines get
+    the rest. The best layout is the first by `rank`: KV cache (see `SEQUENCES_WANTED`), evaluation,
+    rate, no gradient checkpointing.
     """
     found = [
         layout
@@ -222,8 +232,8 @@ def _shared_layout(request: PlanRequest) -> CardLayout | None:
 def _shared_form(
     request: PlanRequest, evaluated: bool, recompute: bool, sequences: int
 ) -> CardLayout | None:
-    """Returns the layout of one card with micro-batches of this many longest sequences, None if the
-    rest of the card holds no engine.
+    """Returns the layout of one card with micro-batches of this many sequences of full context;
+    None if no engine fits the rest of the card. With `evaluated` an evaluation is on it too.
     """
     processes, tokens = 2 + evaluated, sequences * request.context
     form = replace(trainer_form(request, 1, recompute), micro_batch_tokens=tokens)
@@ -244,7 +254,10 @@ def _shared_form(
 
 
 def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
-    """Returns the layout with its rates. On a shared card each side gets half of the time."""
+    """Returns the layout with its rates. On a shared card each side gets half of the time. An
+    engine decodes as many rows as it has slots for, KV for at half of the full context each, and
+    trajectories for within the lag bound.
+    """
     share = 0.5 if layout.is_shared else 1.0
     form, card, engine = layout.form, request.card, layout.engine
     train = rates.train_tokens_per_s(
@@ -263,7 +276,9 @@ def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
 
 
 def shortages_of(request: PlanRequest) -> tuple[Shortage, ...]:
-    """Returns the roles that do not fit even with the most cards that they can get."""
+    """Returns the roles that do not fit even on as many of the cards as they can get; on a single
+    card also trainer and rollout together.
+    """
     shape, card = request.shape, request.card
     alone = request.cards == 1
     ranks = 1 if alone else _trainer_cards(request)[-1]

@@ -1,6 +1,9 @@
-"""Presents a `RunPlan` for people and programs: its memory line by line, the seconds of its
-transfers and rounds, one sentence for a shortage or a change, and one JSON object of all
-(`figures`). It computes nothing that decides the plan (`planner.py` does that).
+"""Presents a `RunPlan`, the answer of `rollstream plan`, to people and programs: its memory line by
+line, the seconds of its transfers and training rounds, one sentence for a shortage or a change, and
+one JSON object of all (`figures`). It computes nothing that decides the plan: `planner.py` does.
+
+Only a plan that fits (with a `layout`) has memory lines and seconds. If a plan does not fit, its
+`proposed` plan, that of the cheapest change that fits, has them.
 """
 
 from typing import Any
@@ -14,7 +17,9 @@ from rollstream.sizes.proposed_files import machine_files
 
 
 def figures(plan: RunPlan) -> dict[str, Any]:
-    """Returns the plan as one JSON object in bytes, seconds and tokens."""
+    """Returns the plan as one JSON object in bytes, seconds and tokens: the request, whether it
+    fits, the shortages, the change, and, if the plan or its change fits, what is proposed.
+    """
     request = plan.request
     found: dict[str, Any] = {
         "model": request.shape.name,
@@ -87,7 +92,7 @@ def _proposed_figures(plan: RunPlan) -> dict[str, Any]:
 
 
 def trainer_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
-    """Returns the memory of one rank on its card, line by line."""
+    """Returns the memory of one rank (a process of the trainer) on its card, line by line."""
     assert plan.layout is not None
     return sums.trainer_lines(plan.request.shape, plan.layout.form)
 
@@ -106,10 +111,10 @@ def rollout_lines(plan: RunPlan) -> tuple[MemoryLine, ...]:
 
 
 def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
-    """Returns seconds by a version's form (full, delta, adapter) and by transfer: `publish` it over
-    the store's link, `fetch` it from there by one rollout machine, `relay` it from one machine to
-    the next (a relay chain pipelines this), `load` it from host memory into the cards of one
-    engine.
+    """Returns seconds by the form of a version (full, delta, adapter) and by transfer: `publish` is
+    to the store over its link, `fetch` from there to one machine of rollouts, `relay` from one
+    machine to the next (a chain of relays overlaps these), and `load` from host memory into the
+    cards of one engine.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None
@@ -128,8 +133,9 @@ def transfer_seconds(plan: RunPlan) -> dict[str, dict[str, float]]:
 
 
 def round_seconds(plan: RunPlan) -> dict[str, float]:
-    """Returns the seconds of a training round's arithmetic and of its collectives, which overlap;
-    empty where the card's speed is unknown.
+    """Returns the seconds of the arithmetic of a training round, in which each rank computes one
+    micro-batch, and of its collectives (the transfers between ranks), which overlap with it. Empty
+    if the card's speed is unknown.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None
@@ -141,7 +147,7 @@ def round_seconds(plan: RunPlan) -> dict[str, float]:
 
 
 def change_text(plan: RunPlan) -> str:
-    """Returns the cheapest change that fits, as an instruction."""
+    """Returns the cheapest change of the request that fits, as an instruction."""
     assert plan.change is not None
     before, after = plan.request, plan.change.request
     parts: list[str] = []

@@ -1,5 +1,10 @@
-"""Writes the proposed configuration of a plan that fits, as TOML: one file for each kind of machine
-(all roles, training, generating), with the commands that start the run there.
+"""Writes the configuration that `rollstream plan --toml` proposes. A plan divides cards between the
+trainer and the rollouts (`planner.py`). Where one machine has all cards, the configuration is one
+TOML file; else there are two, for the machines that train and for those that generate, and each
+begins with comments that give the commands for its machines.
+
+`machine_files` computes the settings of each file, `toml_files` their text. The files describe one
+run: they differ only in settings that may differ from machine to machine.
 """
 
 import json
@@ -15,16 +20,16 @@ from rollstream.sizes.planner import CardLayout, RunPlan
 from rollstream.storage.settings import RelaySettings
 
 PROMPT_SHARE, PROMPT_MAX = 4, 2048
-"""The prompt gets a quarter of the context, at most 2048 tokens. A choice: Laminar's prompts have
-at most 2 K.
+"""The prompt gets a quarter of the context, at most 2048 tokens; the rest is for the answer. A
+choice: the prompts of the Laminar paper have at most 2 K tokens.
 """
 ADAPTER_LR, FULL_LR = 1e-5, 1e-6
-"""Learning rates of an adapter and of all weights. A choice: 1e-6 is that of the delta's
-measurement (`rates.DELTA_SHARE`), and an adapter takes about ten times the rate of all weights
+"""Learning rates for an adapter (LoRA) and for all weights. A choice: with 1e-6 the size of a delta
+was measured (`rates.DELTA_SHARE`), and an adapter needs about ten times the rate of all weights
 (docs/how-to/train-with-lora.md).
 """
 RELAY_PORT = 9470
-"""A choice: that of the examples in docs/explanation/relay.md."""
+"""Port of a relay's server. A choice: that of the examples in docs/explanation/relay.md."""
 RELAY_VERSIONS = 2.2
 """A relay's cache has room for this many full versions. A choice: it holds the newest one, the next
 one while it arrives (`storage/relay/cache.py`), and deltas.
@@ -35,36 +40,47 @@ TABLE_COMMENTS = {
     "trainer": "masters, optimiser and head stay float32",
     "sampling": "add your [task]: docs/tutorial/own-reward.md",
 }
+"""Table of the configuration → the comment beside its head."""
 COORDINATORS = "prompts dispatch archive"
+"""The roles with a single holder beside the trainer; they need no card."""
 TORCHRUN = (
     "torchrun --nnodes {machines} --nproc-per-node {cards} --rdzv-backend c10d "
     "--rdzv-endpoint HOST:29400 --max-restarts 100 -m -- rollstream train {run}"
 )
+"""The command that starts the trainer's ranks on each of several machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFile:
-    """Holds the settings of one kind of machine and the number of such machines. `ranks` counts the
-    trainer's processes on all machines. The kind is "run" where one machine has all roles.
+    """Holds the settings of one proposed file and describes the machines it is for.
+
+    The kind is "run" where one machine has all roles, else "trainer" for the machines that train
+    (perhaps with rollouts beside) or "rollouts" for those that only generate.
     """
 
     kind: Literal["run", "trainer", "rollouts"]
     machines: int
+    """Number of machines that use this file."""
     ranks: int
+    """The trainer's processes, those on all machines together."""
     settings: dict[str, dict[str, Any]]
+    """Table of the configuration → its settings."""
 
     @property
     def generates(self) -> bool:
+        """Whether rollouts run on these machines."""
         return "rollouts" in self.settings["devices"]
 
     def name(self, file: str) -> str:
-        """Returns the name of this file, where the plan's is `file`."""
+        """Returns this file's name, where `file` is the name that the user gave for all: with
+        `plan.toml` that is `plan.toml` itself, `plan-trainer.toml` or `plan-rollouts.toml`.
+        """
         path = PurePath(file)
         return file if self.kind == "run" else str(path.with_name(f"{path.stem}-{self.kind}.toml"))
 
     def commands(self, file: str) -> list[str]:
-        """Returns the commands for each machine of this kind; those in brackets are for the first
-        one alone.
+        """Returns the commands that start the run on each of these machines; those in brackets are
+        for the first machine alone.
         """
         if self.kind == "run":
             return [f"rollstream run {file}"]
@@ -80,8 +96,8 @@ class MachineFile:
         return [train, f"(for role in {COORDINATORS}; do rollstream $role {run} & done)"]
 
     def _engine_commands(self, run: str) -> list[str]:
-        """Returns the commands that start one machine's rollouts, each with its own cards, and the
-        evaluation with the cards of the first rollout.
+        """Returns the commands that start the rollouts of one machine, each on cards of its own,
+        and the evaluation, which shares the first rollout's cards.
         """
         rollouts = self.settings["rollouts"]
         cards, count = rollouts.get("vllm", {}).get("tensor_parallel", 1), rollouts["count"]
@@ -97,11 +113,13 @@ class MachineFile:
 
 
 def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:
-    """Returns the proposed files of a plan that fits: a single one, or one for the machines that
-    train and one for those that generate. A machine on which only some cards train generates too.
-    `rollstream run` starts the roles and ranks of one machine. The files differ in the settings of
-    their machine alone (`devices`, `evaluation`), so all roles agree on the run's configuration,
-    and the start check (`check.py`) accepts each file on its machine.
+    """Returns the proposed files of a plan that fits: a single one for one machine, else one for
+    the machines that train and one for those that generate. If the trainer needs only some cards of
+    its one machine, rollouts use the others.
+
+    Two files differ only in `devices`, `rollouts.count` and `evaluation.enabled`, which may differ
+    from machine to machine: all roles agree on the run's configuration, and the memory check at the
+    start (`check.py`) accepts each file on its machines.
     """
     request, layout = plan.request, plan.layout
     assert layout is not None, "nothing is proposed for a plan that does not fit"
@@ -142,8 +160,8 @@ def _file(
 
 
 def _settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, Any]]:
-    """Returns the tables of settings that all machines share; `_file` sets those of one kind of
-    machine.
+    """Returns the tables of settings that all files share, with defaults for those that `_file`
+    sets for one kind of machine.
     """
     context, size = request.context, layout.engine
     engine: dict[str, Any] = {"engine": "torch", "device": "cuda", "dtype": "bfloat16"}
@@ -187,14 +205,15 @@ def _settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, A
 
 
 def toml_files(plan: RunPlan, file: str) -> dict[str, str]:
-    """Returns the text of the proposed files by name, where the plan's name is `file`: one file of
-    that name, or one for each kind of machine.
+    """Returns the texts of the proposed files by their names: one file called `file`, or two with
+    names made from it (`MachineFile.name`).
     """
     found = machine_files(plan)
     return {one.name(file): _toml_text(plan, one, one.name(file)) for one in found}
 
 
 def _toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
+    """Returns the text of one file: comments, then the tables. `file` is its own name."""
     request, layout = plan.request, plan.layout
     assert layout is not None
     lines = [f"# {request.shape.name} on {request.cards} x {request.card.name}, by arithmetic"]
@@ -208,8 +227,8 @@ def _toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
 
 
 def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]:
-    """Returns the comment that explains the start on this kind of machine, for a plan of several
-    machines.
+    """Returns the lines of the comment that explains, for a plan of several machines, how the run
+    is started on the machines of this file.
     """
     work = "generate" if one.kind == "rollouts" else "train"
     last = request.cards % CARDS_PER_MACHINE if one.machines > 1 else 0
@@ -228,8 +247,8 @@ def _start_lines(request: PlanRequest, one: MachineFile, file: str) -> list[str]
 
 
 def _model_comment(request: PlanRequest) -> str:
-    """Returns a comment with the model files that must exist before `rollstream run` accepts the
-    path.
+    """Returns the comment on `model.path`: where the model's files must be before `rollstream run`
+    accepts it.
     """
     if request.shape.hub:
         return f"not here: first `hf download {request.shape.hub}`, or set a checkpoint's folder"
@@ -237,6 +256,9 @@ def _model_comment(request: PlanRequest) -> str:
 
 
 def _table_lines(table: str, values: Mapping[str, Any], model: str) -> list[str]:
+    """Returns the lines of a table and of the tables in it; `model` is the comment beside
+    `[model]`.
+    """
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
     comment = model if table == "model" else TABLE_COMMENTS.get(table)
     if table == "relay" and not values["enabled"]:

@@ -1,8 +1,10 @@
-"""Estimates bytes of a version, seconds on a link, tokens per second and the volume of the log;
-each constant has its source beside it.
+"""Estimates for `rollstream plan`: the bytes of a version, the seconds of transfers, the trained
+and generated tokens per second, and the volume of the log. `planner.py` compares layouts (divisions
+of the cards, which are GPUs, between trainer and engines) by these rates; `proposal.py` shows them.
 
-Rates are rooflines, good for the choice of a layout and for an order of magnitude. All sizes are in
-bytes, all durations in seconds.
+Rates are rooflines: a computation takes as long as the slower of its arithmetic and its reads, at
+assumed shares of the card's peaks. They are good for the choice of a layout and for an order of
+magnitude. Sizes are in bytes, durations in seconds; each constant has its source beside it.
 """
 
 from dataclasses import dataclass
@@ -15,8 +17,8 @@ from rollstream.sizes.shapes import ModelShape
 
 DELTA_SHARE = 1 / 165
 """Bytes of a delta over those of the full version, measured at lr 1e-6 with 30 M parameters
-(docs/reference/sizes-and-cost.md); PULSE reports 1 / 130 at 7B. At lr 1e-4 and above it approaches
-1.
+(docs/reference/sizes-and-cost.md); the paper PULSE reports 1 / 130 at 7B parameters. At lr 1e-4
+and above the share approaches 1.
 """
 LOG_TOKEN_BYTES, LOG_RECORD_BYTES = 9.0, 1000.0
 """Bytes of a trajectory in the log, per token and per record (docs/reference/sizes-and-cost.md)."""
@@ -31,8 +33,8 @@ ARCHIVE_TOKEN_BYTES, ARCHIVE_RECORD_BYTES = 5.0, 200.0
 # Shares of a card's peaks, fixed times, host-to-device speed: sources in `simulator/constants.py`.
 MFU = CONSTANTS["train_mfu"].value
 FLOPS_PER_PARAMETER = 6.0
-"""Operations per trained token: forward 2, backward 4 (Kaplan et al., arXiv 2001.08361); recomputed
-layers add 2 more.
+"""Operations per parameter and trained token: forward 2, backward 4 (Kaplan et al., arXiv
+2001.08361); layers that are recomputed in the backward pass add 2 more.
 """
 DECODE_BANDWIDTH = CONSTANTS["bandwidth_share"].value
 DECODE_FLOPS = CONSTANTS["decode_flops_share"].value
@@ -61,8 +63,8 @@ def version_bytes(shape: ModelShape, lora_rank: int) -> VersionBytes:
 
 @dataclass(frozen=True, slots=True)
 class TrainerLink:
-    """Holds the trainer's kind of card, and the bytes per second that a collective moves through
-    each.
+    """Holds the trainer's kind of card, and the bytes per second that a collective operation (an
+    all-gather or a reduce-scatter) moves through each card.
     """
 
     card: Accelerator
@@ -70,9 +72,10 @@ class TrainerLink:
 
 
 def trainer_link(card: Accelerator, ranks: int, network_gbps: float) -> TrainerLink:
-    """Returns the speed of collectives among `ranks` cards. Within a machine it is that of a card's
-    own link. Across machines a ring of cards crosses each machine's network once, and rings share
-    its adapters, so it is that of the whole machine's network ("bus bandwidth" of nccl-tests).
+    """Returns the speed of collectives among `ranks` cards. Within one machine it is the speed of a
+    card's own link. Across machines it is the speed of one machine's whole network, if that is
+    slower: a ring of cards passes each machine's network once, and all rings share that network
+    (the "bus bandwidth" of nccl-tests).
     """
     if ranks <= CARDS_PER_MACHINE:
         return TrainerLink(card, card.link)
@@ -80,10 +83,10 @@ def trainer_link(card: Accelerator, ranks: int, network_gbps: float) -> TrainerL
 
 
 def round_s(shape: ModelShape, form: TrainerForm, at: TrainerLink) -> tuple[float, float]:
-    """Returns the seconds of the arithmetic and of the collectives of one round, in which each rank
-    computes a micro-batch; the two overlap. Layers are gathered twice in the type of the
-    arithmetic, embedding and head once in float32, and all gradients are reduced in float32
-    (`shard_model`).
+    """Returns the seconds of the arithmetic and the seconds of the collectives of one round, in
+    which each rank computes one micro-batch; the two overlap. Layers are gathered twice (for the
+    forward and the backward pass) in the type of the arithmetic, embedding and head once in
+    float32, and all gradients are reduced in float32 (`shard_model`).
     """
     flops = (FLOPS_PER_PARAMETER + 2 * form.recompute) * shape.active_parameters
     compute_s = form.micro_batch_tokens * flops / (at.card.flops * MFU)
@@ -97,8 +100,9 @@ def round_s(shape: ModelShape, form: TrainerForm, at: TrainerLink) -> tuple[floa
 def train_tokens_per_s(
     shape: ModelShape, form: TrainerForm, at: TrainerLink, step_tokens: float
 ) -> float:
-    """Returns trained tokens per second of all ranks in steps of `step_tokens` tokens; 0 where the
-    card's speed is unknown. The last round of a step may leave ranks without work.
+    """Returns the tokens per second that all ranks together train, in steps of `step_tokens`
+    tokens; 0 if the card's speed is unknown. In the last round of a step some ranks may have no
+    micro-batch.
     """
     if not at.card.flops:
         return 0.0
@@ -114,10 +118,10 @@ def decode_tokens_per_s(
     context: int,
     item: float,
 ) -> float:
-    """Returns generated tokens per second of one engine with `rows` running sequences on average,
-    each with half of the context; 0 where the card's speed is unknown. A step reads the weights
-    (`item` bytes per parameter) and the cache, computes each row, and sums each layer's two results
-    over the cards of the engine.
+    """Returns the tokens per second that one engine generates with `rows` running sequences on
+    average, each with half of the context; 0 if the card's speed is unknown. A decode step reads
+    the weights (`item` bytes per parameter) and the KV cache, computes each row, and on several
+    cards (`tensor_parallel`) sums two results of each layer over them.
     """
     if not card.bandwidth or not rows:
         return 0.0
@@ -129,7 +133,9 @@ def decode_tokens_per_s(
 
 
 def _read_parameters(shape: ModelShape, rows: float) -> float:
-    """Returns the parameters that a decode step reads: with many rows all experts are used."""
+    """Returns the parameters that a decode step reads. A mixture of experts reads those experts
+    that its rows use; with many rows these are all.
+    """
     if shape.experts is None:
         return shape.parameters
     share = min(1.0, rows * shape.experts.used / shape.experts.count)
@@ -149,15 +155,15 @@ def load_s(size: float, cards: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LogVolume:
-    """Holds bytes per second into the log, and into the archive."""
+    """Holds the bytes per second that are written to the log and to the archive."""
 
     log: float
     archive: float
 
 
 def log_volume(tokens_per_s: float, trajectory_tokens: float) -> LogVolume:
-    """Returns the volume at this rate of tokens, for trajectories of this mean length with
-    partials.
+    """Returns the volume of trajectories of this mean length (in tokens) and of their partials,
+    which are not archived, while they are generated at this rate of tokens.
     """
     per_s = tokens_per_s / trajectory_tokens
     record = LOG_TOKEN_BYTES * trajectory_tokens * (1 + PARTIALS_SHARE) + LOG_RECORD_BYTES

@@ -1,9 +1,10 @@
-"""Gives the sizes of a decoder model (`find_shape`), from its `config.json` or from a table of
-usual ones.
+"""Finds the sizes of a decoder model (`find_shape`): from its `config.json`, or from a table of
+well-known models, so that a run can be planned before its model is downloaded. `ModelShape` holds
+the sizes and computes the counts from which memory and time are estimated.
 
-Counts of parameters are exact for the listed families: tests compare them with the totals that the
-models' authors publish. A family that is not listed is refused by name, because a wrong count would
-be worse than none.
+Counts of parameters are exact for the families in `DENSE` and `EXPERTS`: tests compare them with
+the totals that the models' authors publish. Any other family is refused, with its name, because a
+wrong count would be worse than none.
 """
 
 from collections.abc import Mapping
@@ -17,13 +18,13 @@ from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
-"""Parameters are counted for these values of `model_type`: dense models and mixtures of experts."""
+"""Values of `model_type` whose parameters are counted: dense models, and mixtures of experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Sizes the feed-forward part of a mixture of experts: each token uses `used` of `count`
-    experts.
+    """Holds the sizes of the feed-forward part of a mixture of experts: each layer has `count`
+    experts with `intermediate` inner numbers each, and each token uses `used` of them.
     """
 
     count: int
@@ -33,8 +34,10 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Holds a decoder's sizes. `width` is that of one attention head; `positions` is the longest
-    sequence. `hub` is the name on the Hub of a model that is known from the table alone.
+    """Holds a decoder's sizes. `family` is its `model_type`; `hidden`, `intermediate` and `width`
+    are the sizes of the residual stream, of the feed-forward part and of one attention head;
+    `positions` is the longest sequence. With `tied` embedding and output matrix are one tensor.
+    `hub` is the name on the Hugging Face Hub of a model whose sizes are from the table, else "".
     """
 
     name: str
@@ -53,6 +56,7 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
+        """Returns how many numbers one token's queries have in one layer."""
         return self.heads * self.width
 
     @property
@@ -67,7 +71,9 @@ class ModelShape:
 
     @property
     def linear_layers(self) -> tuple[tuple[int, int], ...]:
-        """Returns inputs and outputs of each matrix of one layer, with those of every expert."""
+        """Returns (inputs, outputs) of each matrix of one layer, in a mixture of experts of every
+        expert: first queries, keys, values and attention's output, then gate, up and down.
+        """
         d, f = self.hidden, self.intermediate
         attention = (
             (d, self.query_size), (d, self.kv_size), (d, self.kv_size), (self.query_size, d),
@@ -79,9 +85,10 @@ class ModelShape:
 
     @property
     def tensors(self) -> tuple[tuple[int, int, int], ...]:
-        """Returns all trained tensors as (count, rows, numbers of a row); transformers keeps the
-        matrices of a layer's experts in two tensors with a row for each expert. Norms and biases,
-        which are small, are one row each.
+        """Returns the shapes of all trained tensors, as (number of such tensors in the model, rows,
+        numbers in a row). A layer's experts are two tensors with one row for each expert, as in
+        transformers. The norms and biases of a layer, which are small, count as one tensor of one
+        row.
         """
         attention, others = self.linear_layers[:4], self.linear_layers[4:]
         matrices = [(rows, columns) for columns, rows in attention]
@@ -97,7 +104,9 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Counts the parameters of one layer: matrices, norms, biases, router."""
+        """Counts the parameters of one layer: matrices, norms, biases, and the router, which
+        chooses the experts of a token.
+        """
         small = 2 * self.hidden
         if self.family == "qwen2":
             small += self.query_size + 2 * self.kv_size
@@ -109,17 +118,19 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
+        """Counts the parameters of the embedding; the output matrix has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def root_parameters(self) -> int:
-        """Counts the parameters outside of the layers: embedding, head unless it is tied, final
-        norm.
+        """Counts the parameters outside of the layers: the embedding, the output matrix unless it
+        is tied to the embedding, and the last norm.
         """
         return self.embedding_parameters * (1 if self.tied else 2) + self.hidden
 
     @property
     def parameters(self) -> int:
+        """Counts all parameters of the model."""
         return self.layers * self.layer_parameters + self.root_parameters
 
     @property
@@ -133,12 +144,14 @@ class ModelShape:
 
     @property
     def kv_numbers(self) -> int:
-        """Returns how many numbers the KV cache keeps per token."""
+        """Returns how many numbers the KV cache keeps for each token, over all layers."""
         return 2 * self.layers * self.kv_size
 
     @property
     def feed_forward(self) -> int:
-        """Returns how many intermediate numbers one token has in one layer's feed-forward part."""
+        """Returns how many inner numbers one token has in one layer's feed-forward part; in a
+        mixture of experts those of the experts that it uses.
+        """
         return self.intermediate if self.experts is None else self._active_feed_forward
 
     @property
@@ -147,14 +160,14 @@ class ModelShape:
         return self.experts.used * self.experts.intermediate
 
     def adapter_parameters(self, rank: int) -> int:
-        """Counts the parameters of a LoRA adapter of this rank on all linear layers: r · (inputs +
-        outputs) each (Hu et al., "LoRA", arXiv 2106.09685).
+        """Counts the parameters of a LoRA adapter of rank r (`rank`) on all `linear_layers`: each
+        matrix gets r · (inputs + outputs) (Hu et al., "LoRA", arXiv 2106.09685).
         """
         return rank * self.layers * sum(rows + columns for rows, columns in self.linear_layers)
 
 
 def _name_of(hub: str) -> str:
-    """Returns the name in the table of the model with this name on the Hub."""
+    """Returns the name that the table uses for a model with this name on the Hub."""
     return hub.rpartition("/")[2].lower().removesuffix("-v0.1")
 
 
@@ -188,7 +201,7 @@ def _llama(hub: str, sizes: tuple[int, ...], width: int = 128, tied: bool = Fals
 def _with_experts(
     hub: str, family: str, base: ModelShape, experts: ExpertSizes, vocabulary: int
 ) -> ModelShape:
-    """Returns a mixture of experts with the attention of `base`."""
+    """Returns a mixture of experts with this vocabulary, whose other sizes are those of `base`."""
     return replace(
         base,
         hub=hub,
@@ -236,13 +249,16 @@ _TABLE = (
     ),
 )  # fmt: skip
 SHAPES: Mapping[str, ModelShape] = {shape.name: shape for shape in _TABLE}
-"""Usual models by lower-case name, from their published `config.json`."""
+"""The table: well-known models by lower-case name, with the sizes in their published
+`config.json`.
+"""
 
 
 def find_shape(model: str) -> ModelShape:
-    """Returns the shape of a checkpoint folder, of a Hub name in this machine's cache, or of a
-    model in the table (`Qwen/Qwen2.5-7B-Instruct` is its `qwen2.5-7b`). Raises `ConfigurationError`
-    with the nearest name for any other.
+    """Returns the shape of a model by a checkpoint folder, by the name of a Hub model in this
+    machine's cache, or by the name of a model in the table. A name that continues one in the table
+    after a dash finds that one: `Qwen/Qwen2.5-7B-Instruct` has the sizes of `qwen2.5-7b`. Raises
+    `ConfigurationError`, which proposes the nearest name, if nothing is found.
     """
     folder = find_hf_folder(model)
     if (folder / CONFIG).is_file():
@@ -261,8 +277,9 @@ def find_shape(model: str) -> ModelShape:
 
 
 def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
-    """Returns the shape that a `config.json` describes. Raises `ConfigurationError` for a family
-    whose parameters are not counted here, and for a missing field.
+    """Returns the shape that the `fields` of a `config.json` describe. `name` is the model's name
+    in the shape and in errors. Raises `ConfigurationError` for a family whose parameters are not
+    counted here, and for a missing field.
     """
     family = fields.get("model_type")
     if family not in (*DENSE, *EXPERTS):

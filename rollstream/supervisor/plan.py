@@ -1,5 +1,6 @@
-"""Lists the processes that a configuration needs on this machine (`ProcessSpec`): their command
-lines, environments and order. The supervisor starts them; nothing here does.
+"""Lists the processes that `rollstream run` starts on this machine for a configuration, in the
+order of their start (`process_specs`). Each is a `ProcessSpec`: a name, a command line, an
+environment, and the meaning of the process's end. The supervisor starts them; nothing here does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,10 @@ def process_specs(
     accept_config: bool = False,
     cards: Mapping[str, Sequence[GpuCard]] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """Returns the processes of all roles in the order of their start. `accept_config` passes
-    `--accept-config` to the role that records the configuration. `cards` maps a process's name to
-    the only GPUs that it sees; empty, each inherits the environment.
+    """Returns the processes of all roles in the order of their start. With `accept_config` the role
+    that records the run's configuration gets `--accept-config`, so it accepts a changed one.
+    `cards` maps the name of a process to the only GPUs that it sees, and a process without an entry
+    sees none; but if `cards` is empty, all processes see what the supervisor sees.
     """
     specs: list[ProcessSpec] = []
     for role in ROLES.values():
@@ -44,14 +46,16 @@ def process_specs(
 
 
 def warmup_spec(configuration: Configuration, folder: RunFolder) -> ProcessSpec:
-    """Returns the process of the warm-up, which runs before all others."""
+    """Returns the process of the warm-up, which runs before all others and ends: it trains a new
+    model on examples of the task, for a run without a configured model.
+    """
     environment = _environment(configuration.warmup.threads)
     return ProcessSpec("warmup", _command(folder, "warmup"), environment=environment)
 
 
 def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessSpec]:
-    """Returns the processes, each with a port for its metrics: consecutive ones after `base`, or 0
-    (any free port) if `base` is 0.
+    """Returns the processes, each with a port for its metrics in its environment: consecutive
+    ports from `base` + 1 on, or 0 (any free port) for all if `base` is 0.
     """
     return [
         replace(seat, environment={**seat.environment, METRICS_PORT: str(base and base + number)})

@@ -1,8 +1,9 @@
-"""Runs one role as an operating-system process: `ProcessSpec` describes it, `ChildProcess` starts,
-stops and logs it, and `RestartPolicy` decides when it starts again after a death.
+"""Holds the parts with which `supervisor.py` runs each role as an operating-system process:
+`ProcessSpec` describes a role's process, `ChildProcess` is one that was started (it stops the
+process and keeps its log), and `RestartPolicy` decides when the role starts again after a death.
 
-No role outlives its supervisor, even if the supervisor is killed with `kill -9`
-(`end_with_parent`).
+A role calls `end_with_parent` first, so it never outlives its supervisor, even if the supervisor is
+killed with `kill -9`.
 """
 
 import ctypes
@@ -27,12 +28,12 @@ _POLL_S = 0.5
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
-    """Make this process end with its parent, whose process id is in `ROLLSTREAM_PARENT`, also after
-    `kill -9` of the parent. Every role calls this function before it opens its configuration.
+    """Make this process die as soon as its parent ends, even by `kill -9`. The parent's process id
+    is in the variable `ROLLSTREAM_PARENT`, which `ChildProcess` sets; without the variable (a role
+    started by hand) nothing happens. Every role calls this before it opens its configuration.
 
-    On Linux the kernel sends SIGKILL (`prctl(PR_SET_PDEATHSIG, SIGKILL)`); on other systems a
-    thread polls the parent's process id twice a second. A role started by hand (no
-    `ROLLSTREAM_PARENT`) is not affected.
+    On Linux the kernel sends this process SIGKILL (`prctl(PR_SET_PDEATHSIG, SIGKILL)`). On other
+    systems a thread polls the parent's process id twice a second and sends SIGKILL itself.
     """
     parent = environment.get(PARENT_VARIABLE)
     if parent is None:
@@ -55,22 +56,27 @@ def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-ERROR_PREFIX = "rollstream: "  # prefix of the error message with which `main` ends
+ERROR_PREFIX = "rollstream: "  # begins the error message that a failing command prints last
 LINE_BYTES_MAX = 400  # a log line quoted in a message is cut here
 MESSAGE_BYTES_MAX = 4000  # a role's own error message is cut here
-_TAIL_BYTES = 1 << 14
+_TAIL_BYTES = 1 << 14  # no more of the end of a log is read
 LOG_BYTES_MAX = 16 << 20
-"""Size at which a role's log is moved to `<name>.log.1`, in place of the one before."""
+"""Size above which a role's log is copied to `<name>.log.1`, replacing an earlier copy, and
+emptied.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
     """Describes a process that the run needs.
 
-    `ends` is the meaning of its exit with code 0: the whole run is complete ("run"), only this
-    role's work is complete ("itself"), or the process died ("never"). A `single_holder` receives
-    the nonce of the lease that its predecessor held. A role that `stops_last` is stopped after all
-    others have ended, because it reads their records.
+    `ends` states what an exit with code 0 means: the whole run is complete ("run"), only this
+    role's work is complete ("itself"), or nothing is, so the exit counts as a death ("never").
+
+    `single_holder` marks a role that needs a lease. When it is restarted, it receives the nonce
+    (random text) that identified the dead process as the lease's holder, and so takes the lease
+    over without waiting for it to expire. A role that `stops_last` is stopped after all others,
+    because it reads their records.
     """
 
     name: str
@@ -82,11 +88,12 @@ class ProcessSpec:
 
 
 class ChildProcess:
-    """Runs a role's process from construction until `reap` returns its exit code. `lock` is the
-    descriptor of the run's lock, which the process inherits; output is appended to `log`.
+    """Starts the process that `seat` describes, and controls it until `reap` returns its exit code.
+    The output of the process is appended to `log`. The process inherits the file descriptor `lock`
+    of the run's lock (`RunLock`), so the run stays locked as long as one of its processes lives.
 
-    The process leads its own process group, so that Ctrl-C in a terminal reaches only the
-    supervisor, which then stops the roles in order.
+    The process leads its own process group. So Ctrl-C in a terminal reaches only the supervisor,
+    which then stops the roles in order.
     """
 
     def __init__(
@@ -116,14 +123,14 @@ class ChildProcess:
         return self._process.pid
 
     def reap(self) -> int | None:
-        """Returns the exit code once the process has ended (−9 for signal 9), None while
-        it runs.
+        """Returns the exit code once the process has ended (−9 if signal 9 ended it), None while
+        the process runs. Does not wait.
         """
         return self._process.poll()
 
     def error_message(self) -> str:
-        """Returns the error message that the role logged since its start, with the lines after it;
-        may be empty.
+        """Returns the first error message (`ERROR_PREFIX`) that this process logged, with the lines
+        after it; "" if the end of the log has none.
         """
         lines = _log_tail(self.log, self._began).splitlines()
         first = next(
@@ -132,8 +139,9 @@ class ChildProcess:
         return "\n".join(lines[first:]).removeprefix(ERROR_PREFIX)[:MESSAGE_BYTES_MAX]
 
     def rotate_log(self, bytes_max: int = LOG_BYTES_MAX) -> None:
-        """Keep the log below twice `bytes_max`, in two files. The role appends to the same open
-        file, so the log is copied and emptied; a line that it writes between the two is lost.
+        """If the log is larger than `bytes_max`, copy it to `<name>.log.1` and empty it. The log
+        cannot be renamed, because the role keeps the file open and appends to it. A line that the
+        role writes after the copy and before the log is emptied is lost.
         """
         try:
             if self.log.stat().st_size > bytes_max:
@@ -144,11 +152,11 @@ class ChildProcess:
             print(f"{self.log} is not rotated: {error}", file=sys.stderr)
 
     def terminate(self) -> None:
-        """Send SIGTERM: the role finishes its current work and exits."""
+        """Send SIGTERM, on which the role finishes its current work and exits. Does not wait."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end."""
+        """Send SIGKILL and wait until the process has ended."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -158,7 +166,9 @@ class ChildProcess:
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """Returns the last lines of a log, also across its rotation; empty without a log."""
+    """Returns the last `count` lines of a log, also those that were copied to `<name>.log.1`; an
+    empty list if the log does not exist.
+    """
     both = _log_tail(log.with_suffix(".log.1"), 0) + _log_tail(log, 0)
     lines = deque(both.splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
@@ -174,7 +184,7 @@ def _log_tail(log: Path, since: int) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Returns an exit code as text, by signal name for a negative one."""
+    """Returns an exit code as text: `exit code 1`, or the signal's name for a negative code."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -184,16 +194,20 @@ def describe_exit(code: int) -> str:
 
 
 def is_final_exit(code: int, before: int | None) -> bool:
-    """Returns whether a role that exits with `code`, after `before` at its previous death, is not
-    started again: it refused to start for good, or could not open its engine twice in a row.
+    """Returns whether a role that died with exit code `code` must not be started again. `before` is
+    the exit code of its previous death, None at the first.
+
+    A new start cannot help if the role refused to start (`EXIT_REFUSED`, for instance because of a
+    wrong setting), or if it could not open its engine twice in a row (`EXIT_UNSERVED`).
     """
     return code == EXIT_REFUSED or code == before == EXIT_UNSERVED
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Decides when a dead role starts again. The back-off doubles from `first_s` to `longest_s`;
-    more than `deaths_max` deaths within `within_s` end the run.
+    """Decides when a dead role starts again: `first_s` seconds after its first death, twice as long
+    after each further death within `within_s` seconds, at most `longest_s`. After more than
+    `deaths_max` deaths within `within_s` the role is given up, which ends the run.
     """
 
     deaths_max: int = 5
@@ -202,12 +216,12 @@ class RestartPolicy:
     longest_s: float = 8.0
 
     def recent(self, deaths_s: Sequence[float], now_s: float) -> int:
-        """Returns the number of deaths within the last `within_s` seconds."""
+        """Returns how many of these deaths (monotonic times) are at most `within_s` seconds old."""
         return sum(1 for death in deaths_s if now_s - death < self.within_s)
 
     def delay_s(self, deaths_s: Sequence[float], now_s: float) -> float | None:
-        """Returns the seconds to wait before the next start, or None when the role died
-        too often.
+        """Returns the seconds to wait before the next start; None if the role died too often. The
+        last of `deaths_s` is the death that just happened.
         """
         recent = self.recent(deaths_s, now_s)
         if recent > self.deaths_max:

@@ -1,8 +1,10 @@
-"""Keeps a run's processes alive: starts each role, restarts dead ones, stops all of them together.
+"""Keeps a run's processes alive (`Supervisor`): starts each role, restarts dead ones, stops all of
+them together.
 
 It decides nothing about the run itself: a restarted role finds its state in the log and the store.
 Every wait has a bound (`SupervisorLimits`), and no role survives `Supervisor.run`. A run's folder
-has one supervisor (`RunLock`).
+has one supervisor (`RunLock`). A restarted role is given the nonce of its dead predecessor (a
+random text in the lease), with which it takes over the lease without waiting.
 """
 
 import fcntl
@@ -27,18 +29,20 @@ from rollstream.supervisor.process import (
     last_lines,
 )
 
-LOCK_WAIT_S = 5.0  # roles of a killed supervisor die at once, their own children a moment later
+# Longest wait for the lock: the roles of a killed supervisor, which have the lock too, die at once,
+# and their own children a moment later.
+LOCK_WAIT_S = 5.0
 
 
 class RunLock:
-    """Locks a run's folder from construction until `close`, and until the last role that inherited
-    the lock has ended, so that the folder has one supervisor. Raises `LeaseHeld` if another
-    supervisor or one of its roles holds the lock, `ConfigurationError` if the run was just deleted.
+    """Locks a run's folder, so that it has one supervisor. The constructor takes the lock; it
+    raises `LeaseHeld` if another supervisor or one of its roles still has it after `wait_s`, and
+    `ConfigurationError` if the run was just deleted.
 
-    The lock is an advisory lock on an open file that every role inherits, so it is free only when
-    the supervisor *and* all its roles have ended. The former holders of the leases are then dead,
-    and the next supervisor may use their nonces (`nonces.json`) instead of waiting for the leases
-    to expire.
+    It is an advisory lock (`flock`) on the open file `run.lock`, which every role inherits. So the
+    lock is free only once the supervisor has closed the file *and* all its roles have ended. Then
+    all processes that held leases are dead, and the next supervisor may pass on their nonces
+    (`nonces.json`): its roles need not wait for the leases to expire.
     """
 
     def __init__(self, folder: Path, wait_s: float = LOCK_WAIT_S) -> None:
@@ -61,7 +65,9 @@ class RunLock:
         os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def nonces(self) -> dict[str, str]:
-        """Returns, by role, the nonce of the last process that the former supervisor started."""
+        """Returns, by role, the nonce of the last process that the former supervisor started; {} if
+        it left none.
+        """
         try:
             found = json.loads(self._nonces.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):  # torn by a kill: roles wait for their leases
@@ -75,9 +81,11 @@ class RunLock:
         os.replace(partial, self._nonces)
 
     def close(self) -> None:
+        """Give up this process's share of the lock; roles that still run keep theirs."""
         os.close(self.descriptor)
 
     def _taken(self) -> bool:
+        """Try to take the lock, without waiting; returns whether this process has it now."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -86,6 +94,7 @@ class RunLock:
 
 
 NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
+"""Environment variables of a role: its own nonce, and that of its dead predecessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +102,18 @@ class SupervisorLimits:
     """Bounds the supervisor's waits, in seconds."""
 
     tick_s: float = 0.1
-    """Between two checks of the processes."""
+    """Pause between two checks of the processes."""
     stop_s: float = 30.0
-    """For roles to stop after SIGTERM, before SIGKILL."""
+    """Longest wait for roles to stop after SIGTERM; then they get SIGKILL."""
     finish_s: float = 180.0
-    """After the run is complete, for roles with work left (evaluation)."""
+    """Longest wait, once the run is complete, for roles that still have work (evaluation)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """Shows the state of one process in the live view."""
+    """Describes one role's process for the live view. `done`: it ended and is not started again;
+    `note` describes a recent death.
+    """
 
     name: str
     state: Literal["running", "restarting", "stopping", "done"]
@@ -120,8 +131,10 @@ class RunOutcome:
 
 @dataclass(slots=True)
 class _RoleProcess:
-    """Tracks a role: its process, None while none runs, and its deaths. `due_s` is the monotonic
-    time of its next start; `death` describes its last death for the live view.
+    """Tracks one role. `seat` describes its process; `child` is the running one, None while none
+    runs; `nonce` is that of the newest process. `deaths_s` and `due_s` are monotonic times: of the
+    deaths, and of the next start. `death` describes the last death for the live view. A role that
+    is `done` is not started again.
     """
 
     seat: ProcessSpec
@@ -140,7 +153,8 @@ RecordEvent = Callable[[Mapping[str, Any]], None]
 
 
 class Supervisor:
-    """Supervises one run's processes; `record` is called with each event, which becomes a line of
+    """Supervises one run's processes, which `seats` describe. Their logs are written to the folder
+    `logs`. `record` is called with each event (start, death, end), which becomes a line of
     `metrics/supervisor.jsonl`.
     """
 
@@ -161,9 +175,9 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
-        """Supervise until the run is complete, `stop` is set, a role refuses to start, or a role
-        has died too often; then stop all roles. `hurry` kills them at once. `show` is called with
-        the states at each tick.
+        """Start all roles and supervise them until the run is complete, `stop` is set, a role
+        refuses to start, or a role has died too often. Then stop all roles; if `hurry` is set, they
+        are killed at once. `show` is called with their states at each tick.
         """
         try:
             outcome = self._watch(stop, show)
@@ -177,7 +191,7 @@ class Supervisor:
         return [self._state(post, time.monotonic()) for post in self._posts]
 
     def metric_values(self) -> MetricValues:
-        """Returns metrics of each role; may be called from any thread."""
+        """Returns the supervisor's metrics, by role; may be called from any thread."""
         return {
             "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
             "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},
@@ -192,6 +206,7 @@ class Supervisor:
         return RoleState(post.seat.name, state, deaths, post.death if is_recent else "")
 
     def _watch(self, stop: threading.Event, show: ShowStates) -> RunOutcome:
+        """Check all processes at each tick, until the run has an outcome."""
         while not stop.wait(self._limits.tick_s):
             now = time.monotonic()
             for post in self._posts:
@@ -204,8 +219,8 @@ class Supervisor:
         return RunOutcome("complete" if self._complete_s is not None else "stopped")
 
     def _look(self, post: _RoleProcess, now: float) -> RunOutcome | None:
-        """Start the process if it is due, reap it if it ended; returns the run's outcome if the run
-        fails with it.
+        """Start the role's process if it is due, or handle its end. Returns the run's outcome if
+        that end fails the run, else None.
         """
         if post.done:
             return None
@@ -228,9 +243,9 @@ class Supervisor:
     def _died(
         self, post: _RoleProcess, child: ChildProcess, code: int, now: float
     ) -> RunOutcome | None:
-        """Record a death and plan the next start, or return the run's failure: a role that refuses
-        to start ends the run with its own error message, a role that died too often with the end of
-        its log.
+        """Record a death and plan the next start. If there must be none, return the run's failure:
+        for a role that refused to start with its own error message, for one that died too often
+        with the end of its log.
         """
         name = post.seat.name
         post.deaths_s.append(now)
@@ -252,7 +267,9 @@ class Supervisor:
         return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
 
     def _start(self, post: _RoleProcess) -> None:
-        """Start the process with a new nonce, and with the nonce of its reaped predecessor."""
+        """Start the process with a new nonce. If its role holds a lease, pass it the nonce of its
+        predecessor too, which has ended.
+        """
         handed, post.nonce = post.nonce, secrets.token_hex(16)
         environment = {NONCE: post.nonce}
         if handed is not None and post.seat.single_holder:
@@ -273,8 +290,8 @@ class Supervisor:
         )
 
     def _complete(self, now: float) -> None:
-        """Stop the roles that end only with the run, so that roles with work left (evaluation) get
-        the cores.
+        """Note that the run is complete, and stop the roles that would never end by themselves. So
+        roles that still have work (evaluation) get the cores.
         """
         self._complete_s = now
         for post in self._posts:
@@ -284,12 +301,15 @@ class Supervisor:
                     post.child.terminate()
 
     def _has_finished(self, now: float) -> bool:
+        """Returns whether no role of the complete run has work left, or `finish_s` is over."""
         assert self._complete_s is not None
         late = now - self._complete_s > self._limits.finish_s
         return late or all(post.done for post in self._posts if not post.seat.stops_last)
 
     def _stop_all(self, hurry: threading.Event, show: ShowStates) -> None:
-        """Stop all roles, then those that stop last."""
+        """Stop all roles but those that stop last (they read the records of the others), then
+        these.
+        """
         self._is_stopping = True
         for last in (False, True):
             posts = [post for post in self._posts if post.seat.stops_last == last]
@@ -298,8 +318,8 @@ class Supervisor:
     def _stop(
         self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates
     ) -> None:
-        """1. Send SIGTERM. 2. Wait, at most `stop_s`. 3. Kill the remaining children by
-        process id.
+        """Stop these processes: send SIGTERM, wait until they end, at most `stop_s` or until
+        `hurry` is set, and kill the remaining ones.
         """
         for child in children:
             child.terminate()

@@ -1,10 +1,10 @@
-"""Starts, watches and ends the trainer's processes on this machine (`trainer.processes`, ranks of
-one process group of torch.distributed) as one.
+"""Runs the trainer's processes on this machine as one (`run_rank_processes`): as many as
+`trainer.processes` states, each a rank of one process group of torch.distributed.
 
 The ranks train one model together (docs/how-to/several-gpus.md), so none continues without the
-others: once one has ended the others have `RANKS_END_S` seconds, and none is left when
-`run_rank_processes` returns, nor after a `kill -9` of this process. The supervisor sees one trainer
-and restarts all ranks together.
+others: once one has ended, the others have `RANKS_END_S` seconds. No rank is left when
+`run_rank_processes` returns, nor after a `kill -9` of the process that called it, which is their
+parent. The supervisor starts and restarts only this parent, and with it all ranks.
 """
 
 import logging
@@ -41,9 +41,9 @@ def threads_per_rank(settings: TrainerSettings) -> int:
 
 
 def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Run the command `line` as `trainer.processes` ranks until all have ended; returns the
-    `group_exit_code` of their exit codes. A signal to stop is forwarded to each rank; a second one
-    kills them.
+    """Run the command `line` in `trainer.processes` processes, one per rank, until all have ended;
+    returns their `group_exit_code`. A signal to stop is forwarded to each rank; a second one kills
+    all ranks.
     """
     shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
@@ -52,7 +52,9 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
         for rank in range(settings.processes):
             processes.append(_start(line, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
         _watch_ranks(processes, ended, signals)
-    finally:  # reaped, so that the next holder may be handed the nonce of their lease
+    # Every rank is reaped, so that the supervisor may give the nonce of their lease to the next
+    # holder, which then need not wait for the lease to expire.
+    finally:
         for process in processes:
             process.kill()
             process.wait()
@@ -62,8 +64,8 @@ def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: 
 def rank_group_environment(
     settings: TrainerSettings, port: int, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Returns the environment of all ranks: their rendezvous on this machine, the parent with which
-    they end, and their threads.
+    """Returns the environment that all ranks share: where they find each other on this machine, the
+    process id of their parent, with which they end (`end_with_parent`), and their threads.
     """
     threads = str(threads_per_rank(settings))
     return {
@@ -81,9 +83,9 @@ def rank_group_environment(
 
 
 def group_exit_code(ended: Mapping[int, int]) -> int:
-    """Returns one exit code for the ranks. `ended` maps rank to exit code in the order of their
-    ends, without ranks that were killed. A refusal of any rank is that of all; success of rank 0 is
-    that of all; else the first failure counts.
+    """Returns one exit code for all ranks: `EXIT_REFUSED`, after which a restart is useless, if any
+    rank ended with it; else 0 if rank 0 did; else that of the first rank that failed, or 1. `ended`
+    maps rank to exit code in the order of their ends, without ranks that the parent killed.
     """
     if EXIT_REFUSED in ended.values():
         return EXIT_REFUSED
@@ -94,8 +96,8 @@ def group_exit_code(ended: Mapping[int, int]) -> int:
 
 
 def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start one rank in a process group of its own: Ctrl-C reaches only this process, which
-    forwards it once.
+    """Start one rank in an operating-system process group of its own: Ctrl-C in the terminal then
+    reaches only the parent, which forwards it once.
     """
     return subprocess.Popen(
         list(line),
@@ -132,8 +134,8 @@ def _watch_ranks(
 
 
 def _free_port() -> int:
-    """Returns a free port for rank 0. If another process takes it first, the ranks end, and the
-    next start has another port.
+    """Returns a free port for the ranks' rendezvous, which rank 0 opens. If another process takes
+    the port first, the ranks end, and the next start has another port.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -141,8 +143,9 @@ def _free_port() -> int:
 
 
 def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
-    """Returns the name of this rank: rank 0 keeps the role's name, any other gets a name of its own
-    and, in `environment`, a free port for its metrics.
+    """Returns the name of this process, which runs one rank: rank 0 keeps the role's `name`, any
+    other gets a name of its own. For the latter `environment` is changed: its metrics get any free
+    port, because rank 0 has the configured one.
     """
     rank = rank_of(environment)
     if not rank:
@@ -152,8 +155,9 @@ def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> 
 
 
 def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Returns an environment that names the parent with which this process ends: `torchrun` for a
-    rank that it started, else the configured parent.
+    """Returns the environment for `end_with_parent`, which names the parent with which this process
+    ends. It is `environment` itself, except in a rank that was started by `torchrun` and not by
+    `run_rank_processes`: that rank ends with `torchrun`.
     """
     if PARENT in environment or not is_launched(environment):
         return environment

@@ -1,5 +1,9 @@
-"""Runs the warm-up as a phase of `rollstream run`, in a process of its own, and shows its log's
-progress lines as a progress bar. An interrupted warm-up starts from the beginning next time.
+"""Runs the warm-up as the first phase of `rollstream run`. The warm-up makes the run's starting
+model, in the folder `RUN/model`, by supervised training on the task's own examples.
+
+`WarmupProcess` starts `rollstream warmup` as a process of its own and shows the progress lines in
+its log as a progress bar. The folder appears only when it is complete, so an interrupted warm-up
+leaves no model, and the next `rollstream run` begins it again.
 """
 
 import json
@@ -21,11 +25,14 @@ POLL_S = 0.25
 
 
 class WarmupFailed(RollstreamError):
-    """Raised when the warm-up ended with an error: there is no model to start from."""
+    """Raised if the warm-up ended without having made a model."""
 
 
 class WarmupProcess:
-    """Runs the process that makes `RUN/model`, unless a model is configured or exists."""
+    """Runs the process that `seat` describes (`rollstream warmup`). It is needed only if
+    `model.path` names no model and the folder `RUN/model` does not exist yet. The process inherits
+    the run's `lock`.
+    """
 
     def __init__(
         self,
@@ -41,8 +48,9 @@ class WarmupProcess:
         self._needed = configuration.model.path is None and not folder.model.exists()
 
     def run(self, signals: StopSignals) -> bool:
-        """Returns True when there is a model, False if the user stopped the warm-up. Raises
-        `WarmupFailed` if the process failed or left no model.
+        """Run the warm-up if it is needed. Returns True when there is a model to start from, False
+        if the user stopped the warm-up. Raises `WarmupFailed`, with the end of the log, if the
+        process failed or left no model. The process has ended when this returns or raises.
         """
         if not self._needed:
             return True
@@ -52,7 +60,7 @@ class WarmupProcess:
         try:
             code = self._watch(child, log, signals)
         finally:
-            child.kill()  # nothing is lost: an unfinished warm-up restarts
+            child.kill()  # does nothing after its end; an unfinished warm-up has kept nothing
         if code is None:
             return False
         if code != 0 or not self._folder.model.exists():
@@ -63,7 +71,9 @@ class WarmupProcess:
         return True
 
     def _watch(self, child: ChildProcess, log: Path, signals: StopSignals) -> int | None:
-        """Returns the exit code; None if the user stopped the warm-up."""
+        """Update the progress bar until the process ends; returns its exit code, or None if the
+        user stopped the warm-up. Without a terminal only the first and last line are printed.
+        """
         bar = Progress(
             TextColumn("warm-up"),
             BarColumn(bar_width=40),
@@ -89,7 +99,9 @@ class WarmupProcess:
 
 
 def newest_progress(log: Path) -> dict[str, Any] | None:
-    """Returns the last progress line in the log; None if there is none."""
+    """Returns the last progress line in the log, `{"done": …, "loss": …, …}`; None if none of the
+    last three lines is one.
+    """
     for line in reversed(last_lines(log, 3)):
         if line.startswith('{"done"') and line.endswith("}"):
             return json.loads(line)

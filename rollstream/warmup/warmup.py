@@ -1,7 +1,10 @@
-"""Trains a new model on a task's documents (supervised warm-up) and writes it as a Hugging Face
-folder, completely or not at all (docs/explanation/quickstart-task.md, "The warm-up").
+"""Trains a new model on examples of a task (supervised warm-up), so that reinforcement learning has
+something to start from (docs/explanation/quickstart-task.md, "The warm-up").
 
-Equal arguments give equal weights, for any number of threads.
+`warm_up` asks the task for documents (each a prompt and a correct response), trains on them with
+`train_sft`, and writes a Hugging Face folder, completely or not at all. The loss covers responses.
+Equal arguments give equal weights, for any number of threads (tested with one and two), because the
+gradients of a batch are summed in a fixed order.
 """
 
 import json
@@ -29,31 +32,41 @@ from rollstream.storage.settings import ModelSettings
 from rollstream.streams.records import GENERATED, PROMPT
 
 SftProgress = Callable[[int, int, float], None]
-"""A callback that gets steps done, steps in all, and the newest step's loss per response token."""
+"""Called after each step with the number of steps done, of all steps, and the step's mean loss per
+response token.
+"""
 
 BATCH_PARTS = 2
-"""A batch is split into this many parts, trained in parallel if there are two threads; the number
-is fixed, so that sums round alike.
+"""A batch is split into this many parts, which are computed in parallel if there are two threads.
+The number does not depend on the threads, so that sums round alike.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SftSchedule:
-    """Sets amount and speed of the training; the defaults are those of the quickstart."""
+    """Holds the amount of training and the learning rates; the defaults are the quickstart's."""
 
     documents: int = 20_000
+    """Documents drawn from the task; training repeats them as often as `steps` needs."""
     steps: int = 800
+    """Number of batches; each is one update of the weights."""
     batch_tokens: int = 1_536
     """Most tokens of one batch."""
     loss_divisor: float = 0.8 * 1_536
-    """The summed loss is divided by this constant (four fifths of the tokens are responses). A mean
-    per batch would weigh a token by the other tokens in its batch.
+    """A batch's summed loss is divided by this constant: about four fifths of `batch_tokens` are
+    tokens of responses. With the mean of each batch instead, the weight of a token would depend on
+    the other tokens in its batch.
     """
     muon_lr: float = 0.02
+    """Peak learning rate of Muon, the optimiser of the matrices."""
     adam_lr: float = 3e-3
+    """Peak learning rate of AdamW, the optimiser of embeddings and norms."""
     ramp_steps: int = 30
+    """Steps in which the learning rates rise to their peaks."""
     lr_final: float = 0.05
+    """Learning rate of the last step, as a share of the peak."""
     gradient_norm_max: float = 1.0
+    """Gradients with a larger norm are scaled down to it."""
 
 
 def train_sft(
@@ -64,7 +77,7 @@ def train_sft(
     threads: int,
     progress: SftProgress,
 ) -> list[float]:
-    """Train in place; returns the loss per response token of each step."""
+    """Train the model in place. Returns the mean loss per response token of each step."""
     keep_freed_memory()
     # Two workers of one torch thread each, not one of two: on matrices this small OpenMP's waiting
     # costs more than it gains (a step took up to ten times longer beside another busy process).
@@ -97,8 +110,8 @@ def train_sft(
 
 
 def learning_rate_share(step: int, schedule: SftSchedule) -> float:
-    """Returns the share of the peak learning rate at this step: a linear ramp, then linear down to
-    `lr_final` at the last step.
+    """Returns the learning rate of this step (from 0) as a share of the peak. It rises linearly
+    over `ramp_steps` and falls linearly to `lr_final` at the last step.
     """
     ramp = min(1.0, (step + 1) / max(1, schedule.ramp_steps))
     left = 1.0 - step / max(1, schedule.steps - 1)
@@ -108,13 +121,14 @@ def learning_rate_share(step: int, schedule: SftSchedule) -> float:
 def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[list[Sample]]:
-    """Yields batches of endless epochs in random order; a batch ends before it would exceed
-    `tokens_max`. Within a batch the longest come first, so that taking every `BATCH_PARTS`-th
-    document gives parts of about equal work.
+    """Yields batches without end. Each epoch goes through all documents in a new random order; a
+    batch ends before it would exceed `tokens_max`. Within a batch the longest documents come first,
+    so that taking every `BATCH_PARTS`-th one gives parts of about equal work.
 
-    Every batch mixes documents of all lengths, so that each gradient covers all styles: with
-    batches of equal lengths the same number of steps left the accuracy of worked answers at .86
-    instead of .97. The trainer's packed forward pass mixes them without padding.
+    A batch mixes documents of all lengths, so that each gradient covers all styles of answers. With
+    batches of equal lengths the same number of steps left the accuracy of answers that show the
+    whole calculation at .86 instead of .97. The trainer's forward pass packs sequences of different
+    lengths without padding, so mixing costs nothing.
     """
     samples = [_sample(document) for document in documents]
     batch: list[Sample] = []
@@ -129,7 +143,9 @@ def batches(
 
 
 def _sample(one: Document) -> Sample:
-    """Returns a document in the trainer's form: the response counts as generated tokens."""
+    """Returns a document as a `Sample`, the trainer's form of a trajectory: the response counts as
+    generated tokens; fields that only reinforcement learning needs are 0 or empty.
+    """
     count = len(one.response)
     sources = np.repeat(np.array([PROMPT, GENERATED], np.uint8), [len(one.prompt), count])
     return Sample(
@@ -148,13 +164,15 @@ def _sample(one: Document) -> Sample:
 
 @dataclass(slots=True)
 class _PartGradients:
+    """Holds the gradients, the summed loss and the response tokens of one part of a batch."""
+
     gradients: Sequence[Tensor | None]
     loss: float
     tokens: int
 
 
 class _GradientSum:
-    """Sums the gradients of a batch's parts into the model's. `compute` may run in any thread;
+    """Sums the gradients of a batch's parts in the model's `grad`. `compute` may run in any thread;
     `add` must be called in the order of the parts, so that the sum rounds alike.
     """
 
@@ -165,6 +183,7 @@ class _GradientSum:
         self._loss, self._tokens = 0.0, 0
 
     def compute(self, part: Sequence[Sample]) -> _PartGradients | None:
+        """Returns the gradients of a part, without changing the model; None for an empty part."""
         if not part:
             return None
         logprobs = self._policy(token_rows(part)).logprobs
@@ -173,6 +192,7 @@ class _GradientSum:
         return _PartGradients(gradients, loss.item(), len(logprobs))
 
     def add(self, part: _PartGradients | None) -> None:
+        """Add a part's gradients to the model's `grad`, and its loss to the step's."""
         if part is None:
             return
         self._loss += part.loss
@@ -183,15 +203,15 @@ class _GradientSum:
                 parameter.grad = total
 
     def take_loss(self) -> float:
-        """Returns the loss per response token since the last call."""
+        """Returns the mean loss per response token since the last call."""
         mean = self._loss / max(1, self._tokens)
         self._loss, self._tokens = 0.0, 0
         return mean
 
 
 def _optimisers(model: torch.nn.Module, schedule: SftSchedule) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the matrices and AdamW for embeddings and norms: with AdamW alone the model
-    does not learn worked steps within the schedule.
+    """Returns Muon for the matrices of the layers, and AdamW for embeddings and norms. With AdamW
+    alone the model does not learn to show a whole calculation within the schedule.
     """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
@@ -219,7 +239,7 @@ QUICKSTART_SIZES: dict[str, int | float | bool | str] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 512,
 }
-"""Default sizes, for fields that `model.config` does not set."""
+"""Sizes of the quickstart's model, for fields that the setting `model.config` does not set."""
 
 DEFAULT_SCHEDULE = SftSchedule()
 _SUMMARY_FILE = "warmup.json"
@@ -239,12 +259,13 @@ def warm_up(
     progress: SftProgress = lambda done, steps, loss: None,
     schedule: SftSchedule = DEFAULT_SCHEDULE,
 ) -> None:
-    """Write `folder` (float32 weights, configuration, tokenizer, `warmup.json`); an existing one is
-    kept. It appears atomically and complete: an interrupted warm-up leaves nothing under the final
-    name, and the next one begins again. Raises `ConfigurationError` for a task without documents.
+    """Train a model and write it to `folder`: float32 weights, configuration, tokenizer, and the
+    summary `warmup.json`. A complete folder is kept. The folder appears at once and complete: an
+    interrupted warm-up leaves nothing under this name, and the next one begins again. Raises
+    `ConfigurationError` for a task that makes no documents.
 
-    1. Create a partial folder beside it, and write the tokenizer: what can fail early fails before
-       minutes of training.
+    1. Create a partial folder beside `folder` and write the tokenizer, so that an error of the file
+       system shows before minutes of training.
     2. Train.
     3. Write the weights and the summary, then rename the folder.
     """
@@ -269,8 +290,8 @@ def warm_up(
 
 
 def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
-    """Returns the model before the warm-up: the quickstart's sizes, overridden by `settings`, with
-    the task's vocabulary.
+    """Returns the model before the warm-up, with random weights from `seed`. Its sizes are the
+    quickstart's unless `settings.config` gives others; its vocabulary is the task's.
     """
     tokenizer = task.tokenizer()
     fields = QUICKSTART_SIZES | settings.config | dict(tokenizer.special)
@@ -284,7 +305,9 @@ def _summary(
     seconds: float,
     losses: list[float],
 ) -> dict[str, object]:
-    """Returns a summary of the training, for the report."""
+    """Returns the content of `warmup.json`, which the run's report shows. `loss` is the mean of the
+    last 50 steps.
+    """
     counts = Counter(document.style for document in documents)
     return {
         "seed": seed,

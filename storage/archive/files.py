@@ -1,10 +1,10 @@
-"""Encodes one archive file: consecutive records of one partition as Parquet bytes.
+"""Encodes archive files: consecutive messages of one partition as the bytes of a Parquet file
+(`encode_file`), or rows that exist already, when files are merged (`FileWriter`).
 
-The file's metadata hold the first and last offset and the fence (term and sequence number of the
-newest accepted record) after the last one: `rollstream.first`, `.last`, `.fence`. So a writer that
-continues the partition reads only the file's tail. Common Parquet readers support all encodings
-used: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark supports
-BYTE_STREAM_SPLIT only since 2026. `benchmarks/storage/archive.py` measures each choice.
+The file's metadata hold the first and last offset, the fence after the last record, and the number
+of the schema (`rollstream.first`, `.last`, `.fence`, `.schema`), so an archiver that continues the
+partition reads only the file's end. Common Parquet readers support all encodings used; arrays are
+PLAIN: dictionaries take twice the time, and Spark supports BYTE_STREAM_SPLIT only since 2026.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,26 +22,31 @@ from rollstream.storage.archive.tables import table_of
 from rollstream.streams.bus import Message
 from rollstream.streams.records import Fence
 
-ROW_GROUP_BYTES = 16 << 20  # of records, as sized in the log; larger groups take more CPU time
+# `benchmarks/storage/archive.py` measures these choices.
+ROW_GROUP_BYTES = 16 << 20  # of messages, as sized in the log; larger groups take more CPU time
 WRITE_BATCH = 1 << 16  # values; pyarrow's default of 1 024 is an eighth of a trajectory
-SAMPLE_BYTES = 256 << 10  # compressed on trial, of each column of floats
+SAMPLE_BYTES = 256 << 10  # of each column of floats, compressed on trial
 COMPRESSIBLE = 0.85
-"""A column is compressed if zstd brings its sample to this share. Log-probabilities only reach 0.9,
-and to compress them would take a sixth of a file's time.
+"""A column of floats is compressed if zstd reduces its sample to at most this share of its size.
+Log-probabilities only reach 0.9, and to compress them would take a sixth of a file's time.
 """
 FIRST, LAST, FENCE, SCHEMA = (f"rollstream.{name}" for name in ("first", "last", "fence", "schema"))
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
-    """The bytes of one Parquet file, and the fence after the file's last record."""
+    """Holds the bytes of one Parquet file, and the fence after its last record: the term in force
+    there, and the sequence number that this term's next record has.
+    """
 
     data: memoryview
     fence: Fence
 
 
 class FileWriter:
-    """Writes one file of a topic into memory; a context manager."""
+    """Writes one file of a topic into memory: `write` for each row group, then `finish`. It is a
+    context manager, which closes the file if an error ends the writing.
+    """
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -49,14 +54,18 @@ class FileWriter:
         self._parquet: pq.ParquetWriter | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Add a row group. The first one decides which columns of the file are compressed."""
+        """Add the table as a row group. The first row group decides which columns of the whole file
+        are compressed.
+        """
         if self._parquet is None:
             options = write_options(self._topic, incompressible_columns(self._topic, table))
             self._parquet = pq.ParquetWriter(self._sink, arrow_schema(self._topic), **options)
         self._parquet.write_table(table, row_group_size=table.num_rows)
 
     def finish(self, first: int, last: int, fence: Fence) -> EncodedFile:
-        """Returns the file: records from offset `first` to `last`, then this fence."""
+        """Returns the complete file; its metadata state that it holds the offsets `first` to
+        `last`, with `fence` after them.
+        """
         assert self._parquet is not None, "a file without rows"
         numbers = {FIRST: first, LAST: last, SCHEMA: SCHEMA_NUMBER}
         self._parquet.add_key_value_metadata(
@@ -75,8 +84,8 @@ class FileWriter:
 
 
 def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> EncodedFile:
-    """Returns the file of these messages, which must be consecutive and of one partition. `fence`
-    is the fence before the first message.
+    """Returns the file of these messages, one row each, whether they are valid records or not. They
+    must be consecutive and of one partition; `fence` is the fence before the first one.
 
     Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
@@ -91,6 +100,7 @@ def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> Encode
 
 
 def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """Yields the messages in groups of at most `ROW_GROUP_BYTES`, or one larger message."""
     start = taken = 0
     for index, message in enumerate(messages):
         if taken and taken + message_bytes(message) > ROW_GROUP_BYTES:
@@ -101,7 +111,9 @@ def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def incompressible_columns(topic: str, table: pa.Table) -> frozenset[str]:
-    """The columns of floats whose first values, as a sample, zstd compresses too little."""
+    """Returns the columns of floats that are not worth compressing: zstd leaves more than
+    `COMPRESSIBLE` of a sample of their first values.
+    """
     incompressible: set[str] = set()
     for column in topic_columns(topic):
         if column.is_array and pa.types.is_floating(column.items):
@@ -115,7 +127,9 @@ def incompressible_columns(topic: str, table: pa.Table) -> frozenset[str]:
 
 @cache
 def write_options(topic: str, incompressible: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """pyarrow's options per column: tokens and headers have no dictionary and no statistics."""
+    """Returns pyarrow's options for a file of this topic. Arrays and the records' headers get no
+    dictionary and no statistics; all columns but the `incompressible` ones are compressed by zstd.
+    """
     leaves = [leaf for field in arrow_schema(topic) for leaf in _leaves(field.name, field.type)]
     plain = {"header", *(f"{c.name}.list.element" for c in topic_columns(topic) if c.is_array)}
     others = [leaf for leaf in leaves if leaf not in plain]
@@ -129,7 +143,7 @@ def write_options(topic: str, incompressible: frozenset[str] = frozenset()) -> d
 
 
 def _leaves(path: str, type_: pa.DataType) -> Iterator[str]:
-    """The Parquet paths of the columns that a field becomes."""
+    """Yields the Parquet paths of the columns that a field becomes."""
     if pa.types.is_struct(type_):
         for field in type_:
             yield from _leaves(f"{path}.{field.name}", field.type)

@@ -1,6 +1,9 @@
-"""Joins a run's log and its archive into one read-only bus: a read of a truncated record returns it
-from the archive, at the same offset and byte for byte. Nothing is written, not even to `dead`. An
-offset that is in neither raises `PositionLost`.
+"""Joins a run's log and its archive into one read-only bus (`ArchiveBus`): records that were
+truncated from the log are read from the archive, at the same offset and byte for byte. An offset
+that is in neither raises `PositionLost`. Nothing is written, not even to the topic `dead`.
+
+A read tries the log first. Below the log's begin it finds the archived file with the offset in a
+listing of the store, which is made once and repeated if the file is gone or does not exist yet.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ from rollstream.streams.topics import Topic, catalogue, is_dead_letter_topic
 if TYPE_CHECKING:
     from rollstream.storage.archive.originals import FileMessages
 
-FILES_MAX = 6  # archived files kept open: a reader of takes has one per partition
+FILES_MAX = 6  # archived files kept open: replay reads records of all partitions in turn
 
 
 class ArchiveBus:
-    """A `Bus` that reads the log first and the archive below the log's begin. `bus` is None where
-    only the archive exists, `store` where only the log does; `run` is the run's name in the
-    archive. Importing this module does not import pyarrow; reading an archived row does.
+    """A `Bus` that reads from the log, and from the archive below the log's begin. `bus` is None if
+    only the archive exists, `store` if only the log does; `run` is the run's name in the archive.
+    Calls that write raise `BusError`. Importing this module does not import pyarrow; reading an
+    archived row does.
     """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
@@ -40,8 +44,8 @@ class ArchiveBus:
         self._lock = Lock()
 
     def archived(self, topic: str, *, again: bool = False) -> dict[int, list[ArchiveFile]]:
-        """Returns the archived files by partition, ordered by first offset; they are listed once
-        unless `again`.
+        """Returns the topic's archived files by partition, ordered by first offset. The store is
+        listed at the first call, and at each call with `again`.
         """
         if again or topic not in self._files:
             found: dict[int, list[ArchiveFile]] = {}
@@ -53,9 +57,12 @@ class ArchiveBus:
         return self._files[topic]
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create nothing."""
+        """Does nothing: the topics exist."""
 
     def settings(self, topic: str) -> Topic:
+        """Returns the topic's settings in the log; without a log those of the catalogue, with at
+        least as many partitions as the archive has.
+        """
         if self.bus is not None:
             return self.bus.settings(topic)
         (found,) = (t for t in catalogue() if t.name == topic)
@@ -66,7 +73,7 @@ class ArchiveBus:
         return self.settings(topic).partitions
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
-        """Ignore dead letters; refuse any other append."""
+        """Ignore dead letters, because any reader may write some; refuse any other append."""
         if not is_dead_letter_topic(topic):
             raise BusError(f"{topic}: this log is read-only")
         return [0] * len(entries)
@@ -81,8 +88,9 @@ class ArchiveBus:
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Read as `Bus.read` does, below the first kept record from the archive. Raises
-        `PositionLost` if neither has the offset.
+        """Read as `Bus.read` does. If a position is below the log's first record, this call returns
+        archived records of such partitions only. Raises `PositionLost` if the archive lacks the
+        offset too.
         """
         if self.bus is not None:
             try:
@@ -100,12 +108,14 @@ class ArchiveBus:
         return found
 
     def begin(self, topic: str) -> dict[int, int]:
+        """Returns the first offset per partition, archived ones included."""
         found = self._known(topic) if self.bus is None else self.bus.begin(topic)
         for partition, files in self.archived(topic).items():
             found[partition] = min(files[0].first, found.get(partition, files[0].first))
         return found
 
     def end(self, topic: str) -> dict[int, int]:
+        """Returns the log's ends; without a log those of the archive, as they were at first use."""
         if self.bus is not None:
             return self.bus.end(topic)
         files = self.archived(topic)
@@ -121,8 +131,9 @@ class ArchiveBus:
         raise BusError(f"{topic}: this log is read-only")
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Returns the group's positions of partitions without an archive. In an archived partition
-        the truncated records can be read, so their fence need not be known.
+        """Returns the group's positions, without those of archived partitions. Readers ask for them
+        because a truncation point is committed with its fence, from which they continue. In an
+        archived partition they read the truncated records instead and compute the fence.
         """
         if self.bus is None:
             return {}
@@ -162,7 +173,9 @@ class ArchiveBus:
         )
 
     def _in_file(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
-        """Returns messages from the file with this offset; [] if there is none."""
+        """Returns at most `most` messages, from this offset on, of the archived file that has it;
+        [] if no listed file has it.
+        """
         files = self.archived(topic).get(partition, [])
         below = bisect_right(files, offset, key=attrgetter("first"))
         if not below:
@@ -174,6 +187,7 @@ class ArchiveBus:
         return found
 
     def _messages(self, topic: str, file: ArchiveFile) -> FileMessages:
+        """Returns the open file; of the open files, the least recently used ones are closed."""
         if file.key not in self._cache:
             from rollstream.storage.archive.originals import FileMessages
 

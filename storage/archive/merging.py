@@ -1,9 +1,10 @@
 """Merges small archive files into larger ones while others read them, so that a long run has few.
 
-A merged file holds the rows of consecutive files of one partition and day, and is created under a
-name of its own; `consumers/archive/compaction.py` deletes the files that it holds later. Two merged
-files are disjoint or one contains the other (`plan_merges`); readers (`current_files`) rely on this
-alone. docs/reference/archive.md ("Merged files") has each interleaving and the rule that stops it.
+`plan_merges` chooses the files to merge, and `merged_file` makes the file with their rows; this
+module writes and deletes nothing. `consumers/archive/compaction.py` stores a merged file under a
+name of its own and, after a grace period, deletes the files that it replaces. Of two merged files,
+either they have no offset in common or one contains the other (`plan_merges`): readers rely on this
+alone (`current_files`). docs/reference/archive.md ("Merged files") lists the interleavings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,31 +24,37 @@ from rollstream.storage.stores.base import ObjectStore
 
 
 class NotMergeable(RollstreamError, ValueError):
-    """Raised for files that cannot become one file without a loss; each stays as it is."""
+    """Raised for files that cannot become one file without a loss, of rows or columns for example.
+    The files stay as they are.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Names two or more consecutive files of one partition and day, and the last offset in them."""
+    """Names the files to merge, two or more consecutive ones of one partition and day, and the last
+    offset in them.
+    """
 
     files: Sequence[ArchiveFile]
     last: int
 
     @property
     def key(self) -> str:
+        """The key of the merged file in the store."""
         return merged_key(self.files[0], self.last)
 
 
 def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) -> list[Merge]:
-    """Returns the merges that are due, each of at most `bytes_max`, among a topic's
-    `current_files`, without I/O. A partition's day that is over is merged as far as possible, its
-    newest day only when it has more than `files_max` files.
+    """Returns the merges that are due, each of at most `bytes_max`. `files` are a topic's
+    `current_files`. A partition's day that is over is merged as far as possible, its newest day
+    only when it has more than `files_max` files. The plan is a pure function (no I/O).
 
     Merges follow blocks of offsets: block j of level m has the files whose first offset is in
     [j·2^m, (j+1)·2^m). A block is merged only when a file after it exists, so its files never
-    change again. Blocks of powers of two are disjoint or one contains the other, and so are merged
-    files, whichever process planned them and however old its listing was. Otherwise a compactor
-    with an older listing could make 50–149 beside 0–99, and readers would get rows twice.
+    change again. Two blocks have no offset in common or one contains the other, since their sizes
+    are powers of two; the same holds for merged files, whichever process planned them and however
+    old its listing was. Without this rule a compactor with an older listing could make a file of
+    offsets 50–149 beside one of 0–99, and readers would get rows twice.
     """
     found: list[Merge] = []
     for _, partition in groupby(files, lambda file: file.partition):
@@ -62,8 +69,9 @@ def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) ->
 def _blocks(
     files: Sequence[ArchiveFile], end: int | None, level: int, bytes_max: int
 ) -> Iterator[Merge]:
-    """Yields the merges within a block of this level; `end` is the first offset after its files,
-    None if files of the block may follow.
+    """Yields the merges within a block of this level, whose files are `files`. `end` is the first
+    offset of the file after them; None if there is no such file, so that others of the block may
+    follow.
     """
     if len(files) < 2:
         return
@@ -78,11 +86,12 @@ def _blocks(
 
 
 def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
-    """Returns the file with all rows of a merge, after checking that each row restores the bytes of
-    its hash. Memory holds one of the files, a row group and the result.
+    """Returns the file with all rows of a merge, after checking that the bytes of each row's record
+    have the row's hash. Memory holds one of the files, a row group and the result.
 
-    Raises `NotMergeable` for a gap between the files or columns that this release does not know,
-    `CorruptObject`, `NewerRelease`, and `ObjectMissing` if a file was merged already.
+    Raises `NotMergeable` if offsets are missing or repeated, or for columns that this release does
+    not know, `CorruptObject` for a damaged file, `NewerRelease` for one that this release does not
+    understand, and `ObjectMissing` if a file was already merged and deleted.
     """
     topic, at = merge.files[0].topic, merge.files[0].first
     originals = OriginalBytes(topic)
@@ -97,8 +106,8 @@ def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
                 if sum(rows.nbytes for rows in held) >= ROW_GROUP_BYTES:
                     writer.write(pa.Table.from_batches(held))
                     held = []
-            # A suspended archiver may have created a deleted name again, with more rows: those from
-            # `end` on are in the next file too.
+            # A suspended archiver may create a file again that was merged and deleted, with more
+            # rows than before. The rows from `end` on are then in the next file too.
             if at != end:
                 raise NotMergeable(f"{file.key} ends at offset {at - 1}, the next begins at {end}")
         if held:
@@ -108,8 +117,8 @@ def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
 
 
 def _check_rows(batch: pa.RecordBatch, originals: OriginalBytes, at: int, file: ArchiveFile) -> int:
-    """Return the offset after these rows. Raises `NotMergeable` unless they have consecutive
-    offsets from `at`, and `CorruptObject` for a row that differs from its hash.
+    """Return the offset after these rows. Raises `NotMergeable` unless their offsets are `at`, `at`
+    + 1 and so on, and `CorruptObject` for a row that differs from its hash.
     """
     after = at + batch.num_rows
     if not np.array_equal(batch.column("offset").to_numpy(), np.arange(at, after)):
@@ -121,7 +130,7 @@ def _check_rows(batch: pa.RecordBatch, originals: OriginalBytes, at: int, file: 
 
 def _conform(batch: pa.RecordBatch, topic: str, file: ArchiveFile) -> pa.RecordBatch:
     """Returns the rows in this release's columns; columns that an older release did not write are
-    null.
+    null. Raises `NotMergeable` for columns of a newer release.
     """
     schema, present = arrow_schema(topic), {f.name: f.type for f in batch.schema}
     newer = [name for name, type_ in present.items() if not _knows(schema, name, type_)]
@@ -135,4 +144,5 @@ def _conform(batch: pa.RecordBatch, topic: str, file: ArchiveFile) -> pa.RecordB
 
 
 def _knows(schema: pa.Schema, name: str, type_: pa.DataType) -> bool:
+    """Whether the schema has a column of this name and type."""
     return name in schema.names and schema.field(name).type == type_

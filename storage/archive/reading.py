@@ -1,8 +1,10 @@
-"""Reads the archive: lists its files, finds how far each partition is archived, and reads the files
-as tables or batches.
+"""Reads the archive: lists its files (`archived_files`), finds how far each partition is archived
+(`partition_ends`), and reads one file as a table (`table_from`) or in batches (`batches_from`).
 
 A file that is not a complete Parquet file of the archive raises `CorruptObject`, which names it and
-gives advice; no such file is skipped silently. Listing files does not import pyarrow.
+gives advice; a file of a newer release raises `NewerRelease`. No file is skipped silently. A listed
+file may be merged into a larger one and deleted before it is read: then `ObjectMissing` is raised,
+and a new listing has the larger one. Listing files does not import pyarrow.
 """
 
 from __future__ import annotations
@@ -29,16 +31,18 @@ if TYPE_CHECKING:
 
     from rollstream.streams.records import Fence
 
-LISTINGS_MAX = 5  # attempts in a row; a listed file may be merged and gone when it is read
+LISTINGS_MAX = 5  # attempts in a row, each with a new listing
 TAIL_BYTES = 64 << 10  # usually contains a file's footer
-BATCH_BYTES, BATCH_ROWS_MIN = 4 << 20, 64  # size of a batch when rows are processed in order
+BATCH_BYTES, BATCH_ROWS_MIN = 4 << 20, 64  # size of a batch of `batches_from`
 ROWS_MAX = 1 << 62  # no limit
 _MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
 class FileEnd:
-    """Holds the last offset of a file, and the fence after it."""
+    """Holds the last offset of a file, and the fence with which a reader continues after it: the
+    highest term so far and its next sequence number (`streams/fence.py`).
+    """
 
     last: int
     fence: Fence
@@ -47,9 +51,10 @@ class FileEnd:
 def archived_files(
     store: ObjectStore, run: str | None = None, topic: str | None = None
 ) -> list[ArchiveFile]:
-    """Returns the files that hold each row of the archive, of a run or of a topic once, ordered by
-    topic, run, partition and first offset. Any but the newest of a partition may be deleted once a
-    merged file holds its rows: at `ObjectMissing`, list again.
+    """Returns the archive's files, without those that a merged file replaces, so that together they
+    hold each row once; with `run` or `topic` only the files of that run or topic. They are ordered
+    by topic, run, partition and first offset. Each file but a partition's newest may be deleted at
+    any time, after a merged file with its rows was created: at `ObjectMissing`, list again.
     """
     found = current_files(
         parse_archive_key(entry.key, entry.bytes)
@@ -59,14 +64,14 @@ def archived_files(
 
 
 def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEnd]:
-    """Returns how far each partition is archived, from the tail of its last file; partitions
-    without files are absent.
+    """Returns how far each partition of a run's topic is archived, from the tail of its last file;
+    partitions without files are absent.
     """
     for left in reversed(range(LISTINGS_MAX)):
         newest = {file.partition: file for file in archived_files(store, run, topic)}
         try:
             return {partition: file_end(store, file) for partition, file in newest.items()}
-        except ObjectMissing:  # merged with others since the listing, and newer ones were written
+        except ObjectMissing:  # since the listing newer files were written, and this one was merged
             if not left:
                 raise
     raise AssertionError("unreachable")
@@ -78,7 +83,7 @@ def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
 
 
 def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
-    """Returns where a file ends, read from its tail alone."""
+    """Returns where a file ends; only the tail of the file, with its metadata, is read."""
     from rollstream.storage.archive import files
     from rollstream.streams.records import Fence
 
@@ -118,9 +123,10 @@ def batches_from(
     row: int = 0,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields a file's rows (default: all columns), about `BATCH_BYTES` of uncompressed values and
-    at most `rows_max` rows at a time: batches so small reuse the same memory, which takes half the
-    CPU time of reading a whole row group. Row groups that end before `row` are left out.
+    """Yields a file's rows in order, with these columns (default: all), in batches of about
+    `BATCH_BYTES` of uncompressed values and at most `rows_max` rows. Batches so small reuse the
+    same memory, which takes half the CPU time of reading a whole row group. Whole row groups before
+    the row number `row` are left out; the first batch may begin before that row.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -150,8 +156,9 @@ def batches_from(
 
 
 def release_memory() -> None:
-    """Return the memory that pyarrow keeps for its next tables to the operating system; it keeps as
-    much as the largest files ever took. Processes that rarely read or write files call this.
+    """Give the free memory in pyarrow's pool back to the operating system. Without this call
+    pyarrow keeps as much as the largest files ever took. For processes that rarely read or write
+    files.
     """
     pyarrow = sys.modules.get("pyarrow")
     if pyarrow is not None:  # without the module no table was ever made

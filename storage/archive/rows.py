@@ -1,10 +1,10 @@
-"""Classifies messages of the log as rows of the archive: each message becomes one row, valid or
-not, and from the row its bytes can be restored exactly.
+"""Classifies messages of the log as rows of the archive (`classify_rows`). Each message becomes one
+row, valid or not, from which its bytes can be restored exactly; `tables.py` writes the rows.
 
-A row is a record, a void record (dropped by the fence of invariant 7), a tombstone, or bytes that
-are not a record, with the reason. A record's bytes are restored from its JSON header, in `header`,
-and the arrays in its columns. `original` holds the bytes of every other message: one that is not a
-record, belongs to another topic, or has fields that a newer program added.
+A row is a record, a void record (dropped by the fence, invariant 7), a tombstone (a message without
+a value), or bytes that are not a record of the topic, with the reason. A record's bytes follow from
+its JSON `header` and the arrays in the columns. If they do not, for instance because a newer
+program added fields, or if the message is not a record, `original` holds all of its bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,16 @@ ARCHIVED_CLASSES: dict[str, tuple[type[Record], ...]] = {
 TOPIC_WRITERS = {topic.name: topic.writer for topic in catalogue()}
 """Maps each topic to the single-holder role that writes it, "" for topics of many writers."""
 
-INT64 = 1 << 63
+INT64 = 1 << 63  # the archive's integer columns have 64 bits
 
 
 def _float_default(cls: type[Record]) -> tuple[str, float] | None:
-    """Returns the field of a class whose default is a float, and that default.
+    """Returns the one field of a record class whose default is a float, and that default; None if
+    there is no such field.
 
-    A record's bytes may state such a default or omit it (msgspec omits it only if it is the
-    identical object), and a column cannot distinguish the two.
+    A record's bytes may state a float that equals the default or omit it, because msgspec omits a
+    float only if it is the same object as the default. A column cannot distinguish the two
+    (`with_default`). More than one such field per class is a programmer error.
     """
     found = [(f.name, f.default) for f in fields(cls) if type(f.default) is float]
     assert len(found) <= 1, f"{cls.__name__}: more than two ways to write one record"
@@ -51,11 +53,16 @@ def _float_default(cls: type[Record]) -> tuple[str, float] | None:
 FLOAT_DEFAULTS = {
     cls: _float_default(cls) for classes in ARCHIVED_CLASSES.values() for cls in classes
 }
+"""The result of `_float_default` for each archived record class."""
 
 
 class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
     """Holds one classified message. If `record` is None, the message is not a record of this topic,
-    and `reason` states why.
+    and `reason` states why. `void` records are held like others.
+
+    `schema` names the record's type, `hash` is `record_hash` of the bytes. `term` and `sequence`
+    are those of a single-holder role's writer, None if there is none or if they exceed 64 bits.
+    Either `original` or `header` is set; of a tombstone neither.
     """
 
     message: Message
@@ -72,7 +79,9 @@ class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedRows:
-    """Holds rows in the order of the messages, and the fence of each partition after them."""
+    """Holds rows in the order of the messages, and the fence of each partition after them, from
+    which the next batch continues.
+    """
 
     rows: Sequence[ArchiveRow]
     fences: Mapping[int, Fence]
@@ -81,8 +90,8 @@ class ClassifiedRows:
 def classify_rows(
     topic: str, messages: Sequence[Message], fences: Mapping[int, Fence] | None = None
 ) -> ClassifiedRows:
-    """Decode and classify messages; `fences` are the partitions' fences before them (None: unknown,
-    as at the first message of a topic).
+    """Decode and classify consecutive messages of a topic. `fences` are the fences of partitions
+    before them. A partition without one starts with the empty fence, as at its first message.
 
     Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
@@ -92,8 +101,8 @@ def classify_rows(
 
 
 def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
-    """Returns the row of a record that the columns cannot hold: it has the record's bytes
-    instead.
+    """Returns `row` for a record that the columns cannot hold: without the record, with all bytes
+    in `original` and `why` as the reason.
     """
     assert row.message.value is not None
     return replace(
@@ -102,8 +111,8 @@ def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
-    """Returns the record as the topic's writer encodes it. Raises ValueError if JSON cannot hold
-    one of its numbers.
+    """Returns the record's bytes as the topic's writer encodes them, with an envelope if `term` and
+    `sequence` are given. Raises ValueError if JSON cannot hold one of its numbers.
     """
     if term is None or sequence is None:
         return encode(record)
@@ -111,8 +120,8 @@ def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None)
 
 
 def with_default(record: Record, stated: bool) -> Record:
-    """Returns the record such that its encoding states (`stated`) or omits a float that equals its
-    default.
+    """Returns an equal record whose encoding states (`stated`) or omits the float that equals its
+    default; other records are returned unchanged.
     """
     found = FLOAT_DEFAULTS[type(record)]
     if found is None or getattr(record, found[0]) != found[1]:
@@ -122,6 +131,7 @@ def with_default(record: Record, stated: bool) -> Record:
 
 
 def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
+    """Returns the row of one message, and updates the fence of its partition in `fences`."""
     value = message.value
     if value is None:
         return ArchiveRow(message, None, None, None, None, None, False, "tombstone", None, None)
@@ -153,7 +163,9 @@ def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:
 
 
 def _columns_suffice(topic: str, decoded: Decoded, value: bytes) -> bool:
-    """Returns whether the record's header and columns restore exactly these bytes."""
+    """Returns whether the record's header and columns restore exactly these bytes: they are what
+    `encode` writes, under the topic's own writer if there is an envelope.
+    """
     envelope = decoded.envelope
     ours = envelope is None or (
         envelope.role == TOPIC_WRITERS[topic]

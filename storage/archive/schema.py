@@ -1,9 +1,10 @@
-"""Derives the columns of a topic's archive files (`arrow_schema`) from the record classes.
+"""Derives the columns of a topic's archive files (`arrow_schema`) from the topic's record classes.
 
-Every topic has the envelope columns first, then the fields of its records: the union over its
-classes. A column is null if the row's class lacks the field or the row is not a record. A field
-with the name of an envelope column has `_` appended. DuckDB, Polars, pandas and Spark support all
-types used here.
+A row is one message of the topic (`rows.py`). The first columns are the same for all topics: the
+envelope columns, with the message's place, writer and state. Then each field of the topic's record
+classes is a column, null in rows whose class lacks the field and in rows that are not a record. A
+field with the name of an envelope column has `_` appended. All types are ones that DuckDB, Polars,
+pandas and Spark support.
 """
 
 from functools import cache
@@ -19,7 +20,9 @@ from rollstream.storage.archive.rows import ARCHIVED_CLASSES
 from rollstream.streams.records import Record
 
 SCHEMA_NUMBER = 1
-"""Version of the columns' meaning. New record fields become new columns and do not change it."""
+"""Number of the columns' format, stored in each file. New record fields become new columns and do
+not change it.
+"""
 
 ENVELOPE_COLUMNS = pa.schema(
     [
@@ -37,15 +40,21 @@ ENVELOPE_COLUMNS = pa.schema(
         pa.field("header", pa.binary()),
     ]
 )
-"""Every topic has these columns; `reason`, `original` and `header` are explained in `rows.py`."""
+"""The columns of every topic. `schema` is the tag of the record class, `hash` the hash of the
+message's bytes; `term` and `sequence` are those of the single-holder role that wrote the record,
+else null; `void`: the record does not count (invariant 7). `rows.py` explains `reason`, `original`
+and `header`.
+"""
 
+# The item types of record arrays, by the suffix of their encoded names (`logprobs:f4`).
 _ARRAYS = {"u4": pa.uint32(), "u1": pa.uint8(), "f4": pa.float32()}
 SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
 
 class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
-    """Maps a record field of a topic to its column: the column's name, the field's name and both
-    types. `is_array`: the field is a NumPy array; `required`: it has no default.
+    """Maps a record field to its column: `name` and `arrow` are the column's name and type, `field`
+    and `python` those of the field. `is_array`: the field is a NumPy array; `required`: it has no
+    default.
     """
 
     name: str
@@ -63,7 +72,7 @@ class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
 
 @cache
 def arrow_schema(topic: str) -> pa.Schema:
-    """Returns the columns of a topic's files. Raises `ConfigurationError` for a topic that is not
+    """Returns all columns of a topic's files. Raises `ConfigurationError` for a topic that is not
     archived.
     """
     return pa.schema(
@@ -73,7 +82,10 @@ def arrow_schema(topic: str) -> pa.Schema:
 
 @cache
 def topic_columns(topic: str) -> tuple[ArchiveColumn, ...]:
-    """Returns the record columns of a topic, in the order of its classes and their fields."""
+    """Returns the columns after the envelope columns, in the order of the topic's record classes
+    and their fields. Classes with a field of the same name share its column. Raises as
+    `arrow_schema` does.
+    """
     if topic not in ARCHIVED_CLASSES:
         known = ", ".join(ARCHIVED_CLASSES)
         raise ConfigurationError(f"topic {topic!r} is not archived; archived are {known}")
@@ -116,7 +128,7 @@ def _arrow(type_: Any) -> pa.DataType:
 
 
 def _list(item: pa.DataType) -> pa.DataType:
-    """Returns a list type whose items are never null, which saves Parquet a definition level per
-    item.
+    """Returns a list type whose items are never null, so that Parquet stores no null flag
+    (definition level) per item.
     """
     return pa.list_(pa.field("element", item, nullable=False))

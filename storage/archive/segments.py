@@ -1,10 +1,10 @@
 """Reads the archived rows of one partition in order (`ArchivedPart`), and defines the values that a
 read of a run returns (`Segment`): messages of the log, `ArchivedRows`, or a `Hole`.
 
-`LogView` (`log_view.py`) joins a run's log and archive: it reads an `ArchivedPart` below the log's
-begin and the log above, and makes a `LogRecord` of each message and row. No offset disappears
-silently: one that cannot be read becomes part of a `Hole` with the reason, unless compaction may
-have removed it. Importing this module does not import pyarrow.
+`LogView` (`log_view.py`) joins a run's log and archive: below the log's begin it iterates over an
+`ArchivedPart`. Messages and rows are decoded to a `LogRecord`. No offset disappears silently: one
+that cannot be read becomes part of a `Hole` with the reason, unless compaction may have removed it.
+Importing this module does not import pyarrow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Hole:
     * lost: the log, or one archived file, holds records before and after these offsets;
     * damaged: the archived file `key` should hold these offsets and cannot be read (`detail`).
 
-    Two reasons have an empty range, because every offset could be read:
+    Two more reasons report a place (an empty range), because every offset can be read:
 
     * archived twice: file `key` begins with offset `start`, which the file before it holds too. The
       rows that both files hold are returned once;
@@ -82,12 +82,12 @@ MessageKind = Literal["records", "opened", "void", "misplaced", "unreadable", "t
 
 
 class LogRecord(msgspec.Struct, frozen=True, gc=False):
-    """Holds one decoded message of a topic. `record` is None if the message is not a record of the
-    topic; `reason` then states why. `term` is the writer's, None in topics of many writers.
+    """Holds one message of a topic, decoded. `record` is None if the message is not a record of the
+    topic; `reason` then states why. `term` is the writer's, None if the message names none.
 
-    `void`: the fence drops the record (invariant 7). `misplaced`: the record is in another
-    partition than the one that its group's number chooses, so trainer and dispatch skip it.
-    `newer`: why only a newer release understands the message (invariant 14); else "".
+    `void`: the fence drops the record (invariant 7). `misplaced`: the record is not in the
+    partition of its group, so trainer and dispatch skip it. `newer`: why only a newer release
+    understands the message (invariant 14), "" if this release does.
     """
 
     topic: str

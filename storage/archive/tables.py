@@ -1,8 +1,10 @@
-"""Converts messages to Arrow tables and back, in the archive's columns (`schema.py`).
+"""Converts messages of the log to Arrow tables with the archive's columns (`table_of`) and back, to
+records (`records_of`) or to bytes (`originals_of`). `rows.py` classifies the messages, `schema.py`
+defines the columns.
 
-Tables are built from whole batches: arrays of tokens become list columns straight from their NumPy
-buffers, and nested values are converted level by level. Nothing is lost: `originals_of` returns
-exactly the bytes of every row.
+Nothing is lost: `originals_of` returns exactly the bytes of every message. Whole batches are
+converted at once: arrays of tokens become list columns straight from their NumPy buffers, and
+nested values are converted level by level.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,17 +41,18 @@ from rollstream.streams.release import upgrade_advice
 
 __all__ = ["arrow_schema", "originals_of", "records_of", "table_of"]
 
+# Raised by Arrow for a value that a column cannot hold.
 _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError)
 
 
 def table_of(
     topic: str, messages: Sequence[Message], classified: ClassifiedRows | None = None
 ) -> pa.Table:
-    """Returns one row per message, in order. Messages without `classified` are classified here,
-    starting from an unknown fence.
+    """Returns a table with one row per message, in order. `classified` are these messages as rows;
+    without it they are classified here, as if the fence before them were unknown.
 
-    A record that the columns cannot hold (an integer beyond 64 bits) is stored as its bytes with a
-    reason.
+    A record that the columns cannot hold (for instance an integer beyond 64 bits) is stored as its
+    bytes, with the reason.
     """
     topic_columns(topic)
     rows = classify_rows(topic, messages).rows if classified is None else classified.rows
@@ -60,8 +63,8 @@ def table_of(
 
 
 def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
-    """Yields the records in the table's order. Rows that are not records are skipped, and void
-    records too unless `with_void`.
+    """Yields the records in the table's order. Rows that are not records are skipped; so are void
+    records, unless `with_void` is set.
     """
     for batch in table.to_batches():
         voids = batch.column("void").to_pylist()
@@ -71,10 +74,11 @@ def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
 
 
 def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
-    """Yields exactly the bytes that each row had in the log, None for a tombstone.
+    """Yields exactly the bytes that the message of each row had in the log; None for a tombstone (a
+    message without a value).
 
-    Raises `CorruptObject` if a row no longer gives the bytes of its hash, and `NewerRelease` if its
-    file has columns or schemas that this release does not know.
+    Raises `CorruptObject` if the restored bytes do not have the row's hash; `NewerRelease` instead
+    if the table has columns or schemas that this release does not know.
     """
     for batch in table.to_batches():
         kept, hashes = batch.column("original").to_pylist(), batch.column("hash").to_pylist()
@@ -84,7 +88,7 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
             if value is None and record is not None:
                 envelope = terms[index], sequences[index]
                 value = bytes_of(record, topic, *envelope)
-                if record_hash(value) != hashes[index]:
+                if record_hash(value) != hashes[index]:  # they may state a float's default value
                     value = bytes_of(with_default(record, stated=True), topic, *envelope)
             if hashes[index] != (None if value is None else record_hash(value)):
                 at = f"{batch.column('partition')[index]}:{batch.column('offset')[index]}"
@@ -94,8 +98,8 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
 
 
 def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
-    """Raise `NewerRelease` if the batch has columns or schemas of a newer release: then a row that
-    cannot be restored is not damaged.
+    """Raise `NewerRelease` if the batch has columns or schemas of a newer release. This release
+    cannot restore such a row, which is therefore not damaged.
     """
     known = {field.name: field.type for field in arrow_schema(topic)}
     unknown = [field.name for field in batch.schema if known.get(field.name) != field.type]
@@ -108,6 +112,7 @@ def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
 
 
 def _table(topic: str, rows: Sequence[ArchiveRow]) -> pa.Table:
+    """Returns the table of the rows. Raises one of `_REFUSED` if a column cannot hold a value."""
     schema, messages = arrow_schema(topic), [row.message for row in rows]
     columns: list[pa.Array] = [
         pa.array([m.partition for m in messages], pa.int32()),
@@ -180,7 +185,9 @@ def _nulls(values: Sequence[Any]) -> pa.Array:
 
 
 def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
-    """Returns the row, or one with its bytes and a reason if the columns cannot hold its record."""
+    """Returns the row unchanged if the columns can hold its record, otherwise a row that has the
+    record's bytes and the reason.
+    """
     if row.record is None:
         return row
     try:
@@ -191,7 +198,9 @@ def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
 
 
 def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
-    """Yields the record of each row; None for a row that is not a record."""
+    """Yields the record of each row, also of a void one; None for a row that is not a record. Bytes
+    that the archiving release could not decode are tried again.
+    """
     schemas, kept = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
     reasons = batch.column("reason").to_pylist()
     values: dict[type[Record], dict[ArchiveColumn, Sequence[Any]]] = {}
@@ -225,9 +234,9 @@ def _decode_again(data: bytes) -> Record | None:
 
 
 def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, Sequence[Any]]:
-    """Returns every field of a class that has a column in the batch, with the values as records
-    hold them. A field without a column (in an older file) keeps its default; one without default
-    raises `CorruptObject`.
+    """Returns the fields of a record class that have a column in the batch, each with the values of
+    all rows as a record holds them. A field that an older file lacks is left out and so keeps its
+    default; a missing field without a default raises `CorruptObject`.
     """
     present = set(batch.schema.names)
     for column in columns_of(cls):
@@ -241,6 +250,7 @@ def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, 
 
 
 def _values(column: ArchiveColumn, array: pa.Array) -> Sequence[Any]:
+    """Returns the values of a column as a record holds them, for each row of the batch."""
     if not column.is_array:
         values = array.to_pylist(maps_as_pydicts="strict")
         if column.arrow in SCALARS.values():

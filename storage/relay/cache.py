@@ -1,8 +1,9 @@
-"""Holds the objects of one relay by key, with manifests and announced versions, within a bound.
+"""Holds the objects of weight versions that one relay caches (`RelayCache`), within bounds on bytes
+and versions. The other parts of the relay write received objects into it and serve them from it.
 
-An object is *offered* to the rollouts of the node when its bytes match its hash and the manifest of
-its version names that hash; only then does it get the name under which rollouts open it. Neighbours
-get bytes earlier, as they arrive, and verify them again.
+An object is *offered* to the node's rollouts once it is verified (all bytes are here and match its
+hash) and its version's manifest names that hash; only then does it get the file name under which
+rollouts open it. Other relays get bytes earlier, as they arrive, and verify them themselves.
 """
 
 import logging
@@ -33,18 +34,19 @@ AHEAD_MAX = 4
 """How far a pushed version's number may exceed the newest announced one: one version is in
 training, one waits to be published and one is being uploaded.
 """
-STALLED_OBJECT_S = 30.0  # after a head died, the next one resumes its objects long before this
+STALLED_OBJECT_S = 30.0  # when the relay or trainer that sends dies, another resumes far sooner
 OBJECTS_MAX = 4096  # of one version, which allows 4 GiB in files of 1 MiB
 
 
 class RelayCache:
-    """Caches objects; threads may share it. `folder` is emptied at the start: a killed relay may
-    have left files in it.
+    """Caches the newest `versions_max` versions and the bases that their deltas need, within
+    `bytes_max` bytes. `folder` is emptied at the start. Threads may share the cache.
 
-    Any client can push a false version. After the first announcement the cache accepts only
-    versions near the newest announced one, under a term that has opened. Before its announcement a
-    version uses free room only and evicts nothing, and an object that stalls is dropped. So a false
-    push costs free room for a while.
+    A trainer pushes a version before it announces it, and any client can push a false one. After
+    the first announcement the cache therefore refuses numbers far above the newest announced one
+    (`AHEAD_MAX`) and terms that no trainer opened. A version that is newer than all announced ones
+    uses free room only and evicts nothing, and its objects are dropped if they stall. So a false
+    push only takes free room for a while.
     """
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
@@ -74,13 +76,13 @@ class RelayCache:
             return self._objects.get(key)
 
     def objects(self) -> list[CachedObject]:
-        """Returns all objects in the order in which they were started."""
+        """Returns all objects, complete or arriving, in the order in which they were started."""
         with self._changed:
             return list(self._objects.values())
 
     def offers(self, after: int, wait_s: float) -> tuple[int, list[ObjectOffer]]:
-        """Returns the number of changes and all objects, held or arriving. Waits at most `wait_s`
-        until the number differs from `after`.
+        """Returns the number of changes and a description of all objects, for other relays. Waits
+        until the number differs from `after`, at most `wait_s`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.count != after, wait_s)
@@ -94,17 +96,19 @@ class RelayCache:
             return self._manifests.get(version)
 
     def announced(self) -> dict[Version, str]:
-        """Returns the believed versions read so far, with the hashes of their manifests."""
+        """Returns the newest announced versions, with the hashes of their manifests."""
         with self._changed:
             return dict(self._announced)
 
     def versions(self) -> list[Version]:
-        """Returns the versions of which every object is offered."""
+        """Returns the complete versions: those of which every object is offered."""
         with self._changed:
             return sorted(v for v in self._manifests if not self._missing(v))
 
     def missing(self, version: Version) -> list[ObjectOffer]:
-        """Returns the objects of a version with a manifest that are not verified here."""
+        """Returns objects that the version's manifest names and that are not offered; [] without
+        a manifest.
+        """
         with self._changed:
             return self._missing(version)
 
@@ -113,14 +117,12 @@ class RelayCache:
             return sum(held.offer.bytes for held in self._objects.values())
 
     def is_expected(self, key: str) -> bool:
-        """Returns whether a reader should wait for the object."""
+        """Returns whether the object may come, so that a reader should wait for it."""
         with self._changed:
             return self._is_expected(key, version_of(key))
 
     def wait_offered(self, key: str, wait_s: float) -> CachedObject | None:
-        """Returns the object once rollouts may have it; None after `wait_s`, or at once if it is
-        not expected.
-        """
+        """Returns the object once it is offered; None after `wait_s` or if it is not expected."""
         version = version_of(key)
         with self._changed:
             self._changed.wait_for(
@@ -136,8 +138,8 @@ class RelayCache:
     # ---- changes ---------------------------------------------------------------------------------
 
     def wants(self, offer: ObjectOffer) -> bool:
-        """Returns whether this content may be held under this key: its version is plausible, and no
-        manifest names other content.
+        """Returns whether the cache may hold this content under this key: its version is plausible
+        (`_is_plausible`), and neither manifest nor announcement names other content.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -152,8 +154,8 @@ class RelayCache:
             return not known or (entry is not None and _offer(version, entry).is_same(offer))
 
     def wants_push(self, offer: ObjectOffer) -> bool:
-        """Returns whether the object may be pushed: not if its version is older than the newest
-        announced one and not announced itself.
+        """Returns whether a pushed object is wanted: as `wants`, but a version that is neither
+        announced nor newer than all announced ones is refused.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -161,8 +163,8 @@ class RelayCache:
             return is_new and self.wants(offer)
 
     def accept(self, offer: ObjectOffer) -> CachedObject | None:
-        """Returns the object to write this content to, new or started before; older versions make
-        room. None if it is unwanted, or older than the kept versions.
+        """Returns the object to write this content to, new or started before; older versions are
+        evicted to make room. None if it is not wanted, or there is no room for its version.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -181,8 +183,8 @@ class RelayCache:
             return held
 
     def completed(self, held: CachedObject) -> None:
-        """Note that all bytes of this object are here and match its hash; offer what can be offered
-        now.
+        """Note that this object is verified, and offer what can be offered now. A manifest drops
+        the objects of its version that it does not name, and lets the verified ones be offered.
         """
         version = version_of(held.key)
         with self._changed:
@@ -194,9 +196,9 @@ class RelayCache:
             self._notify()
 
     def announce(self, record: WeightsAnnounced, term: int) -> None:
-        """Note that the trainer of `term` announced a version. Other content under its name is
-        dropped, and so are unannounced versions of lower terms: their trainer was replaced before
-        they were believed.
+        """Note that the trainer of `term` announced a version. The version is dropped here if it
+        has another manifest than the announced one, and so are unannounced versions of lower terms:
+        their trainer was replaced before they were announced.
         """
         version = record.version
         with self._changed:
@@ -215,13 +217,13 @@ class RelayCache:
             self._notify()
 
     def note_opened(self, term: int) -> None:
-        """Note that a trainer opened this term: no version has a higher one."""
+        """Note that a trainer opened this term. No true version has a higher term."""
         with self._changed:
             self._opened = max(self._opened, term)
 
     def drop_stalled(self, now_s: float) -> None:
-        """Drop objects of unannounced versions that received nothing for `STALLED_OBJECT_S` since
-        an earlier call.
+        """Drop objects of versions that no announcement proves yet (newer than all announced ones)
+        if they received nothing for `STALLED_OBJECT_S` since an earlier call.
         """
         with self._changed:
             arriving = {k: held.written for k, held in self._objects.items() if not held.verified}
@@ -252,7 +254,7 @@ class RelayCache:
             self._notify()
 
     def close(self) -> None:
-        """Drop everything: shared memory outlives the process."""
+        """Drop everything, because files in shared memory outlive the process."""
         with self._changed:
             for key in list(self._objects):
                 self._drop(key)
@@ -265,8 +267,8 @@ class RelayCache:
         self._changed.notify_all()
 
     def _is_expected(self, key: str, version: Version | None) -> bool:
-        """Returns whether to wait for the object: it was started, a manifest names it, or it
-        belongs to the newest announced version, which is not here yet.
+        """Returns whether the object may come: it was started, its version's manifest names it, or
+        that manifest is not here yet and no newer version is announced.
         """
         if version is None:
             return False
@@ -313,9 +315,7 @@ class RelayCache:
                 self._offered.add(key)
 
     def _is_ahead(self, version: Version | None) -> bool:
-        """Returns whether the version is newer than all announced ones; False before the first
-        announcement.
-        """
+        """Returns whether versions are announced, and this one is newer than all of them."""
         newest = max(self._announced, default=None)
         return version is not None and newest is not None and version > newest
 
@@ -359,8 +359,8 @@ class RelayCache:
 
     def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
         """Returns the versions that stay when `sizes` bytes are added and the object `but` is gone.
-        Room for one more version of the newest one's size stays free where possible, for the next
-        push; versions ahead of the announced ones stay as far as they fit.
+        Where possible, room for another version of the newest one's size stays free for the next
+        push. Versions ahead of the announced ones stay as far as they fit.
         """
         ahead: Counter[Version] = Counter()
         for key, held in self._objects.items():

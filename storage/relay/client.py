@@ -1,8 +1,10 @@
-"""Connects to a relay as its client: one HTTP/1.1 connection (`RelayConnection`), the shared
-secret, and a limit of the send rate.
+"""The client's side of a relay's HTTP/1.1 interface, used by rollouts, by the trainer's push and by
+neighbouring relays: one connection (`RelayConnection`), the secret that all of them share
+(`shared_token`), and a limit of the send rate (`BandwidthLimiter`).
 
-Bytes go straight from the socket into shared memory, and a silence does not break the connection;
-the standard library's client can do neither.
+It does not use the standard library's client, which lacks two properties that a relay needs: bytes
+go from the socket straight into the caller's memory (for a relay, shared memory), and a silence
+while a body is read does not break the connection.
 """
 
 import os
@@ -20,21 +22,25 @@ from rollstream.errors import ConfigurationError, StoreError
 from rollstream.storage.relay.object import ObjectOffer
 from rollstream.storage.stores.base import Data
 
-PIECE_BYTES = 256 << 10  # per send call; at 25 MB/s ten of them take a tenth of a second
-BURST_S = 0.02
-HEAD_BYTES_MAX = 16 << 10
+PIECE_BYTES = 256 << 10  # per send call: at 25 MB/s ten pieces take a tenth of a second
+BURST_S = 0.02  # after idle time a sender may send the bytes of this many seconds at once
+HEAD_BYTES_MAX = 16 << 10  # status line and headers of a response
 ANSWER_BYTES_MAX = 8 << 20  # largest body that is read whole, such as a listing
 CONNECT_S = 1.0
-SEND_S = 3.0  # the other side must accept a piece within this
+SEND_S = 3.0  # the relay must accept a piece within this
 SILENCE_S = 1.0
-"""After this time without a byte, a reader checks whether the other side lives."""
+"""After this time without a byte, a reader checks whether the relay lives: it may itself wait for
+the bytes.
+"""
 TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
 """The environment variable with the secret that relays and their clients share."""
 _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 class BandwidthLimiter:
-    """Limits the send rate to `bytes_per_s` (0: no limit) over all threads that share it."""
+    """Limits the rate of all threads that share this object to `bytes_per_s` together; 0: no limit.
+    A thread calls `take` before it sends.
+    """
 
     def __init__(
         self,
@@ -47,7 +53,7 @@ class BandwidthLimiter:
         self._free_s = 0.0
 
     def take(self, count: int) -> None:
-        """Return when `count` more bytes may be sent."""
+        """Wait until `count` more bytes may be sent."""
         if not self._bytes_per_s:
             return
         with self._lock:
@@ -59,8 +65,8 @@ class BandwidthLimiter:
 
 
 def shared_token() -> str:
-    """Returns the secret from the environment, "" without one. It is never part of an error or a
-    log.
+    """Returns the secret from the environment variable `ROLLSTREAM_RELAY_TOKEN`; "" if it is not
+    set. Raises `ConfigurationError` if the secret is malformed. No error and no log contains it.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and _TOKEN_PATTERN.fullmatch(token) is None:
@@ -71,17 +77,19 @@ def shared_token() -> str:
 
 
 def token_header() -> dict[str, str]:
-    """Returns the header that carries the secret; none without a secret."""
+    """Returns the header that carries the secret; {} if there is no secret."""
     token = shared_token()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class RelayLost(StoreError):
-    """Raised when the relay does not respond, or not in HTTP."""
+    """Raised if the relay cannot be reached, does not respond in time, or does not speak HTTP. The
+    connection cannot be used any more.
+    """
 
 
 class RelayRefused(StoreError):
-    """Raised when the relay responds with an error status."""
+    """Raised if the relay responds with an error status, `status`."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -89,15 +97,19 @@ class RelayRefused(StoreError):
 
 
 class RelayListing(msgspec.Struct, frozen=True):
-    """Lists the objects that a relay holds at its change number `count`."""
+    """Lists the objects that a relay has or is receiving. `count` is the number of changes that the
+    relay's list had seen then; another number means that the list has changed.
+    """
 
     count: int
     objects: tuple[ObjectOffer, ...]
 
 
 class RelayConnection:
-    """Opens one connection, for one thread. Every wait has a bound; beyond it `RelayLost` is
-    raised.
+    """Holds one open connection to the relay at `url`, for one thread. A request is `request`, or
+    `send_head` and `send_body` and `read_head`; then the body of the response is read, with `body`
+    or with `receive_into`. Every wait has a bound: beyond it `receive_into` returns 0, and every
+    other method raises `RelayLost`.
     """
 
     def __init__(self, url: str) -> None:
@@ -120,15 +132,17 @@ class RelayConnection:
         self.close()
 
     def close(self) -> None:
+        """Close the connection; never fails."""
         with suppress(OSError):
             self._socket.close()
 
     def is_open(self) -> bool:
-        """Returns False once the server has closed the connection, as it does after a while without
-        a request.
+        """Returns whether another request can be sent, without waiting. False once the relay has
+        closed the connection, which it does after a while without a request, or has sent bytes that
+        no request asked for.
         """
         if self._buffered:
-            return False  # bytes that no request asked for
+            return False  # unread bytes: the next response would begin with them
         try:
             self._socket.settimeout(0)
             self._socket.recv(1, socket.MSG_PEEK)
@@ -145,19 +159,22 @@ class RelayConnection:
         headers: Mapping[str, str] | None = None,
         wait_s: float = CONNECT_S,
     ) -> tuple[int, dict[str, str]]:
-        """Send a request; returns status and headers of the response. The caller must read its body
-        next.
+        """Send a request without a body; returns the status and the headers (names in lower case)
+        of the response. The caller must read the body of the response next.
         """
         self.send_head(method, target, headers or {})
         return self.read_head(wait_s)
 
     def send_head(self, method: str, target: str, headers: Mapping[str, str]) -> None:
+        """Send the request line and the headers, with the secret."""
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
         lines += [f"{name}: {value}" for name, value in {**token_header(), **headers}.items()]
         self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
 
     def send_body(self, data: Data, pace: BandwidthLimiter) -> int:
-        """Send the body; returns its size. Raises `RelayLost` if the other side stops reading."""
+        """Send the body of a request at the rate of `pace`; returns its size in bytes. Raises
+        `RelayLost` if the relay accepts no bytes for `SEND_S`.
+        """
         view = memoryview(data).cast("B")
         for at in range(0, len(view), PIECE_BYTES):
             piece = view[at : at + PIECE_BYTES]
@@ -166,7 +183,7 @@ class RelayConnection:
         return len(view)
 
     def read_head(self, wait_s: float) -> tuple[int, dict[str, str]]:
-        """Read the status and the headers of a response."""
+        """Read the status and the headers of a response, for at most `wait_s`."""
         head, deadline_s = self._buffered, time.monotonic() + wait_s
         while b"\r\n\r\n" not in head:
             left_s = deadline_s - time.monotonic()
@@ -183,7 +200,9 @@ class RelayConnection:
         return int(parts[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
     def receive_into(self, view: memoryview, wait_s: float = SILENCE_S) -> int:
-        """Read body bytes into `view`; returns their number, 0 if none arrived within `wait_s`."""
+        """Read the next bytes of the body into `view`; returns their number, or 0 if none arrived
+        within `wait_s`. Then the call may be repeated.
+        """
         if self._buffered:
             count = min(len(view), len(self._buffered))
             view[:count] = self._buffered[:count]
@@ -201,7 +220,9 @@ class RelayConnection:
         return count
 
     def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
-        """Returns the whole body of a response."""
+        """Returns the whole body of a response that has these headers, at most `ANSWER_BYTES_MAX`;
+        it must arrive within `wait_s`.
+        """
         size = body_length(headers)
         if size > ANSWER_BYTES_MAX:
             raise RelayLost(f"relay {self.url}: a response of {size} bytes")
@@ -215,8 +236,8 @@ class RelayConnection:
         return bytes(content)
 
     def listing(self, after: int = -1, wait_s: float = 0.0) -> RelayListing:
-        """Returns the relay's objects, as soon as its change number differs from `after`, or after
-        `wait_s`.
+        """Returns the relay's list of objects as soon as its `count` differs from `after`, at the
+        latest after `wait_s`. Raises `RelayRefused` if the relay responds with an error.
         """
         target = f"/objects?after={after}&wait={wait_s:g}"
         status, headers = self.request("GET", target, wait_s=wait_s + CONNECT_S)
@@ -251,6 +272,8 @@ class RelayConnection:
 
 
 def body_length(headers: Mapping[str, str]) -> int:
-    """Returns the body's size from the response's headers."""
+    """Returns the size of the body, in bytes, from the headers of the response; 0 if they do not
+    state it.
+    """
     text = headers.get("content-length", "")
     return int(text) if text.isdigit() else 0

@@ -1,10 +1,10 @@
 """Fills a relay's cache with the objects of weight versions: tensor files and manifests.
 
 Relays form a chain. `RelayIntake` receives from the relay before this one, its upstream, through
-`NeighbourReader`. The first relay, the head, has none: the trainer pushes objects to it, and it
-reads those that no push brings from the bucket (the object store). Any relay reads from the bucket
-objects that its upstream sent wrong, and an announced version that it lacks for `patience_s`. If a
-source dies, the received bytes stay, and the next source continues at the first missing one.
+`NeighbourReader`. The first relay, the head, has no upstream: the trainer pushes objects to it, and
+it reads those that no push brings from the bucket (the object store). The others read from the
+bucket what their upstream sent wrong, and an announced version that stays away for `patience_s`. If
+a source dies, the received bytes stay, and the next source continues at the first missing one.
 """
 
 import logging
@@ -205,9 +205,9 @@ BUCKET = "bucket"
 
 
 class RelayIntake:
-    """Fills the relay's cache in a thread (`run`), in rounds; each chooses its sources anew. `term`
-    is this relay's place in the chain; `pushed_s(version)` returns the time at which a push of this
-    version, or of an older one, last brought bytes.
+    """Fills the relay's cache in a thread (`run`), in rounds; each chooses its sources again.
+    `term` is this relay's place in the chain; `pushed_s(version)` returns the time at which a push
+    of this version, or of an older one, last brought bytes.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Defines the objects that a relay holds: parses their names and requests for them, and receives
-their bytes into shared memory (`CachedObject`).
+"""Defines the objects (files of weight versions) that a relay holds: parses their names and HTTP
+requests for them, describes them (`ObjectOffer`), and receives their bytes into shared memory while
+others read them already (`CachedObject`).
 
 Names come from untrusted sources (a request's path, a neighbour's listing). They are matched as a
 whole and unchanged: nothing is decoded, joined or normalised. A name that does not match has no
-file. A request's invalid text raises `ValueError`.
+file. Invalid text of a request raises `ValueError`.
 """
 
 import mmap
@@ -27,7 +28,7 @@ URL_FILE = "url"
 """Name of the file in a relay's folder that holds the URL for processes of its node."""
 _KEY = re.compile(r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/([A-Za-z0-9_=-][A-Za-z0-9._=-]{0,199})")
 _HASH = re.compile(r"[0-9a-f]{32}")
-WAIT_MAX_S = 60.0
+WAIT_MAX_S = 60.0  # longest wait that a request may ask for
 _RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
@@ -54,7 +55,9 @@ class ObjectOffer(Struct, frozen=True):
 
 
 def version_of(key: str) -> Version | None:
-    """Returns the version to whose folder the object belongs; None for any other key."""
+    """Returns the version whose folder `weights/VERSION/` the key is in; None for a key that is not
+    of this form.
+    """
     match = _KEY.fullmatch(key)
     version = parse_version(match[1]) if match else None
     return version if match and str(version) == match[1] else None
@@ -66,8 +69,8 @@ def file_name_of(key: str) -> str:
 
 
 def parse_key(path: str) -> str:
-    """Returns the key of a request's path, or raises `ValueError`. Nothing in the path is
-    decoded.
+    """Returns the key that a request's path names, which is the path without its first slash;
+    raises `ValueError` if that is no key of a version's object.
     """
     key = path[1:]
     if not path.startswith("/") or version_of(key) is None:
@@ -76,8 +79,8 @@ def parse_key(path: str) -> str:
 
 
 def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
-    """Returns `[start, end)` of a single range, cut at the object's end; start is None without a
-    range.
+    """Returns the bytes `[start, end)` that the header `Range` asks for of an object of `size`
+    bytes, cut at its end. Without the header `start` is None. More than one range is invalid.
     """
     if text is None:
         return None, size
@@ -89,8 +92,8 @@ def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
 
 
 def parse_push_range(content_range: str | None, content_length: str | None) -> tuple[int, int]:
-    """Returns the start of a push in its object, and the object's size. A push always ends at the
-    object's end.
+    """Returns from which byte on a push brings its object, and the object's size. A push is an
+    upload of an object to a relay, from some byte to the object's end, which the two headers state.
     """
     left = parse_integer(content_length or "-1")
     if content_range is None:
@@ -113,14 +116,14 @@ def parse_integer(text: str) -> int:
 
 
 def parse_wait(query: Mapping[str, str]) -> float:
-    """Returns the seconds that the client is ready to wait."""
+    """Returns the seconds that the client is ready to wait, from the query `wait=S`; 0 without."""
     wait_s = float(query.get("wait", "0"))
     if not 0 <= wait_s <= WAIT_MAX_S:
         raise ValueError(f"wait must be in [0, {WAIT_MAX_S:g}]")
     return wait_s
 
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # bytes become visible to readers in whole chunks
 RESERVE_BYTES = 8 << 20  # reserved at a time: a whole object would delay its first chunk
 
 
@@ -129,17 +132,21 @@ class ObjectBusy(RollstreamError, RuntimeError):
 
 
 class ObjectDropped(RollstreamError, RuntimeError):
-    """Raised when the object was dropped while a thread wrote or read it."""
+    """Raised when the object was dropped, or its bytes were discarded, while a thread wrote or read
+    it.
+    """
 
 
 class CachedObject:
-    """Holds an object's bytes in a file, mapped into memory; threads may share it. The file gets
-    its final name by `publish`.
+    """Holds an object's bytes in a file, mapped into memory; threads may share it. `publish` gives
+    the file its final name, by which processes of the node open it.
 
-    Bytes arrive in order, from one writer at a time. The next writer continues at the byte where a
-    failed one stopped. Readers see whole chunks as soon as each is complete, so an object is
-    forwarded while it is received. The hash is computed as bytes arrive, so the last byte also
-    decides: the object becomes `verified`, or it is emptied and `CorruptObject` is raised.
+    Bytes arrive in order, from one writer at a time: within `writing` it fills the memory that
+    `room` returns and calls `advance`. If it fails, the next writer continues at byte `written`. A
+    reader calls `wait` and reads the first `received` bytes through `descriptor`. These are whole
+    chunks, each readable as soon as it is complete, so an object is forwarded while it is received.
+    The hash is computed as chunks arrive. With the last byte the object becomes `verified`, or, if
+    its hash is wrong, all bytes are discarded and `CorruptObject` is raised.
     """
 
     def __init__(self, path: Path, offer: ObjectOffer) -> None:
@@ -158,7 +165,7 @@ class CachedObject:
         self._changed = threading.Condition()
         self._writer = threading.Lock()
         self._dropped = False
-        self.received = 0
+        self.received = 0  # bytes that readers may read
         self.restarts = 0
         """The number of times that the bytes were discarded and received from the start."""
         self.verified = False
@@ -183,8 +190,8 @@ class CachedObject:
 
     @contextmanager
     def writing(self, wait_s: float = 0.0) -> Generator["CachedObject"]:
-        """Hold the write lock. Raises `ObjectBusy` if another writer holds it for longer than
-        `wait_s`.
+        """Be the object's only writer during the block. Raises `ObjectBusy` if another one writes
+        for longer than `wait_s`. An empty object is verified at once.
         """
         if not self._writer.acquire(timeout=wait_s):
             raise ObjectBusy(f"object {self.key} is being received from elsewhere")
@@ -197,7 +204,7 @@ class CachedObject:
 
     def room(self) -> memoryview:
         """Returns the memory for the next bytes, up to the end of the present chunk; empty when all
-        bytes are here. Raises `ObjectDropped`, and `StoreError` without room.
+        bytes are here. Raises `ObjectDropped`, and `StoreError` if the file system is full.
         """
         if self._dropped:
             raise ObjectDropped(f"object {self.key} was dropped")
@@ -209,8 +216,8 @@ class CachedObject:
         return self._map[self._written : end]
 
     def advance(self, count: int) -> None:
-        """Note that `count` bytes were written to `room`. With the last byte the hash is checked
-        (`CorruptObject`).
+        """Add the `count` bytes that the writer put into `room`. With the last byte the hash is
+        checked; a wrong one discards all bytes and raises `CorruptObject`.
         """
         self._written += count
         is_all = self._written == self.offer.bytes
@@ -229,7 +236,9 @@ class CachedObject:
             self._changed.notify_all()
 
     def restart(self) -> None:
-        """Discard all bytes. The caller must be the writer."""
+        """Discard all bytes, so that they are received again from the start. The caller must be
+        the writer.
+        """
         with self._changed:
             self._written = self.received = 0
             self._hash = xxhash.xxh3_128()
@@ -240,7 +249,8 @@ class CachedObject:
         """Return the number of bytes received, once it exceeds `beyond`, after `wait_s` at the
         latest.
 
-        Raises `ObjectDropped` if the object was dropped, or restarted since `restarts`.
+        Raises `ObjectDropped` if the object was dropped, or if its bytes were discarded after the
+        reader began, when the count of restarts was `restarts`.
         """
         with self._changed:
             self._changed.wait_for(
@@ -270,7 +280,7 @@ class CachedObject:
             self._changed.notify_all()
 
     def _reserve(self, end: int) -> None:
-        try:  # a full file system is an error here, and a SIGBUS in the mapped memory
+        try:  # a full file system raises here; a later write to the map would be killed by SIGBUS
             os.posix_fallocate(self._descriptor, self._reserved, end - self._reserved)
         except OSError as error:
             raise StoreError(

@@ -1,9 +1,10 @@
-"""Sends the trainer's new versions to the chain of relays while they are uploaded: `PushingStore`
-is the trainer's store, and objects created under `weights/` also go to the head of the chain.
+"""Sends the trainer's new versions to the relays while they are uploaded to the store (the bucket).
+`PushingStore` is the trainer's store: it uploads the objects under `weights/` in the background and
+also pushes them (`ChainPush`) to the head of the chain of relays; each relay forwards to the next.
 
 A push guarantees nothing, and the trainer never waits for one. A relay counts a version as believed
-once it is announced, verifies it against the announced manifest, and reads missing objects from the
-bucket.
+only once it is announced, verifies it against the announced manifest, and reads missing objects
+from the bucket.
 """
 
 import logging
@@ -25,18 +26,19 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
-OBJECTS_MAX = 4096
+OBJECTS_MAX = 4096  # objects that wait for their push
 HEADS_MAX = 8  # an object is given up after this many failed sends
-ANSWER_S = 10.0  # the final status arrives within this: the head hashes while it receives
-POLL_S = 0.2
-UPLOADS_MAX = 4
+ANSWER_S = 10.0  # for the final status; it comes soon, because the head hashes while it receives
+POLL_S = 0.2  # the longest wait for new statuses of relays
+UPLOADS_MAX = 4  # at the same time
 VERSIONS_MAX = 4  # versions without a manifest yet; older ones were abandoned by their writer
 
 
 class ChainPush:
     """Sends objects to the head of the chain in a thread, one after the other. If the head fails,
-    the next head gets the rest of the object. At most `bytes_max` bytes wait or are being sent. A
-    push that does not fit, fails, or finds no relay is given up.
+    the next relay becomes the head and gets the part of the object that it lacks. At most
+    `bytes_max` bytes wait or are being sent. A push that does not fit, fails, or finds no relay is
+    given up.
     """
 
     def __init__(self, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter) -> None:
@@ -86,7 +88,9 @@ class ChainPush:
                 self._done(len(data), given_up)
 
     def _push(self, key: str, data: bytes) -> bool:
-        """Send one object. Returns whether the head has it; False if the push is given up."""
+        """Send one object. Returns True once the head has received all of it; False if the push is
+        given up, or if the head refuses the object.
+        """
         digest = content_hash(data)
         for _ in range(HEADS_MAX):
             head = self._head()
@@ -98,17 +102,17 @@ class ChainPush:
                 self._disconnect()
                 self._directory.suspect(head, error)
                 continue
-            if status in (201, 409):  # 409: fenced off, or already arriving from elsewhere
+            if status in (201, 409):  # 409: the head does not want it, has it, or is receiving it
                 return status == 201
             self._disconnect()
             log.warning("relay %s: status %d for %s", head.name, status, key)
-            if status == 401:  # this process has another secret, which no repetition mends
+            if status == 401:  # this process has another secret than the relay: repeats are useless
                 return False
         return False
 
     def _send(self, connection: RelayConnection, key: str, data: bytes, digest: str) -> int:
-        """Send the bytes that this head lacks: a previous head may have forwarded the others to it
-        before it failed. Returns the status.
+        """Send the bytes of the object that this head lacks: the previous head may have forwarded
+        the others before it failed. Returns the HTTP status.
         """
         status, headers = connection.request("HEAD", f"/{key}")
         if status == 401:
@@ -133,6 +137,7 @@ class ChainPush:
         return status
 
     def _head(self) -> ChainMember | None:
+        """Return the present head of the chain; None without a living relay."""
         try:
             self._directory.poll(POLL_S)
         except BusError as error:
@@ -140,6 +145,7 @@ class ChainPush:
         return self._directory.head()
 
     def _connected(self, head: ChainMember) -> RelayConnection:
+        """Return an open connection to this head, the present one if it is that."""
         if self._connection is not None and not (
             self._connection.url == head.url and self._connection.is_open()
         ):
@@ -155,16 +161,16 @@ class ChainPush:
 
 
 class PushingStore:
-    """Wraps `store` with uploads and pushes in the background; at most `bytes_max` bytes wait for
-    each. Threads may share it.
+    """Wraps `store`, with uploads and pushes in the background; at most `bytes_max` bytes wait for
+    their upload, and as many for their push. Threads may share it.
 
     `create` of a version's object returns before the object is stored, so a slow store does not
     delay the push of the next object; reading, listing and deleting wait for the upload. `create`
     of the manifest waits for all objects of its version, so the manifest is still the last object
-    (invariant 6). Of several ranks each pushes the objects that it writes, and a rank that creates
-    no manifest waits in `settle` (`consumers/trainer/sharded/rank_writing.py`). An upload error,
-    including different content under the key, is raised by `create` of the manifest, which is then
-    not stored, or by `settle`.
+    (invariant 6). An upload error, for instance because the key has other content, is raised by
+    `create` of the manifest, which is then not stored, or by `settle`. Of several ranks each pushes
+    the objects that it writes, and a rank that creates no manifest waits in `settle`
+    (`consumers/trainer/sharded/rank_writing.py`).
 
     A relay may hold a version before `latest.json` moves to it. Rollouts act on announcements only,
     which come later, so no trajectory has a version that was not believed.
@@ -184,6 +190,7 @@ class PushingStore:
         self._uploads: dict[Version, dict[str, _Upload]] = {}
 
     def create(self, key: str, data: Data) -> str:
+        """Create the object, in the background if it belongs to a version; returns its hash."""
         version = version_of(key)
         if version is None:
             return self._store.create(key, data)
@@ -227,8 +234,8 @@ class PushingStore:
         self._store.delete_all(keys)
 
     def settle(self) -> None:
-        """Return once every object that was created so far is stored. Raises the first upload
-        error; does not wait for pushes.
+        """Return once every object that was created so far is stored; pushes are not awaited.
+        Raises the first upload error.
         """
         with self._lock:
             versions = sorted(self._uploads)
@@ -239,7 +246,7 @@ class PushingStore:
         return self._push.metric_values()
 
     def _begin(self, version: Version, key: str, content: bytes) -> None:
-        """Upload in the background. Waits while more than `bytes_max` bytes wait already."""
+        """Start the upload of an object; if it exceeds `bytes_max`, wait for all others first."""
         self._wait(key)
         if self._waiting() + len(content) > self._bytes_max:
             self._wait()
@@ -258,7 +265,7 @@ class PushingStore:
             raise errors[0]
 
     def _wait(self, key: str | None = None) -> None:
-        """Wait for the end of this object's upload, or of all uploads, also of those that fail."""
+        """Wait until the upload of this object, or every upload, has ended, successfully or not."""
         with self._lock:
             uploads = [
                 u
@@ -270,6 +277,7 @@ class PushingStore:
             upload.done.exception()
 
     def _waiting(self) -> int:
+        """Return the bytes whose upload has not ended."""
         with self._lock:
             uploads = [upload for by_key in self._uploads.values() for upload in by_key.values()]
         return sum(upload.bytes for upload in uploads if not upload.done.done())

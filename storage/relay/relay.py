@@ -1,9 +1,10 @@
 """Runs one relay, a node's cache of weight versions: `RelayIntake` fills the cache, `RelayServer`
-serves it, and `Relay` follows the log and publishes a heartbeat.
+serves it over HTTP, and `Relay` puts them together, follows the log and publishes heartbeats.
 
-A relay follows the topics `weights` (believed versions) and `status` (the other relays), and
-publishes its URL, its complete versions and its upstream to `status`. It acts under a term that no
-other start of any relay has (`RELAY_TERMS`); the term is also its place in the chain.
+Relays form a chain in the order of their terms: each reads from the living one before it (its
+upstream), the first one from the trainer's pushes or the object store. No two starts of relays have
+the same term (`RELAY_TERMS`). A relay learns the believed versions from the topic `weights`, and
+the other relays from `status`, where it publishes its own URL, complete versions and upstream.
 """
 
 import fcntl
@@ -37,12 +38,16 @@ from rollstream.streams.writer import publish
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05
+POLL_S = 0.05  # between two reads of the log
 
 
 class Relay:
-    """Serves as soon as it is constructed. `run` receives and publishes until it is stopped, and
-    then closes the relay.
+    """Runs the relay of this node. It serves from threads of its own as soon as it is constructed;
+    `run` receives versions and publishes heartbeats until it is stopped, and then closes the relay.
+
+    `folder` holds the cached objects, where the node's rollouts open them, the relay's URL and a
+    lock, so that only one relay uses it. `name` must be unique among the living relays. `wall` is
+    the clock of the heartbeats' times.
     """
 
     def __init__(
@@ -80,8 +85,9 @@ class Relay:
         (folder / URL_FILE).write_text(_url(own, self.server.port))  # for processes of this node
 
     def run(self, stop: threading.Event) -> None:
-        """Run until `stop`. Raises the error of the intake, or `Fenced` if a relay of a higher term
-        has the same name.
+        """Run until `stop`: fill the cache in a second thread, and follow the log in this one.
+        Raises the error that ended the intake, or `Fenced` if a relay of a higher term has the same
+        name.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._take_in, args=(ended,), name="relay-intake")
@@ -99,7 +105,9 @@ class Relay:
             raise self._failed
 
     def close(self) -> None:
-        """Publish a status without URL, which means that the relay leaves, and free its memory."""
+        """Publish a status without URL, by which other relays and rollouts know that this one has
+        left, stop the server, and free the memory.
+        """
         try:
             self._publish_status("")
         except BusError as error:
@@ -136,6 +144,7 @@ class Relay:
         }
 
     def readers(self) -> list[TopicReader]:
+        """Returns the readers of the log, whose positions are reported as metrics."""
         return [self._weights, self.directory.reader]
 
     def _take_in(self, ended: threading.Event) -> None:
@@ -152,6 +161,10 @@ class Relay:
             log.warning("the log does not answer: %s", error)
 
     def follow(self) -> None:
+        """Apply new announcements and heartbeats, drop objects whose transfer has stalled, and
+        publish a status if it has changed or the last one is `status_s` old. Raises `Fenced` as
+        `run` does, and `BusError` while the log does not answer.
+        """
         for received in self._weights.poll(0.0):
             if isinstance(received.record, Opened):
                 self.cache.note_opened(received.record.term)
@@ -169,7 +182,9 @@ class Relay:
             self._publish_status(self.url)
 
     def _check_term(self) -> None:
-        """Raise `Fenced` if another relay took this relay's name while this one stood still."""
+        """Raise `Fenced` if a later start of a relay has this one's name: this process stood still,
+        and was replaced.
+        """
         newest = self.directory.term_of(self.name)
         if newest > self.term:
             raise Fenced(
@@ -190,6 +205,7 @@ class Relay:
         publish(self._bus, "status", f"{self.name}/{self.term}", record)
 
 
+# Metrics that the cache, the intake and the server count (`RelayCache.add`).
 COUNTERS = (
     "relay_received_bytes_total",
     "relay_pushed_bytes_total",
@@ -221,6 +237,9 @@ def _lock_folder(folder: Path) -> Any:
 def _start_server(
     settings: RelaySettings, cache: RelayCache, status: Callable[[], dict[str, Any]]
 ) -> RelayServer:
+    """Returns the running server. Raises `ConfigurationError` if it cannot listen, or if other
+    machines could reach it without a shared token.
+    """
     address, pace = (settings.host, settings.port), BandwidthLimiter(settings.send_bytes_per_s)
     token = shared_token()
     try:
@@ -246,5 +265,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _url(host: str, port: int) -> str:
+    """Returns the URL of a listening address, with this machine's name if it listens on all."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

@@ -1,8 +1,10 @@
-"""Serves a relay's cache over HTTP/1.1 with range requests (`docs/explanation/relay.md` has the
-table of requests).
+"""Serves a relay's cache of weight versions over HTTP/1.1 to rollouts and neighbouring relays, and
+receives the trainer's pushes (`docs/explanation/relay.md` has the table of requests).
 
-Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
-name. Every error of a request becomes a response or a closed connection.
+`RelayServer` accepts connections. A `RelayResponder`, in a thread of its own, answers the requests
+of one connection: `GET` by `send_object`, `PUT` by `receive_push`. Only objects in the cache are
+served; a path is matched as a whole and never becomes a file name. Every error of a request becomes
+a response or a closed connection.
 """
 
 import hmac
@@ -41,15 +43,19 @@ from rollstream.streams.values import Version
 log = logging.getLogger(__name__)
 
 CLIENT_S = 30.0  # a single read from or write to a client takes at most this
-LINGER_BYTES = 1 << 20  # per read
-LINGER_S = 2.0  # a client has this long to read a response that was sent before its body was read
+LINGER_BYTES = 1 << 20  # most bytes of an unwanted body that are read at once
+LINGER_S = 2.0  # time for a client to read a response that was sent before its body was read
 STALL_S = 60.0  # a transfer without a new byte ends after this
 SILENCE_S = 1.0  # between two checks whether a waiting client is still there
-PUSHED_MAX = 64  # versions kept: before the first announcement a client can name any
+# Versions whose last push is remembered. Before the first announcement a client can push a version
+# of any name, so the number needs a bound.
+PUSHED_MAX = 64
 
 
 class RelayResponder(HttpResponder):
-    """Answers the requests of one connection, and turns their errors into responses."""
+    """Answers the requests of one connection, and turns their errors into responses. `do_GET`,
+    `do_HEAD` and `do_PUT` are called by the HTTP server of the standard library.
+    """
 
     protocol_version = "HTTP/1.1"
     timeout = CLIENT_S
@@ -57,12 +63,12 @@ class RelayResponder(HttpResponder):
 
     @contextmanager
     def error_responses(self) -> Generator[None]:
-        """Turn an error of the block into a response: `ValueError` into 400, `OSError` into a
-        closed connection.
+        """Turn an error of the block into a response: `ValueError` (a malformed request) into 400,
+        `OSError` (the connection broke, or there is no room) into a closed connection.
         """
         try:
             yield
-        except OSError as error:  # the connection broke, or there is no room
+        except OSError as error:
             if isinstance(error, StoreError):
                 log.warning("relay: %s", error)
             self.close_connection = True
@@ -72,13 +78,15 @@ class RelayResponder(HttpResponder):
             self.close(400)
 
     def empty(self, status: int, headers: dict[str, str] | None = None) -> None:
+        """Respond without a body."""
         self.head(status, 0, headers or {})
 
     def close(self, status: int) -> None:
-        """Respond and end the connection; an unread body is discarded.
+        """Respond without a body and end the connection.
 
-        A client that is still sending its body would get a reset and never read the response. The
-        bytes that arrive within `LINGER_S` are therefore read and discarded.
+        If the connection were closed at once, a client that is still sending its body would get a
+        reset and never read the response. So the bytes that arrive within `LINGER_S` are first read
+        and discarded.
         """
         self.close_connection = True
         self.empty(status, {"Connection": "close"})
@@ -90,7 +98,9 @@ class RelayResponder(HttpResponder):
                 return
 
     def parse_request(self) -> bool:
-        """Check the token of every request, after its headers were read."""
+        """Read the headers of a request and check its token: a request without the right token gets
+        401. Returns whether the request is to be answered.
+        """
         if not super().parse_request():
             return False
         if self.server.is_allowed(self.headers.get("Authorization", "")):
@@ -121,8 +131,8 @@ class RelayResponder(HttpResponder):
             return self.head(200, held.offer.bytes, {"X-Received": str(received)})
 
     def handle_expect_100(self) -> bool:
-        """Do not respond here: `receive_push` responds once it is known whether the body is
-        wanted.
+        """Send no `100 Continue` yet, though the client waits for one before it sends the body:
+        `receive_push` sends it once the body is known to be wanted.
         """
         return True
 
@@ -138,10 +148,12 @@ class RelayResponder(HttpResponder):
 def receive_push(
     sender: RelayResponder, cache: RelayCache, key: str, on_bytes: Callable[[], None]
 ) -> None:
-    """Receive an object straight into shared memory, from the start of `Content-Range` on; respond
-    409 if the object is unwanted or the bytes that are here do not end at that start, and 422 if
-    the object does not match `X-Content-Hash`: then it is not kept. `on_bytes` is called whenever
-    bytes arrive.
+    """Receive the object `key` straight into shared memory, from the byte at which `Content-Range`
+    starts to the object's end. `on_bytes` is called whenever bytes arrive.
+
+    The response is 201 once the whole object is here and matches `X-Content-Hash`; 422 if it does
+    not match (then it is not kept); 409 if the object is unwanted, here already or being written by
+    another sender, or if the relay does not have exactly the bytes before that start.
     """
     headers = sender.headers
     start, size = parse_push_range(headers.get("Content-Range"), headers.get("Content-Length"))
@@ -171,6 +183,9 @@ def receive_push(
 def _write(
     sender: RelayResponder, cache: RelayCache, held: CachedObject, on_bytes: Callable[[], None]
 ) -> None:
+    """Write the body into the object. With the last byte the object is compared with its hash:
+    raises `CorruptObject` if it differs.
+    """
     while not held.verified:
         count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
         if not count:
@@ -187,10 +202,15 @@ def send_object(
     path: str,
     query: Mapping[str, str],
 ) -> None:
-    """Send the object or a range of it, straight from shared memory as its bytes arrive, at the
-    rate of `pace`; respond 404 if it is not here, 416 if the range is outside it. A neighbour
-    (`receiving=1`) gets bytes that are not verified yet; all other clients get offered objects
-    only. A transfer without new bytes ends after `STALL_S`, or when its client closes.
+    """Send the object that `path` names, or the requested range of it, straight from shared memory
+    and at most at the rate of `pace`.
+
+    A neighbouring relay asks with `receiving=1`: it gets the bytes while they are still arriving,
+    and verifies them itself. Other clients get an object only once it is offered (it matches its
+    hash and its version's manifest), and wait for that at most `wait` seconds. The response is 416
+    if the range is outside the object, and 404 if the object is not here. If it is expected, the
+    404 has the header `X-Coming`, whose value changes whenever the relay has received bytes. A
+    transfer without new bytes ends after `STALL_S`, or when its client closes.
     """
     key = parse_key(path)
     if query.get("receiving") == "1":
@@ -222,6 +242,9 @@ def send_object(
 def _send(
     to: socket.socket, pace: BandwidthLimiter, held: CachedObject, at: int, end: int, restarts: int
 ) -> None:
+    """Send the bytes `[at, end)` as they arrive. Raises `ObjectDropped` if none arrive, the client
+    left, or the object was dropped or received from its start again (`restarts` has changed).
+    """
     moved_s = time.monotonic()
     while at < end:
         received = held.wait(at, restarts, SILENCE_S)
@@ -254,7 +277,9 @@ def _is_gone(client: socket.socket) -> bool:
 
 
 class RelayServer(BoundedServer):
-    """Serves the objects of `cache`, and keeps the times at which pushes brought bytes."""
+    """Serves the objects of `cache`, and keeps the times at which pushes brought bytes: while a
+    version is being pushed, the relay does not read it from the bucket (`intake.py`).
+    """
 
     def __init__(
         self,
@@ -265,8 +290,8 @@ class RelayServer(BoundedServer):
         status: Callable[[], dict[str, Any]],
         token: str = "",
     ) -> None:
-        """`pace` limits the send rate; `status` returns the response to `GET /status`. With a
-        `token`, requests without it get 401.
+        """Start to serve. `pace` limits the send rate; `status` returns the response to
+        `GET /status`. If `token` is not empty, requests without it get 401.
         """
         self.cache, self.pace, self.status = cache, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
@@ -292,8 +317,8 @@ class RelayServer(BoundedServer):
             return max(times, default=float("-inf"))
 
     def is_allowed(self, authorization: str) -> bool:
-        """Returns whether a request with this header is served; takes the same time for every
-        header.
+        """Returns whether a request with this `Authorization` header is served. The comparison
+        takes the same time for every header, so its duration does not reveal the token.
         """
         given = authorization.encode("latin-1", "replace")
         return not self._expected or hmac.compare_digest(given, self._expected)

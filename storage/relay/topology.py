@@ -1,9 +1,10 @@
 """Decides from which relay each relay reads (`RelayDirectory`), and which versions a relay keeps
 (`versions_to_keep`). The planning functions are pure (invariant 9).
 
-Relays form a chain in the order of their terms: each reads from the nearest living one before it,
-and the first one, the head, receives the trainer's push and reads the bucket. No cycle of waiting
-can form, because every relay reads from lower terms only (`upstream_of`).
+Relays form a chain in the order of their terms. Each reads versions from its upstream, the nearest
+living relay before it; the first one, the head, gets them by the trainer's pushes, and otherwise
+from the bucket (the object store). Each relay plans for itself, from the heartbeats that it read.
+Plans may differ, but no relays wait in a circle: each reads from a lower term (`upstream_of`).
 """
 
 import logging
@@ -18,18 +19,18 @@ from rollstream.streams.records import RelayStatus
 from rollstream.streams.values import Version
 
 RELAY_TERMS = "chain"
-"""The single name under which the store counts the terms of all relays. No two starts have the same
-term, and a later start has a higher one, so terms order the relays.
+"""The single name under which the store counts the terms of all relays. No two starts of relays
+have the same term, and a later start has a higher one, so terms order the relays.
 """
 log = logging.getLogger(__name__)
-SUSPICION_S = 3.0
-MEMBERS_MAX = 10_000
+SUSPICION_S = 3.0  # a relay that could not be reached is left out for so long, then tried again
+MEMBERS_MAX = 10_000  # names in a directory; beyond it the one with the oldest heartbeat is dropped
 
 
 @dataclass(frozen=True, slots=True)
 class ChainMember:
-    """Describes one start of a relay. `heartbeat_s` is the time of its last heartbeat on the
-    reader's clock.
+    """Describes one start of a relay. `url` is "" once it is leaving. `heartbeat_s` is the time at
+    which this process read its last heartbeat.
     """
 
     name: str
@@ -44,9 +45,9 @@ def living_chain(
     timeout_s: float,
     suspected: Collection[int] = (),
 ) -> list[ChainMember]:
-    """Returns the living relays in order: those with a heartbeat within the time-out, not suspected
-    (by term), not leaving (no URL), and only the newest start of each name. So the successor of a
-    dead relay reads from the dead one's predecessor or becomes head, and a new relay is the last.
+    """Returns the living relays in the order of their terms: of each name the newest start, if it
+    has a heartbeat within the time-out, is not leaving and its term is not `suspected`. So the
+    relay after a dead one reads from the relay before it or becomes head, and a new relay is last.
     """
     newest: dict[str, ChainMember] = {}
     for member in members:
@@ -62,10 +63,10 @@ def living_chain(
 
 
 def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None:
-    """Returns the nearest relay before `term`; None for the head.
+    """Returns the nearest relay of `ordered` before `term`; None for the head.
 
     Every relay reads from lower terms only, so no cycle of waiting can form, whatever each relay
-    believes about the others. Two relays with different views (A has noticed that C is dead, B has
+    knows of the others. Two relays that know different things (A has noticed that C is dead, B has
     not) may read from the same relay, or both from the bucket: that costs bytes, never progress.
     """
     before = [member for member in ordered if member.term < term]
@@ -75,15 +76,16 @@ def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None
 def unexpired_suspects(
     suspects: Mapping[int, float], now_s: float, forgive_s: float
 ) -> dict[int, float]:
-    """Returns the suspects, by term with the time of their last failure, without those that failed
-    `forgive_s` ago or earlier and are tried again.
+    """Returns the suspects without those whose last failure is at least `forgive_s` ago, which are
+    tried again. `suspects` maps the term of a relay to the time of its last failure.
     """
     return {term: at for term, at in suspects.items() if now_s - at < forgive_s}
 
 
 class RelayDirectory:
-    """Lists the relays by their heartbeats; threads may share it. `poll` reads the topic `status`;
-    all other methods use the records read so far.
+    """Knows the relays by their heartbeats, the `RelayStatus` records in the topic `status`. `poll`
+    reads these; all other methods use what was read so far. A relay without a heartbeat for
+    `timeout_s` counts as dead. Threads may share a directory.
     """
 
     def __init__(
@@ -101,8 +103,9 @@ class RelayDirectory:
         self._polled_s = float("-inf")
 
     def poll(self, every_s: float = 0.0) -> None:
-        """Read `status` to its present end, unless that happened within `every_s`. A relay that was
-        dead before the first call stays in the chain for the time-out, unless it is suspected.
+        """Read `status` to its present end, unless that happened within the last `every_s` seconds.
+        A heartbeat counts from the time at which it is read, so a relay that was dead before the
+        first call stays in the chain for the time-out, unless it is suspected.
         """
         with self._lock:
             now = self._clock()
@@ -115,8 +118,9 @@ class RelayDirectory:
             self._polled_s = now
 
     def members(self) -> list[ChainMember]:
-        """Returns the chain as this process knows it, head first. Time-outs count up to the last
-        `poll`: a process that stood still since then has not read heartbeats.
+        """Returns the chain as this process knows it, head first. The time-out is applied as of the
+        last `poll`: without this a process that stood still since then, and has read no heartbeats,
+        would take all relays for dead.
         """
         with self._lock:
             self._suspects = unexpired_suspects(self._suspects, self._clock(), SUSPICION_S)
@@ -125,7 +129,7 @@ class RelayDirectory:
             )
 
     def upstream(self, term: int) -> ChainMember | None:
-        """Returns the relay from which the relay of this term reads; None for the head."""
+        """Returns the upstream of the relay of this term; None for the head."""
         return upstream_of(term, self.members())
 
     def head(self) -> ChainMember | None:
@@ -139,8 +143,8 @@ class RelayDirectory:
             return 0 if known is None else known.term
 
     def suspect(self, member: ChainMember, reason: object) -> None:
-        """Leave the relay out of the chain at once, for `SUSPICION_S`, because this process just
-        failed to reach it. Heartbeats in `status` decide the rest.
+        """Leave the relay out of this process's chain for `SUSPICION_S`, because this process just
+        failed to reach it, which it notices long before the time-out. After that heartbeats decide.
         """
         with self._lock:
             if member.term not in self._suspects:
@@ -159,8 +163,9 @@ class RelayDirectory:
 
 @dataclass(frozen=True, slots=True)
 class CachedVersion:
-    """Names a version with objects that are here or arriving, and the bytes that it takes. A delta
-    applies to `base`.
+    """Names a version of which this relay holds or receives objects, and the bytes that it takes.
+    `base` is the version that it cannot be used without: a delta's parent, an adapter's base
+    weights, None for an anchor.
     """
 
     version: Version
@@ -171,10 +176,9 @@ class CachedVersion:
 def versions_to_keep(
     holdings: Sequence[CachedVersion], versions_max: int, bytes_max: int
 ) -> frozenset[Version]:
-    """Returns the versions to keep: the newest `versions_max` that fit, newest first; then the
-    bases that kept deltas need, as far as they fit, each chain from its newest base down.
-
-    A base that does not fit ends its chain: readers get the rest from the bucket.
+    """Returns the versions to keep in `bytes_max` bytes. First, of the newest `versions_max`, those
+    that fit, newest first. Then for each of these its base, the base of that, and so on; a base
+    that does not fit ends its chain, and readers get the rest of it from the bucket.
     """
     known = {holding.version: holding for holding in holdings}
     kept: set[Version] = set()
@@ -195,6 +199,7 @@ def versions_to_keep(
 
 
 def _bases(version: Version, known: Mapping[Version, CachedVersion]) -> list[Version]:
+    """Returns the version's base, the base of that, and so on, as far as they are known."""
     found: list[Version] = []
     base = known[version].base
     while base is not None and base in known and base not in found:

@@ -2,8 +2,8 @@
 
 Terms, leases, `latest.json` and the archive rely on `create` having one winner and on `swap`
 replacing only the object that was read. A server that ignores `If-None-Match` or `If-Match` reports
-success for both: two trainers then hold one term and overwrite each other's objects without any
-error. Three requests at the start of a process detect this.
+success to both of two writers: two trainers then hold one term and overwrite each other's objects
+without any error. Three writes at the start of a process detect this (`check_conditional_writes`).
 """
 
 import logging
@@ -16,7 +16,9 @@ from rollstream.storage.stores.s3.address import parse_s3_url
 
 
 def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectStore:
-    """Open the store that `url` names. `sync` is for back ends on disks (see `FileStore`)."""
+    """Open the store that `url` names. Raises `ConfigurationError` if the URL has no known scheme,
+    or if a library for it is not installed. `sync` is for stores in folders (see `FileStore`).
+    """
     scheme, separator, rest = url.partition(":")
     if scheme == "file" and rest:
         return FileStore(rest.removeprefix("//"), sync)
@@ -41,16 +43,18 @@ def _open_s3(url: str) -> ObjectStore:
 
 log = logging.getLogger(__name__)
 
+# Changes every hexadecimal digit of an etag, which gives one that the object does not have.
 _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 
 
 def check_conditional_writes(store: ObjectStore, where: str, draw: str) -> None:
-    """Raise `ConfigurationError` if the store at `where` ignores a condition. `draw` names the
-    probe's object: each process has its own, so any number of processes may start at once.
+    """Raise `ConfigurationError` if the store ignores the condition of a conditional write. The
+    check writes an object of its own, named by `draw`; each process must draw another name at
+    random, so that any number of processes may start at once. `where` names the store in the error.
 
-    (1) The probe's object is created. (2) Creating it again must fail. (3) Swapping it with an etag
-    that it does not have must fail. It is deleted afterwards; a process that is killed in between
-    leaves an object of a few bytes.
+    (1) The object is created. (2) Creating it again must fail. (3) Swapping it with an etag that it
+    does not have must fail. It is deleted afterwards; a process that is killed in between leaves an
+    object of one byte.
     """
     key = f"probes/{draw}"
     etag = store.create(key, b"1")  # 1

@@ -33,7 +33,7 @@ from rollstream.storage.stores.base import (
 )
 
 STRIPES = 256  # lock files per store: keys share them by hash, so their number is bounded
-WAIT_S_MAX = 30.0  # a holder only compares and renames one object: after this it is suspended
+WAIT_S_MAX = 30.0  # comparing and renaming take far less: a holder for so long is suspended
 
 
 class FileLocks:
@@ -304,7 +304,7 @@ def open_own(path: Path) -> int:
     in the last part of the path. Raises `ForeignFile` unless the path is an ordinary file of this
     user in a folder of this user, and another `OSError` if it cannot be opened.
 
-    The function is for folders below one that every user of a machine may write to (`/dev/shm`):
+    The function is for folders inside one that every user of a machine may write to (`/dev/shm`):
     another user could create such a folder first and supply weights, drafts or a KV cache.
     """
     if path.parent.stat().st_uid != os.getuid():

@@ -1,7 +1,10 @@
-"""Converts small JSON objects of the store to typed values and back, and creates them idempotently.
+"""Converts small JSON objects of the store to typed values (`decode_json`) and back
+(`encode_json`). `seal` and `unseal` do the same for an object that contains its own hash.
+`create_idempotent` creates an object of any content.
 
 Encoding is canonical (sorted keys), so equal values are equal bytes and equal hashes. Decoding
-ignores unknown fields; any other mismatch is a `CorruptObject` that names the key.
+ignores unknown fields, and refuses a newer format (`FORMAT`); any other mismatch raises
+`CorruptObject`, which names the key.
 """
 
 from typing import Any, TypeVar
@@ -13,12 +16,12 @@ from rollstream.storage.stores.base import Data, ObjectStore, content_hash
 from rollstream.streams.release import upgrade_advice
 
 FORMAT = 1
-"""The format that this release writes, and the highest one that it reads. Checkpoints also have a
-higher one (`decode_json` gets it as `known`).
+"""The number of the format that this release writes, and the highest one that it reads. Of
+checkpoints it also reads a higher one (the argument `known` of `decode_json`).
 
-Every JSON object may carry a format number under `format`; without one its format is 1. A higher
-number than this release reads raises `NewerRelease` (invariant 14). Without this rule a newer
-checkpoint would count as damaged, and training would resume from an older one.
+A JSON object may carry the number of its format under `format`; without it the number is 1. A
+higher number than this release reads raises `NewerRelease` (invariant 14). Without this rule a
+checkpoint of a newer release would count as damaged, and training would resume from an older one.
 """
 
 _T = TypeVar("_T")
@@ -35,8 +38,7 @@ def encode_json(value: Any) -> bytes:
 
 def decode_json(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
     """Return the value in `data`, which was read from `key`. Raises `CorruptObject` if the data is
-    no value of `type_`, and `NewerRelease` if its format is above `known`, the newest that this
-    release reads.
+    not a value of `type_`, and `NewerRelease` if the number of its format is above `known`.
     """
     try:
         number = msgspec.json.decode(data, type=_Numbered).format
@@ -59,14 +61,16 @@ class _Sealed(msgspec.Struct):
 
 
 def seal(value: Any) -> bytes:
-    """Return the value's JSON with its hash, for objects whose hash is stored nowhere else."""
+    """Return a JSON object of the value and its hash, for objects whose hash is stored nowhere
+    else.
+    """
     body = msgspec.json.encode(value, order="sorted")
     return msgspec.json.encode(_Sealed(msgspec.Raw(body), content_hash(body)))
 
 
 def unseal(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
-    """Return the sealed value. Raises `CorruptObject` if a single bit of it changed, and as
-    `decode_json` does.
+    """Return the value of an object that `seal` made. Raises `CorruptObject` if the value's hash is
+    not the one in the object, and the errors of `decode_json`.
     """
     sealed = decode_json(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:
@@ -75,10 +79,10 @@ def unseal(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
 
 
 def create_idempotent(store: ObjectStore, key: str, data: Data) -> str:
-    """Create the object, or find it with exactly this content; returns its hash.
+    """Create the object, or do nothing if it exists with exactly this content; returns its hash.
 
-    A writer that was killed half-way calls this again. Other content under the key is a
-    `StoreError`, because a created object never changes (invariant 6).
+    So a writer that was killed half-way may repeat all its calls. Raises `StoreError` if the key
+    has other content, because a created object never changes (invariant 6).
     """
     wanted = content_hash(data)
     try:

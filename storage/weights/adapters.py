@@ -1,9 +1,9 @@
-"""Publishes and fetches the versions of a run that trains an adapter: each is a PEFT folder over a
-base that never changes.
+"""Publishes and fetches the versions of a run that trains a LoRA adapter: each version is a folder
+that the library PEFT loads, with the adapter's tensors over base weights that never change.
 
-The base is stored once, before version 0, as an ordinary checkpoint folder. Its version is 0 of
-term 0, a term that no trainer has, so the base itself is never announced nor believed. The manifest
-of an adapter names the base by its hash, and its `anchor` is the base. Every adapter is complete:
+The base is stored once, before the first version, as an ordinary checkpoint folder. It has version
+number 0 and term 0, which no trainer has, so the base itself is never announced or believed. The
+manifest of an adapter names the base as its `anchor` and by its hash. Every adapter is complete:
 there are no deltas between adapters.
 """
 
@@ -35,10 +35,10 @@ ADAPTER_TENSORS = "adapter_model.safetensors"
 
 
 class AdapterTensors(dict[str, torch.Tensor]):
-    """Holds the tensors of an adapter under PEFT's names, its `adapter_config.json` and its scaling
-    (alpha / rank). `base` returns the tensors of the base in the type of publication. Of ranks that
-    share a model each has the whole adapter and a part of the base: `base` is then a collective of
-    the publishing threads, which all of them must call.
+    """Holds the tensors of an adapter under PEFT's names, its `adapter_config.json` (`config`) and
+    its `scaling` (alpha / rank). `base` returns the tensors of the base in the dtype in which they
+    are published. If several ranks share a model, each has the whole adapter and a part of the
+    base: `base` then returns `DistributedTensors`, which the ranks hash and write together.
     """
 
     def __init__(
@@ -61,10 +61,12 @@ def publish_base(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the base, or compare it with the stored one; returns its manifest. A rank that does not
-    lead only writes its part of the tensors.
+    """Write the base, or compare `tensors` with the stored one; returns its manifest. If several
+    ranks share the model, `leads` is False on every rank but 0: such a rank writes its part of the
+    tensors and no manifest.
 
-    Raises `ConfigurationError` if the run has another base: its adapters mean nothing on this one.
+    Raises `ConfigurationError` if the run's stored base is another one: the run's adapters do not
+    fit this one.
     """
     present = _stored_base(store)
     # Each rank waits here for all others, so none completes the base before all have looked for it.
@@ -97,8 +99,8 @@ def publish_adapter(
     created_s: float,
     leads: bool = True,
 ) -> Manifest:
-    """Write the complete adapter and return its manifest; a repeated call finds the same objects,
-    as with `publish_version`. A rank that does not lead writes nothing.
+    """Write the complete adapter and return its manifest. A repeated call finds the objects of the
+    first one and keeps them, as `publish_version` does. A rank that does not lead writes nothing.
     """
     files: list[FileEntry] = []
     data, entries = pack_tensors(tensors, ADAPTER_TENSORS)
@@ -129,8 +131,8 @@ def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor
 
 
 def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
-    """Fetch as `fetch_base`, for an engine that copies each tensor once: the base is in a file
-    without a name, and only a segment of a tensor at a time is in memory.
+    """Return the same tensors as `fetch_base`, for an engine that copies each of them once. The
+    fetched bytes are in a temporary file, and only a segment of one tensor at a time is in memory.
     """
     assert manifest.adapter, "only an adapter has a base"
     return stream_version(store, manifest.anchor, manifest.adapter.base_hash)

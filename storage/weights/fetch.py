@@ -1,9 +1,10 @@
-"""Fetches any tensors of a weight version, each verified before it is returned (invariant 6).
+"""Fetches the tensors of a weight version from the store. Complete tensors are verified against
+their hashes before they are returned (invariant 6).
 
-`fetch_tensors` returns whole tensors. `fetch_rows` fetches rows of one tensor straight from the
-store, for a tensor-parallel rank that needs a slice. `export_version` writes a folder that
-transformers and vLLM load (complete tensors, an index, the model's files), or the folder of an
-adapter alone, which PEFT loads. The folder appears in one step, when it is complete.
+`fetch_tensors` returns complete tensors. `fetch_rows` returns some rows of one tensor, for a
+tensor-parallel rank, and verifies what can be verified of them. `export_version` writes a folder
+that transformers and vLLM load (tensors, an index, the model's files), or the folder of an adapter
+alone, which PEFT loads. The folder appears in one step, when it is complete.
 """
 
 import os
@@ -50,11 +51,12 @@ def fetch_rows(
 ) -> torch.Tensor:
     """Return rows `[start, stop)` of the tensor's first dimension, in memory that the caller owns.
 
-    The call reads these rows of the anchor's tensor by one range, and the complete payload of each
-    delta since; changes outside the rows are dropped. It verifies the manifests (against the
-    announced hash, and each against its child), every payload, and that sizes fit. The rows of the
-    anchor cannot be verified, because the hash covers the complete tensor, unless all rows are
-    requested. Raises as `fetch_tensors` does.
+    The call reads only these rows of the anchor's tensor, and then the complete payload (changed
+    elements) of each delta after the anchor; changes of other rows are dropped. It verifies the
+    version's manifest against `manifest_hash`, the announced hash, if given, each older manifest
+    against the hash in the manifest of its child, every payload against its hash, and all sizes.
+    The rows read from the anchor are not verified, because a hash covers a complete tensor; only if
+    all rows are requested is the result verified. Raises as `fetch_tensors` does.
     """
     manifest = read_manifest(store, version, manifest_hash)
     if name not in manifest.weights.names:
@@ -78,14 +80,16 @@ def fetch_rows(
 
 
 class _TensorRows:
-    """Holds bytes `[start, end)` of a tensor, updated step by step."""
+    """Holds the bytes `[start, end)` of a tensor. `begin` reads them by the first step of its fetch
+    path (an anchor, or a delta that replaces the tensor); `change` then applies each later delta.
+    """
 
     def __init__(self, entry: TensorEntry, start: int, end: int) -> None:
         self._entry, self._start, self._end = entry, start, end
         self.bytes: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def begin(self, store: ObjectStore, step: FetchStep) -> None:
-        """Start from the anchor's tensor, or from a payload that replaces all of it."""
+        """Read the bytes from the anchor's tensor, or from a delta that replaces all of it."""
         size = step.entry.bytes
         if size != self._entry.bytes or step.entry.dtype != self._entry.dtype:
             raise CorruptObject(f"tensor {step.name} of version {step.version}: its size differs")
@@ -102,7 +106,7 @@ class _TensorRows:
         self.bytes = np.array(np.frombuffer(data, np.uint8))
 
     def change(self, payload: bytes, step: FetchStep) -> None:
-        """Apply the changes of a sparse payload to these rows."""
+        """Apply a delta's changes of these bytes; `payload` lists changed elements (sparse)."""
         assert step.delta is not None, "a path starts with at most one complete tensor"
         element = element_of(self._entry.dtype)
         width = element.bits.itemsize
@@ -117,6 +121,7 @@ class _TensorRows:
 
 
 def _payload(store: ObjectStore, step: FetchStep) -> bytes:
+    """Return the bytes of a delta of one tensor, verified against their hash."""
     assert step.delta is not None
     if step.end == step.start:
         return b""
@@ -133,13 +138,13 @@ def fetch_tensors(
     manifest_hash: str | None = None,
     tensors: Iterable[str] | None = None,
 ) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """Return the manifest of a version and these of its tensors (all by default), read by ranges.
-    The tensors of a delta are made from the anchor and all changes since.
+    """Return the manifest of a version and its tensors named in `tensors` (default: all), verified.
+    If the version is a delta, each tensor is made from the anchor's and the changes since.
 
-    Give the announced hash of the manifest to be sure of exactly the announced version. The caller
-    owns the memory; tied names share it. Raises `ObjectMissing` if the version, its base or such a
-    tensor does not (or no longer) exist, and `CorruptObject`, which names the tensor and the file;
-    then nothing is returned.
+    Pass the manifest's hash from the announcement to get exactly the announced version. The caller
+    owns the memory; the names of tied weights share it. Raises `ObjectMissing` if the version, one
+    that it is based on, or one of the tensors does not exist (any more), and `CorruptObject`, which
+    names the tensor and the file, if bytes differ from their hash; then nothing is returned.
     """
     held = ResidentWeights(tensors)
     manifest = held.update(store, version, manifest_hash).manifest
@@ -147,8 +152,8 @@ def fetch_tensors(
 
 
 def fetch_model_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
-    """Return one of the model's files (`config.json`, the tokenizer's), verified. They are stored
-    with the anchor.
+    """Return one of the model's files (`config.json`, the tokenizer's), verified. The store keeps
+    these files with the anchor of the version.
     """
     entry = next((entry for entry in manifest.model_files if entry.name == name), None)
     if entry is None:
@@ -166,7 +171,7 @@ def _fetch_file(store: ObjectStore, version: Version, entry: FileEntry) -> bytes
 
 @dataclass(frozen=True, slots=True)
 class ExportedVersion:
-    """Names the files that were written and their folder; `bytes` is the size of all."""
+    """Reports an export: the folder, the files written there, and their total size in `bytes`."""
 
     version: Version
     folder: Path
@@ -177,11 +182,12 @@ class ExportedVersion:
 def export_version(
     store: ObjectStore, version: Version, folder: Path, shard_bytes: int, merged: bool = True
 ) -> ExportedVersion:
-    """Write the version into `folder`, every tensor verified; raises as `fetch_tensors` does. An
-    adapter is written as a whole model, or alone if not `merged`.
+    """Write the version into `folder`, every tensor verified; `shard_bytes` bounds a file. A
+    version that is an adapter is merged into its base and written as a whole model, or written
+    alone if not `merged`.
 
-    Raises `ConfigurationError` if the folder is not empty. After any failure the folder is as it
-    was before.
+    Raises `ConfigurationError` if the folder exists and is not empty, and all that `fetch_tensors`
+    raises. After any failure the folder is as it was before.
     """
     _check_empty(folder)
     manifest, tensors = fetch_tensors(store, version)

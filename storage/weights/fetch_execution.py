@@ -1,8 +1,10 @@
-"""Executes a fetch plan: writes bytes from the store into tensors of this process, in place.
+"""Executes a fetch plan (`fetch_plan.py`): changes tensors of this process, in place, by deltas and
+complete tensors that it reads from the store (`execute_fetch`).
 
-While one range is processed the next one is fetched, so the memory beyond the tensors is two
-ranges. A payload or a complete tensor is compared with its hash before anything is written, and the
-tensor is compared again after its last step.
+A plan has a path for each tensor, which is a list of steps. A step reads one delta's payload (its
+stored bytes) or one complete tensor. These are compared with their hash before anything is written;
+a tensor whose last step is a delta is also compared with its own hash. While one range of a file is
+processed, the next one is fetched, so the memory beyond the tensors is two ranges.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,20 +26,28 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class FetchOutcome:
-    """Reports what a fetch did to the tensors, by name."""
+    """Reports what a fetch did to the tensors, by their names. The caller plans other paths for the
+    tensors in `failed`, without the steps in `broken`.
+    """
 
     changes: dict[str, list[Changes]] = field(default_factory=dict[str, list[Changes]])
-    """Replaced elements, an item per step; a tensor that was replaced as a whole has no key."""
+    """The elements that deltas replaced, an item per delta; [] if there was no step. A tensor has
+    no key if one of its steps replaced all or more than half of its elements.
+    """
     failed: dict[str, CorruptObject] = field(default_factory=dict[str, CorruptObject])
-    """Tensors that do not match their hash, and why."""
+    """The tensors that did not become what they should, each with the reason."""
     broken: set[tuple[Version, str, bool]] = field(default_factory=set[tuple[Version, str, bool]])
-    """Steps whose stored bytes did not match."""
+    """Steps (`FetchStep.key`) that must not be used again: those whose stored bytes do not match
+    their hash, and all steps of a path that needed no held tensor and led to a wrong one.
+    """
     fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Asks for one range of an object of a version; `steps` have their bytes in it, by tensor."""
+    """Asks for one range of bytes of a file of `version`. The range has the bytes of the tensors
+    `range.names`; `steps` maps these, among others, to their steps.
+    """
 
     version: Version
     range: FetchRange
@@ -47,11 +57,11 @@ class FetchRequest:
 def execute_fetch(
     store: ObjectStore, paths: Mapping[str, FetchPath], tensors: Mapping[str, torch.Tensor]
 ) -> FetchOutcome:
-    """Bring every tensor to the version that its path leads to; each must have the wanted dtype and
-    shape.
+    """Execute the path of each tensor, which turns it into that of the wanted version. `tensors`
+    have the dtypes and shapes of that version already.
 
-    Tensors whose bytes did not match are in the outcome's `failed` and have undefined content.
-    Errors of the store are raised; then all tensors may have undefined content.
+    A tensor of which any bytes do not match their hash is in the outcome's `failed` and has
+    undefined content. Errors of the store are raised; then all tensors may have undefined content.
     """
     outcome = FetchOutcome(changes={name: [] for name in paths})
     for request, data in fetched(store, fetch_requests(paths)):
@@ -72,12 +82,15 @@ def execute_fetch(
             _check(paths[name], tensors[name])
         except CorruptObject as error:
             outcome.failed[name] = error
-            if paths[name].steps[0].is_whole:  # the held tensor was not involved
+            if paths[name].steps[0].is_whole:  # the path began with no held tensor
                 outcome.broken.update(step.key for step in paths[name].steps)
     return outcome
 
 
 def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
+    """Add the changes of one step to the outcome. With None the tensor loses its key, because
+    replaced elements are not listed.
+    """
     if changes is None:
         outcome.changes.pop(name, None)
     elif name in outcome.changes:
@@ -85,7 +98,9 @@ def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
 
 
 def fetch_requests(paths: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
-    """Yield the requests by version: the steps of a later version build on earlier ones."""
+    """Yield the requests for the bytes of all steps, older versions first, because a delta is
+    applied to the result of the steps before it. Steps without bytes need no request.
+    """
     groups: dict[tuple[Version, bool], dict[str, FetchStep]] = {}
     for name, path in paths.items():
         for step in path.steps:
@@ -99,7 +114,9 @@ def fetch_requests(paths: Mapping[str, FetchPath]) -> Iterator[FetchRequest]:
 def fetched(
     store: ObjectStore, requests: Iterable[FetchRequest]
 ) -> Iterator[tuple[FetchRequest, memoryview]]:
-    """Yield each request and its bytes; the next is fetched while the caller processes one."""
+    """Yield each request with its bytes, in order. While the caller processes one, a thread fetches
+    the next one.
+    """
 
     def get(request: FetchRequest) -> bytes:
         key = f"{version_folder(request.version)}/{request.range.file}"
@@ -119,7 +136,9 @@ def fetched(
 def _apply(
     path: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor
 ) -> Changes | None:
-    """Execute one step; returns the elements that it changed, None if it replaced all of them."""
+    """Execute one step on the tensor, if the step's bytes match their hash. Returns the elements
+    that it replaced, None if these are all or more than half.
+    """
     check_stored(path, step, part)
     into = tensor_bytes(tensor)
     if step.delta is not None:
@@ -129,8 +148,8 @@ def _apply(
 
 
 def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
-    """Raise `CorruptObject` unless `part` (a payload or a complete tensor) has the hash of this
-    step and the step's tensor has the size and dtype of the path's.
+    """Raise `CorruptObject` unless `part`, the bytes of this step (a delta's payload or a complete
+    tensor), has the step's hash, and the step's tensor has the size and dtype of the wanted one.
     """
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"
@@ -149,8 +168,9 @@ def check_stored(path: FetchPath, step: FetchStep, part: memoryview) -> None:
 
 
 def _check(path: FetchPath, tensor: torch.Tensor) -> None:
-    """Compare the tensor with its hash. This is skipped if no step was applied, or if the last step
-    was a complete tensor, whose hash was compared already.
+    """Raise `CorruptObject` if the tensor differs from the hash of the wanted one. Nothing is
+    compared if there was no step, or if the last one was a complete tensor, which was compared
+    before it was written.
     """
     entry = path.entry
     if not path.steps or (path.steps[-1].delta is None and entry.bytes):

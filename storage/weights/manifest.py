@@ -1,9 +1,10 @@
-"""Defines the manifest: the object that completes a set of tensor files, for weight versions and
-checkpoints alike.
+"""Defines the manifest of a weight version (`Manifest`), the object that completes the version's
+folder, and reads it (`read_manifest`). Checkpoints list their files by the same `TensorFiles`.
 
-A manifest is created last, so files without one belong to an unfinished write. It holds all that a
-reader needs to fetch any tensor by one range and to verify it, without opening a file first: for an
-anchor the tensor's own bytes, for a delta the changes to the parent's tensor.
+A manifest is created last, so a folder without one belongs to an unfinished write. For each tensor
+it has a file, a range of bytes and a hash, so a reader fetches any tensor by one range and verifies
+it without opening a file first. The range holds the tensor itself (`TensorEntry`), or in a delta
+its changes since the parent version (`DeltaEntry`).
 """
 
 import math
@@ -25,7 +26,9 @@ _VERSION = re.compile(r"v(\d{8,})-t(\d{4,})")
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Describes one object of the folder: its name there, size and content hash."""
+    """Describes one object of a version's or checkpoint's folder: its name there, its size and the
+    hash of its content.
+    """
 
     name: str
     bytes: int
@@ -34,9 +37,9 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Places a tensor at the bytes `[start, end)` of a file; `hash` covers dtype, shape and bytes.
-
-    `file` is "" if the folder does not hold the complete tensor: it follows from a delta.
+    """States that a tensor is at the bytes `[start, end)` of a file; `hash` covers dtype, shape and
+    bytes of the tensor. `file` is "" if the folder holds only the tensor's changes (a delta); the
+    other fields describe the complete tensor all the same.
     """
 
     file: str
@@ -48,13 +51,15 @@ class TensorEntry:
 
     @property
     def bytes(self) -> int:
+        """Return the tensor's size."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFiles:
-    """Lists the tensors in the files of one folder. `tied` maps each further name of a tensor to
-    the name that it is stored under.
+    """Lists the files of one folder and the tensors in them by name. Some models use one tensor
+    under several names (tied tensors); it is stored once, and `tied` maps each further name to the
+    name under which it is stored.
     """
 
     files: tuple[FileEntry, ...]
@@ -71,21 +76,26 @@ class TensorFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return all names of all tensors."""
         return (*self.tensors, *self.tied)
 
     @property
     def combined_hash(self) -> str:
-        """Return one hash of all tensors (`combined_hash` below), whichever files hold them."""
+        """Return one hash of all tensors (the function `combined_hash`), whichever files hold
+        them.
+        """
         return combined_hash({name: entry.hash for name, entry in self.tensors.items()}, self.tied)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """States how a tensor is made from its parent's: by a payload, bytes `[start, end)` of a file.
+    """States how a tensor is made from the parent version's tensor of the same name: by the encoded
+    changes (the payload) at the bytes `[start, end)` of a file.
 
     `base` is the hash of the parent's tensor, "" if the parent has none of this name, dtype and
-    shape. `payload` is the hash of the payload. `changed` counts elements. An entry of coding
-    `same` has no payload and no file.
+    shape. `payload` is the hash of the payload, `coding` and `values` are its encoding
+    (`delta/coding.py`), `changed` is the number of changed elements. An unchanged tensor has the
+    coding `same`, no payload and no file.
     """
 
     base: str
@@ -99,13 +109,15 @@ class DeltaEntry:
 
     @property
     def bytes(self) -> int:
+        """Return the payload's size."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Describes all tensors of a version as differences from the manifest that has `parent_hash`. A
-    tied tensor appears once, under the name that the version stores it by.
+    """Describes all tensors of a version as differences from its parent, the version whose manifest
+    has the hash `parent_hash`. A tied tensor appears once, under the name by which the version
+    stores it.
     """
 
     parent_hash: str
@@ -114,13 +126,15 @@ class Delta:
 
     @property
     def bytes(self) -> int:
+        """Return the size of the files."""
         return sum(entry.bytes for entry in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """Names the base that an adapter applies to, by the hash of its manifest, and the factor (alpha
-    / rank) of the adapter's product.
+    """Describes a version that is a LoRA adapter: `base_hash` is the hash of the manifest of the
+    version that the adapter applies to (its base); `scaling` is alpha / rank, by which the product
+    of the adapter's two factors is multiplied.
     """
 
     base_hash: str
@@ -129,11 +143,13 @@ class AdapterEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Describes a complete weight version.
+    """Describes a complete weight version. Its `kind` states what its files hold: all tensors (an
+    `anchor`), changes since `parent` (a `delta`), or the factors of an `adapter`.
 
-    `parent` is the version one step before. `anchor` is the nearest full version: an anchor names
-    itself, an adapter its base. An anchor may hold its `delta` too, for readers that have the
-    parent. The model's files are in the folder of the anchor.
+    `parent` is the version before it, None if there is none. `anchor` is the full version from
+    which it can be made: an anchor names itself, a delta the anchor at which its chain of parents
+    begins, an adapter its base. An anchor may hold its `delta` too, for readers that have the
+    parent. `model_files` (configuration and tokenizer) are in the anchor's folder.
     """
 
     run: str
@@ -146,13 +162,15 @@ class Manifest:
     model_files: tuple[FileEntry, ...]
     delta: Delta | None = None
     format: int | msgspec.UnsetType = msgspec.UNSET
-    """Unset if the stored object has none, so that its hash stays the announced one."""
+    """Version of the manifest's layout. Unset if the stored object has none, so that encoding it
+    again gives the announced hash.
+    """
     adapter: AdapterEntry | msgspec.UnsetType = msgspec.UNSET
     """Unset in versions that hold whole weights."""
 
     @property
     def base(self) -> Version | None:
-        """Return the version without which this one cannot be read; None for an anchor."""
+        """Return the version without which this one cannot be used; None for an anchor."""
         return {"anchor": None, "delta": self.parent, "adapter": self.anchor}[self.kind]
 
     @property
@@ -173,13 +191,13 @@ class Manifest:
 
     @property
     def full_bytes(self) -> int:
-        """Return the size of all complete tensors, tied ones counted once."""
+        """Return the size of the complete tensors, wherever they are; tied ones count once."""
         return sum(entry.bytes for entry in self.weights.tensors.values())
 
 
 def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
-    """Return the content hash over the tensors' hashes and the tied names, in the order of the
-    names. It does not depend on how many processes hold the tensors.
+    """Return one hash over the tensors' hashes and the tied names, in the order of names. It does
+    not depend on the order or the number of files, or on which process holds which tensor.
     """
     lines = [f"{name}={digest}" for name, digest in sorted(hashes.items())]
     lines += [f"{name}->{owner}" for name, owner in sorted(tied.items())]
@@ -187,6 +205,7 @@ def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
 
 
 def version_folder(version: Version) -> str:
+    """Return the prefix of the keys of a version's objects, without the last slash."""
     return f"weights/{version}"
 
 
@@ -203,10 +222,11 @@ def manifest_key(version: Version) -> str:
 def read_manifest(
     store: ObjectStore, version: Version, manifest_hash: str | None = None
 ) -> Manifest:
-    """Read and check the manifest of a version.
+    """Read and check the manifest of a version; `manifest_hash` is the announced hash, None if it
+    is not known.
 
-    Raises `ObjectMissing` if the version has none, `CorruptObject` if its hash is not the announced
-    one or it contradicts itself.
+    Raises `ObjectMissing` if the version has no manifest, `CorruptObject` if its hash is not the
+    announced one or it contradicts itself.
     """
     key = manifest_key(version)
     data = store.get(key)
@@ -220,7 +240,9 @@ def read_manifest(
 
 
 def _check(manifest: Manifest, version: Version, key: str) -> None:
-    """Check what every reader relies on; other fields are compared with hashes at their use."""
+    """Raise `CorruptObject` if fields on which every reader relies contradict each other. Wrong
+    values of other fields are found when the tensors are compared with their hashes.
+    """
     if manifest.version != version:
         raise CorruptObject(f"object {key} is the manifest of another version, {manifest.version}")
     parent, delta, tensors = manifest.parent, manifest.delta, manifest.weights.tensors

@@ -1,9 +1,9 @@
-"""Keeps the tensors of one version in a file, updated from version to version in place; this
-process has no copy of them in memory.
+"""Keeps the tensors of one version in a file on disk that is mapped into memory, and updates it in
+place from version to version (`MappedWeights`). `resident.py` does the same in memory.
 
-The workers of a tensor-parallel engine map the file, so each reads its own part of one verified
-copy. Until every tensor matches its hash, `MappedWeights.version` is None and nothing may be served
-from the file.
+The workers of a tensor-parallel engine map the same file, so each reads its own part of one
+verified copy. Until every tensor matches its hash, `MappedWeights.version` is None and nothing may
+be served from the file. An engine that copied the weights is given the changed elements (patches).
 """
 
 import logging
@@ -31,14 +31,14 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
-ALIGNMENT = 64
-INDEX_BYTES = 8
+ALIGNMENT = 64  # bytes, of each tensor's begin in a file
+INDEX_BYTES = 8  # of the position of a changed element in a patch (int64)
 
 
 @dataclass(frozen=True, eq=False)
 class MappedTensors(Mapping[str, torch.Tensor]):
-    """Maps all names of a version to its tensors, whose memory is the mapped file. The tensors
-    change only in `MappedWeights.update`.
+    """Maps all names of a version to its tensors, whose memory is the mapped file; tied names share
+    one tensor. The tensors change only in `MappedWeights.update`.
     """
 
     manifest: Manifest
@@ -55,8 +55,8 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return len(self.manifest.weights.names)
 
     def begin(self, tensor: torch.Tensor) -> int:
-        """Return the position in the file of the first byte of one of these tensors, 0 for one
-        without elements.
+        """Return where one of these tensors begins in the file, in bytes; 0 for a tensor without
+        elements. Another process that maps the file finds the tensor there.
         """
         if not tensor.nbytes:
             return 0
@@ -65,8 +65,8 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return begin
 
     def damaged(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of the tensors whose bytes in the file no longer have the manifest's
-        hash: the disk may have given back other bytes than the kernel had written to it.
+        """Return those of `names` whose bytes in the file no longer have the hash of the manifest.
+        This happens if the disk returns other bytes than were written to it.
         """
         return tuple(name for name in names if not self._is_intact(name))
 
@@ -76,7 +76,11 @@ class MappedTensors(Mapping[str, torch.Tensor]):
 
 
 class MappedWeights:
-    """Holds all tensors of one version in a `ScratchFile`. For one thread only."""
+    """Holds all tensors of one version in a `ScratchFile`. For one thread only.
+
+    It keeps the hash of each tensor in the file, except of torn ones: those that an update wrote
+    only in part. So an update after an error knows which tensors to decode again, and from what.
+    """
 
     def __init__(self) -> None:
         self._file: ScratchFile | None = None
@@ -99,18 +103,21 @@ class MappedWeights:
     def update(
         self, store: ObjectStore, target: Version, manifest_hash: str | None = None
     ) -> ResidentUpdate:
-        """Update as `ResidentWeights.update`; raises `StoreError` also where the disk has no room.
+        """Make the tensors in the file those of `target`, each compared with its hash, and report
+        what changed. Raises as `ResidentWeights.update` does, and `StoreError` if the disk has no
+        room.
 
         1. If names, types or shapes differ from the held ones, a new file is reserved and the held
            version is given up.
-        2. Every needed range is fetched and verified; an error here changes nothing.
-        3. Each tensor that differs is decoded from the file's own values, a segment at a time,
-           written back and compared with its hash. After an error `version` is None. The next
-           update repairs the file, because the hash of each tensor that is not torn (partly
-           written) is known. A tensor that was decoded from a wrong base is fetched again without
-           a base.
+        2. All bytes that are needed are fetched and verified; after an error the file is unchanged.
+        3. Each tensor that differs is decoded, a segment at a time, and written into the file:
+           deltas are applied to the values in the file, complete tensors replace them. Then it is
+           compared with its hash. After an error `version` is None, and the next update repairs the
+           file.
 
-        Memory is bounded as in `stream_version`.
+        If a tensor does not match its hash because the values in the file, its base, were not the
+        expected ones, 2 and 3 are repeated once for it, without a base. Memory is bounded by a few
+        segments of a tensor and two pieces of a fetched range.
         """
         manifest = read_manifest(store, target, manifest_hash)
         before = self.manifest
@@ -142,7 +149,9 @@ class MappedWeights:
         )
 
     def _lay_out(self, entries: Mapping[str, TensorEntry]) -> None:
-        """Reserve a file for these tensors, of which none is held yet."""
+        """Reserve a new file for these tensors, none of which is in it yet, in place of the old
+        one.
+        """
         begins: dict[str, int] = {}
         end = 0
         for name, entry in entries.items():
@@ -160,9 +169,9 @@ class MappedWeights:
     def _write(
         self, streamed: StreamedTensors, patches: dict[str, TensorPatch], whole: dict[str, None]
     ) -> None:
-        """Write the tensors that differ, each compared with its hash. `patches` gets the changed
-        elements of a tensor. If the tensor was torn, or may change in more than half of its
-        elements, `whole` gets its name instead.
+        """Write the tensors that differ into the file, each compared with its hash. Report each by
+        its changed elements in `patches`, or, if it was torn or more than half of its elements may
+        change, by its name in `whole`.
         """
         entries = streamed.manifest.weights.tensors
         differing = [name for name in entries if streamed.differs(name)]
@@ -190,7 +199,9 @@ class MappedWeights:
 
 @dataclass(slots=True)
 class PatchParts:
-    """Collects the changes of one tensor, in memory that has room for all of them."""
+    """Collects the changed elements of one tensor, the first `count` of `indices` and `values`;
+    both have room for all of them.
+    """
 
     entry: TensorEntry
     indices: torch.Tensor
@@ -198,20 +209,22 @@ class PatchParts:
     count: int = 0
 
     def add(self, indices: Indices, values: Bits) -> None:
+        """Add elements: their positions in the flat tensor, and their new bits."""
         end = self.count + len(indices)
         self.indices.numpy()[self.count : end] = indices
         self.values.view(torch.uint8).numpy().view(values.dtype)[self.count : end] = values
         self.count = end
 
     def finish(self, name: str) -> TensorPatch:
+        """Return the patch of the elements added so far."""
         kind = DTYPES[self.entry.dtype]
         indices, values = self.indices[: self.count], self.values[: self.count]
         return TensorPatch(name, self.entry.shape, kind, indices, values)
 
 
 class PatchFile:
-    """Reserves a file for the patches of one update, which list the changed elements for an engine
-    with its own copy. The file is freed with the last patch.
+    """Reserves a file of `size` bytes for the patches of one update, so that they take no memory of
+    this process either. The file is freed with the last patch.
     """
 
     def __init__(self, size: int) -> None:
@@ -219,7 +232,7 @@ class PatchFile:
         self._end = 0
 
     def open(self, entry: TensorEntry, count: int) -> PatchParts:
-        """Reserve room for so many changes of a tensor."""
+        """Reserve room for `count` changed elements of a tensor."""
         middle = self._end + count * INDEX_BYTES
         end = self._end + count * _patch_bytes(entry)
         indices = tensor_of(self._data[self._end : middle], "I64", (count,))

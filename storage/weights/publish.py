@@ -1,9 +1,10 @@
-"""Publishes a weight version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
-folder, or a delta, which holds the differences of its tensors from the parent's.
+"""Publishes a weight version (`publish_version`, invariant 6): an anchor, which is an ordinary
+Hugging Face checkpoint folder, or a delta, which holds the differences of its tensors from those of
+an earlier version, its parent.
 
 Objects under the version's folder are only ever created, the manifest last, and equal inputs give
-equal bytes. No reader uses the version before `advance_pointer` (`pointer.py`) has moved the
-pointer to it.
+equal bytes. So a writer that was killed half-way repeats the call and finds its own objects. No
+reader uses the version before `advance_pointer` (`pointer.py`) has moved the pointer to it.
 """
 
 import json
@@ -58,7 +59,9 @@ DELTA_STEM = "delta"
 
 @dataclass(frozen=True, slots=True)
 class ParentVersion:
-    """Holds a version and its tensors, by all of their names."""
+    """Holds the manifest of a published version and its tensors. A tied tensor (one that the model
+    uses under several names) is there under each of its names.
+    """
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
@@ -66,9 +69,10 @@ class ParentVersion:
 
 @dataclass(frozen=True, slots=True)
 class EncodedDifferences:
-    """Holds a version's encoded tensors: the manifest's entry for each, and the payloads. All
-    payloads are in memory, at most about one full version. `bases` has the hash of each tensor's
-    base, the parent's tensor; "" where the tensor has none.
+    """Holds a version's tensors, encoded as differences from its parent: `weights` has the
+    manifest's entries, `coded` the payloads (the bytes of the differences), all in memory, at most
+    about one full version. `bases` has the hash of the parent's tensor from which each one was
+    encoded; "" where there is none.
     """
 
     weights: TensorFiles
@@ -77,14 +81,15 @@ class EncodedDifferences:
 
     @property
     def bytes(self) -> int:
+        """Return the size of all payloads."""
         return sum(len(coded.payload) for coded in self.coded.values())
 
 
 def encode_version(
     tensors: Mapping[str, torch.Tensor], parent: ParentVersion
 ) -> EncodedDifferences:
-    """Encode every tensor as its difference from the parent's tensor of the same name; new tensors,
-    and tensors of another dtype or shape, completely.
+    """Encode every tensor as its difference from the parent's tensor of the same name. A tensor
+    that the parent lacks, or has with another dtype or shape, is encoded completely.
     """
     kept, tied = untie(tensors)
     entries: dict[str, TensorEntry] = {}
@@ -121,9 +126,9 @@ def write_delta(
     shard_bytes: int,
     stem: str = DELTA_STEM,
 ) -> Delta:
-    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone. Each is
-    a valid safetensors file whose tensors are the payloads (the encoded differences), as U8. An
-    unchanged tensor has no payload.
+    """Create the files of a delta, `folder/stem-0000i-of-0000n.safetensors`, and return their
+    description for the manifest. Equal existing files are left alone. Each is a valid safetensors
+    file whose tensors are the payloads, as U8. An unchanged tensor has no payload.
     """
     payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
     sizes = {name: len(payload) for name, payload in payloads.items()}
@@ -164,8 +169,9 @@ SHARD_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """Holds the content of a version to publish: `tensors` are published as they are (cast them
-    before), in files of at most `shard_bytes`; an anchor also carries `model_files`.
+    """Holds the content of a version to publish. The `tensors` must have the dtype in which they
+    are published; they are written to files (shards) of at most `shard_bytes`. An anchor also
+    carries the `model_files` (configuration, tokenizer).
     """
 
     run: str
@@ -194,8 +200,8 @@ def publish_version(
     half-way calls it again and finds its own objects.
 
     The version is an anchor if one is due or the parent's tensors are not given; an anchor also
-    holds its delta if that is small. Tensors that share memory are stored once, and distributed
-    tensors are stored by each of their processes. A delta keeps the anchor's model files and
+    holds a delta from its parent if that is small. Tensors that share memory are stored once. Of
+    distributed tensors each process stores its own. A delta keeps the model files of its anchor and
     ignores those of `new`.
 
     The steps: (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest.
@@ -247,6 +253,7 @@ def _delta(
     differences: EncodedDifferences | DistributedDifferences,
     parent: Manifest,
 ) -> Manifest:
+    """Write the files of a delta, and return the version's manifest, which is not written."""
     delta = _write(store, new, differences, parent)  # 1
     return Manifest(
         new.run,
@@ -264,6 +271,7 @@ def _delta(
 def _anchor(
     store: ObjectStore, new: NewVersion, parent: Manifest | None, hashes: Mapping[str, str]
 ) -> Manifest:
+    """Write the files of an anchor, and return the version's manifest, which is not written."""
     weights = write_shards(store, new.folder, "model", new.tensors, new.shard_bytes, hashes)  # 1
     small = {**new.model_files, SHARD_INDEX: shard_index(weights)}
     files = tuple(  # 2
@@ -276,8 +284,8 @@ def _anchor(
 
 
 def _create(store: ObjectStore, new: NewVersion, name: str, data: bytes) -> str:
-    """Return the hash of a file of the version; the file is created if this process completes the
-    version.
+    """Return the hash of a file of the version, and create the file, unless another process
+    completes the version.
     """
     if not new.completes:
         return content_hash(data)
@@ -285,7 +293,9 @@ def _create(store: ObjectStore, new: NewVersion, name: str, data: bytes) -> str:
 
 
 def shard_index(weights: TensorFiles) -> bytes:
-    """Return the index of shards in the form that transformers and vLLM read."""
+    """Return the index of the shards, which names the file of each tensor, in the form that
+    transformers and vLLM read.
+    """
     total = sum(entry.end - entry.start for entry in weights.tensors.values())
     names = {name: entry.file for name, entry in sorted(weights.tensors.items())}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": names}, indent=1).encode()
@@ -293,7 +303,8 @@ def shard_index(weights: TensorFiles) -> bytes:
 
 def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
     """Create and return the manifest of a version whose files are written, or return the manifest
-    that an earlier call with the same content created.
+    that an earlier call with the same content created. Raises `StoreError` if the manifest exists
+    with other content.
     """
     key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:

@@ -1,8 +1,9 @@
-"""Writes tensors to safetensors files of bounded size, and reads any of them back, verified.
+"""Writes tensors to safetensors files of bounded size, the shards (`write_shards`), and reads any
+of the tensors back, verified by their hashes (`read_shards`, `StoredTensors`).
 
-The files are written here and not by the safetensors library, because their bytes must be the same
-each time (the library's order of metadata is random) and their ranges go into the manifest. The
-library can open them. One file at a time is in memory.
+The files are written here and not by the safetensors library, because equal tensors must give equal
+bytes (the library's order of metadata is random), and because the manifest needs the range of each
+tensor in its file. The library can open the files. One file at a time is in memory.
 """
 
 import json
@@ -30,11 +31,15 @@ from rollstream.storage.weights.tensors import (
 )
 
 METADATA = {"format": "pt"}
-"""transformers refuses files without this key; several keys would have no fixed order."""
+"""transformers refuses files without this key. There is no second key, because several would have
+no fixed order.
+"""
 NO_HASHES: Mapping[str, str] = {}
 GAP_BYTES_MAX = 64 << 10  # reading this many unused bytes costs less than one more request
 RANGE_BYTES_MAX = 64 << 20
-"""Largest request for several tensors: smaller ones are processed while the next one arrives."""
+"""The most bytes of one request for several tensors, so that one is processed while the next one
+arrives.
+"""
 
 
 class FileRange(Protocol):
@@ -59,8 +64,8 @@ class ShardPart:
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Cut the names, in their order, into shards. Only a shard of one tensor may exceed
-    `shard_bytes`.
+    """Return the names of the tensors of each shard, in their order. A shard has at most
+    `shard_bytes`, unless it holds a single larger tensor.
     """
     shards: list[list[str]] = []
     room = 0
@@ -74,8 +79,8 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Return one safetensors file of these parts in their order, and the `[start, end)` of each in
-    it.
+    """Return one safetensors file of these parts in their order, and the byte range `[start, end)`
+    of each part in the file.
     """
     header: dict[str, object] = {"__metadata__": METADATA}
     at = 0
@@ -101,8 +106,9 @@ def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, 
 def pack_tensors(
     tensors: Mapping[str, torch.Tensor], file: str, hashes: Mapping[str, str] = NO_HASHES
 ) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Return one safetensors file and the place of each tensor in it; equal tensors give equal
-    bytes. A tensor whose hash is given in `hashes` is not hashed again.
+    """Return one safetensors file, which will have the name `file`, and the manifest's entry of
+    each tensor. Equal tensors give equal bytes. A tensor whose hash is in `hashes` is not hashed
+    again.
     """
     # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
@@ -136,8 +142,9 @@ def write_shards(
     shard_bytes: int,
     hashes: Mapping[str, str] = NO_HASHES,
 ) -> TensorFiles:
-    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone. Tensors
-    of one process whose hashes are given are not hashed again.
+    """Create the shards `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left
+    alone. Of distributed tensors each process writes its own. Tensors of a single process whose
+    hashes are given are not hashed again.
     """
     if isinstance(tensors, DistributedTensors):
         return tensors.write_shards(store, folder, stem, shard_bytes)
@@ -156,7 +163,7 @@ def packed_shards(
     shard_bytes: int,
     hashes: Mapping[str, str] = NO_HASHES,
 ) -> Iterator[tuple[str, bytes, dict[str, TensorEntry]]]:
-    """Yield each file in turn: its name, its bytes, and the place of each tensor in it."""
+    """Yield each file in turn: its name, its bytes, and the manifest's entry of each tensor."""
     shards = plan_shards({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
     for number, names in enumerate(shards, start=1):
         file = shard_name(stem, number, len(shards))
@@ -165,7 +172,7 @@ def packed_shards(
 
 @dataclass(frozen=True, slots=True)
 class FetchRange:
-    """Covers the bytes `[start, end)` of a file, which contain these tensors."""
+    """Covers the bytes `[start, end)` of a file, which contain the tensors `names`."""
 
     file: str
     start: int
@@ -174,7 +181,9 @@ class FetchRange:
 
 
 def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
-    """Return the requests that fetch these ranges: near ones share a request up to a size."""
+    """Return the requests that fetch these ranges. Ranges of one file share a request if at most
+    `GAP_BYTES_MAX` lie between them and the request stays within `RANGE_BYTES_MAX`.
+    """
     ranges: list[FetchRange] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
         last = ranges[-1] if ranges else None
@@ -210,14 +219,15 @@ def part_name(name: str, start: int, stop: int) -> str:
 
 
 def has_parts(source: TensorFiles) -> bool:
-    """Return whether a tensor is stored in parts."""
+    """Return whether any of the tensors is stored in parts."""
     return any(_PART.fullmatch(name) for name in source.tensors)
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """Maps names to the tensors in the files of one folder. Each is read and verified when it is
-    requested; one that is stored in parts of consecutive rows is joined. Memory is bounded by the
-    requested tensor and one request. The tensors must not be written to.
+    """Maps names to the tensors in the files of one folder. A tensor is read and verified whenever
+    it is requested. If it is stored in parts, each of consecutive rows (as checkpoints of several
+    ranks are), it is joined. Memory is bounded by the requested tensor and one request to the
+    store. The tensors must not be written to.
 
     Reading raises `CorruptObject`, which names the tensor and the file, and any error of the store.
     """
@@ -249,8 +259,8 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return torch.cat([self._read(part) for _, _, part in parts])
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a whole tensor; None if there is no such tensor or a part of it
-        lacks.
+        """Return the shape of a whole tensor; None if there is no such tensor, or if a part of it
+        is missing.
         """
         parts = self._parts.get(name)
         if parts is None:
@@ -263,7 +273,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return (ends[-1], *shape[1:]) if gapless else None
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Return rows `[start, stop)` of a tensor; parts without one of them are not read."""
+        """Return rows `[start, stop)` of a tensor; reads only the parts that have some of them."""
         found: list[torch.Tensor] = []
         for first, last, part in self._parts[name]:
             low, high = max(start, first), min(stop, last)
@@ -272,8 +282,8 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _read(self, name: str) -> torch.Tensor:
-        """Return one stored tensor. The tensors of its request are kept until the next request,
-        because callers request neighbours in turn.
+        """Return one tensor or part as it is stored. All tensors of its request are kept until the
+        next request to the store, because callers ask for neighbours one after the other.
         """
         owner = self.files.owner(name)
         request = self._requests[owner]
@@ -287,6 +297,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
 def _read_range(
     store: ObjectStore, folder: str, source: TensorFiles, request: FetchRange
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of one request, verified. Raises `CorruptObject` at the first wrong one."""
     key = f"{folder}/{request.file}"
     # Copied once: the store may keep the bytes that it returns, and tensors are changed in place.
     stored = np.frombuffer(store.get(key, request.start, request.end), np.uint8)

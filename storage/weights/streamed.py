@@ -1,9 +1,10 @@
-"""Streams the tensors of one version to an engine whose own memory is the base of deltas; no second
-copy of the weights is kept. `docs/explanation/weights.md` ("Streamed into the engine") has the
-steps: the served weights change only in the last, after everything was fetched and verified.
+"""Fetches a version without a second copy of the weights in memory: the reader's own weights, for
+instance an engine's, are the base of its deltas (docs/explanation/weights.md, Streamed into the
+engine). `stream_version` fetches the bytes into a file (`ScratchFile`), verifies them and returns
+`StreamedTensors`, which decodes one tensor at a time from the file and the reader's weights.
 
-The fetched bytes are in a `ScratchFile`. Memory of the process is bounded by two pieces of a range
-and by a few segments of a tensor, whatever the size of the version.
+Nothing here changes the reader's weights. Memory for the fetch is two pieces of `PIECE_BYTES`, and
+for decoding with `parts` a few segments of a tensor, whatever the size of the version.
 """
 
 import mmap
@@ -37,16 +38,23 @@ from rollstream.storage.weights.shards import FetchRange
 from rollstream.storage.weights.tensors import tensor_hasher, tensor_of
 from rollstream.streams.values import Version
 
-PIECE_BYTES = 8 << 20  # of one request: two of them are in memory, the rest is in the file
+PIECE_BYTES = 8 << 20  # of one request; at most two pieces are in memory, the others in the file
 
 ReadElements = Callable[[int, int], Bits]
-"""Elements `[begin, end)` of a tensor in row-major order, in memory that the caller may change."""
+"""Returns the elements `[begin, end)` of the reader's tensor in row-major order, as bits, in memory
+that the caller may change.
+"""
 StepKey = tuple[Version, str, bool]
+"""Identifies a step of a fetch path (`FetchStep`), one stored range of bytes for a tensor: its
+version, the tensor's name, and whether it is the payload of a delta (else the complete tensor).
+"""
 
 
 class WrongBase(CorruptObject):
-    """After their deltas were applied, the tensors `names` are not those of the version: the engine
-    does not give them back bit for bit. The caller then fetches them without a base.
+    """Raised if the tensors `names` do not match their hashes after their deltas were applied. The
+    payloads are verified, so the reader's own tensors were not those that the deltas were made from
+    (an engine does not give every tensor back bit for bit). The caller then fetches these tensors
+    without a base.
     """
 
     def __init__(self, names: Collection[str], version: Version) -> None:
@@ -59,9 +67,9 @@ class WrongBase(CorruptObject):
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Holds elements of a tensor from position `begin` on, as bits. `changed` are the positions
-    within the part that may differ from the base, ascending; None: all may differ. With `is_mapped`
-    the values are in a file.
+    """Holds consecutive elements of a tensor from position `begin` on, as bits. Only the elements
+    at the positions `changed` within the part (ascending) may differ from the base; None: all may.
+    With `is_mapped` the values are a view of the fetched file and take no memory of their own.
     """
 
     begin: int
@@ -72,15 +80,20 @@ class TensorPart:
 
 @dataclass(frozen=True, eq=False)
 class StreamedTensors(Mapping[str, torch.Tensor]):
-    """Maps all names of one version to its tensors, each decoded when it is requested; `base` is
-    the version that the deltas among them start from, None if each tensor is complete.
+    """Maps all names of one version to its tensors, each decoded when it is requested. Tensors that
+    are stored as deltas need the reader's tensors (`uses_base`). `base` is the version of those, if
+    they are needed and known by version; `stream_tensors` leaves it None.
     """
 
     manifest: Manifest
     base: Version | None
     fetched_bytes: int
     _paths: Mapping[str, FetchPath]
+    """By the name under which a tensor is stored: the steps that make it, none if the reader's
+    tensor is the wanted one.
+    """
     _data: Mapping[StepKey, memoryview]
+    """The fetched bytes of each step."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.manifest.weights.names)
@@ -92,27 +105,27 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return name in self.manifest.weights.tensors or name in self.manifest.weights.tied
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a tensor that needs no base, in memory that the caller owns."""
+        """Return a tensor that needs no base, in memory of its own."""
         return self.tensor(name)
 
     @property
     def uses_base(self) -> bool:
-        """Return whether any tensor is made from the held one."""
+        """Return whether any tensor is made from the reader's tensor or is equal to it."""
         return any(not (path.steps and path.steps[0].is_whole) for path in self._paths.values())
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of each tensor, by all names."""
+        """Return the size of each tensor in bytes, by all names."""
         weights = self.manifest.weights
         return {name: weights.entry(name).bytes for name in weights.names}
 
     def differs(self, name: str) -> bool:
-        """Return whether the tensor differs from the base's."""
+        """Return whether the tensor differs from the reader's."""
         return bool(self._path(name).steps)
 
     def changes_max(self, name: str) -> int:
-        """Return the most elements in which the tensor differs from the base's; 0 if all or more
-        than half of them may differ.
+        """Return an upper bound of the number of elements in which the tensor differs from the
+        reader's. Returns 0 also if more than half of the elements may differ.
         """
         path = self._path(name)
         if any(step.is_whole for step in path.steps):
@@ -121,7 +134,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return changed if 2 * changed <= prod(path.entry.shape) else 0
 
     def tensor(self, name: str, base: ReadElements | None = None) -> torch.Tensor:
-        """Return the complete tensor; raises as `parts` does."""
+        """Return the complete tensor in memory of its own; raises as `parts` does."""
         entry = self.manifest.weights.entry(name)
         bits = np.empty(prod(entry.shape), element_of(entry.dtype).bits)
         for part in self.parts(name, base):
@@ -129,11 +142,12 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return tensor_of(bits.view(np.uint8).data, entry.dtype, entry.shape)
 
     def parts(self, name: str, base: ReadElements | None = None) -> Iterator[TensorPart]:
-        """Yield all elements of a tensor, decoded a segment at a time; `base` reads the elements of
-        the held tensor.
+        """Yield all elements of a tensor in order, decoded one segment (4 Mi elements) at a time.
+        `base` reads the reader's tensor; a tensor that is stored complete does not need it.
 
-        After the last part the whole tensor is compared with its hash: raises `WrongBase` if it
-        differs and `base` was read, otherwise `CorruptObject`.
+        After the last part the whole tensor is compared with its hash, so a caller must not rely on
+        any part before. Raises `WrongBase` if a tensor made from `base` differs or a delta does
+        not fit it, and `CorruptObject` if any other tensor differs.
         """
         path = self._path(name)
         first, element = path.steps[0] if path.steps else None, element_of(path.entry.dtype)
@@ -196,12 +210,14 @@ def stream_version(
     held: Manifest | None = None,
     without: Collection[str] = (),
 ) -> StreamedTensors:
-    """Fetch the ranges that turn the tensors of `held` into those of `target`. Each payload and
-    each complete tensor is compared with its hash; a damaged one is fetched by another path. The
-    held tensors named in `without`, by any name, are not used as a base.
+    """Fetch the bytes that turn the tensors of the version `held` (None: the reader has none) into
+    those of `target`. Each delta's payload and each complete tensor is compared with its hash; for
+    a damaged one the tensor is fetched by another path. The tensors named in `without`, by any of
+    their names, are not used as a base.
 
-    Raises as `ResidentWeights.update` does, also if the store fails or the version is withdrawn;
-    then nothing was changed anywhere.
+    Give the announced hash of the manifest to be sure of exactly the announced version. Raises
+    `ObjectMissing` if the version, one of its tensors or every path to one is gone, `CorruptObject`
+    if every path to a tensor is damaged, and any error of the store. Nothing has changed then.
     """
     manifest = read_manifest(store, target, manifest_hash)
     known = {} if held is None else {name: held.weights.entry(name) for name in held.weights.names}
@@ -214,7 +230,9 @@ def stream_version(
 
 
 def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) -> StreamedTensors:
-    """Fetch as `stream_version`, from tensors that are known by their hashes alone."""
+    """Do the same as `stream_version` for a manifest that was read already and for a reader whose
+    tensors are known by their hashes alone (`base`) and need not be of one version.
+    """
     paths = find_fetch_paths(store, manifest, tuple(manifest.weights.tensors), base)
     spooled = _Spooled()
     failed = spooled.fetch(store, paths)
@@ -230,15 +248,16 @@ def stream_tensors(store: ObjectStore, manifest: Manifest, base: HeldTensors) ->
 
 
 class ScratchFile:
-    """Holds zeroed bytes on disk, in the folder of temporary files (`TMPDIR`). Its pages are the
-    kernel's cache, which all processes that map the file share.
+    """Provides zeroed bytes in a file of the folder for temporary files (`TMPDIR`), mapped into
+    memory. Its pages belong to the kernel's cache, so all processes that map the file share them.
 
-    On Linux the file has no name and is freed with the last process that maps it, also after
-    `kill -9`. Where the system has `posix_fallocate`, its space is reserved: no later write fails.
+    On Linux the file has no name, and its space is freed with the last process that maps it, also
+    after `kill -9`. Where the system has `posix_fallocate`, the space is reserved at once, so no
+    later write fails because the disk is full.
     """
 
     def __init__(self, size: int) -> None:
-        """Reserve `size` bytes. Raises `StoreError` where the disk has no room."""
+        """Reserve `size` bytes. Raises `StoreError` if the disk has no room for them."""
         self._file = _open_nameless()
         try:
             if hasattr(os, "posix_fallocate"):
@@ -263,8 +282,8 @@ class ScratchFile:
 
 
 def path_of_open_file(file: IO[bytes]) -> str:
-    """Returns the path at which other processes of this machine open a file that has no name (or
-    open its name) while this process has it open.
+    """Returns a path at which other processes of this machine can open this file while this process
+    has it open: its name, or for a file without a name one in `/proc`.
     """
     if isinstance(file.name, str):
         return file.name
@@ -272,6 +291,7 @@ def path_of_open_file(file: IO[bytes]) -> str:
 
 
 def _open_nameless() -> IO[bytes]:
+    """Open a new temporary file, on Linux without a name."""
     if sys.platform == "linux":
         return tempfile.TemporaryFile(prefix="rollstream-version-")
     return cast(IO[bytes], tempfile.NamedTemporaryFile(prefix="rollstream-version-"))
@@ -279,15 +299,17 @@ def _open_nameless() -> IO[bytes]:
 
 @dataclass(slots=True)
 class _Spooled:
-    """Holds verified bytes of steps, in files without names, and the steps that did not match."""
+    """Collects what was fetched: `data` holds the verified bytes of steps, which lie in files
+    without names; `broken` names the steps whose bytes did not match; `bytes` counts all of them.
+    """
 
     data: dict[StepKey, memoryview] = field(default_factory=dict[StepKey, memoryview])
     broken: set[StepKey] = field(default_factory=set[StepKey])
     bytes: int = 0
 
     def fetch(self, store: ObjectStore, paths: Mapping[str, FetchPath]) -> dict[str, CorruptObject]:
-        """Fetch and verify all steps of these paths; returns the tensors with a step that does not
-        match.
+        """Fetch and verify all steps of these paths. Returns, by name, the tensors of which a step
+        did not match, with the error.
         """
         requests = list(fetch_requests(paths))
         size = sum(request.range.end - request.range.start for request in requests)
@@ -317,6 +339,7 @@ class _Spooled:
 
 
 def _pieces(request: FetchRequest) -> Iterator[FetchRequest]:
+    """Cut a request into requests of at most `PIECE_BYTES`."""
     whole = request.range
     for begin in range(whole.start, whole.end, PIECE_BYTES):
         part = FetchRange(whole.file, begin, min(whole.end, begin + PIECE_BYTES), ())

@@ -1,7 +1,9 @@
-"""Parses the address of a Kafka bus: its URL, and the secrets from the environment.
+"""Parses the address of a Kafka bus, its URL, and reads the secrets from the environment; both
+together give the settings of the Kafka clients (`client_settings`).
 
-The URL is `kafka://host:port[,host:port…][/prefix][?option=value&…]`. Secrets are never in it,
-because it ends up in `config.json`, in logs and in error messages.
+The URL is `kafka://host:port[,host:port…][/prefix][?option=value&…]`; `KafkaAddress` lists the
+options, and docs/reference/kafka.md explains them. Secrets are never in the URL, because it ends up
+in `config.json`, in logs and in error messages.
 """
 
 import dataclasses
@@ -17,55 +19,70 @@ Security = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
 Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]
 WhenFull = Literal["block", "raise"]
 
+# Names of environment variables with secrets. The token file is read again for each connection, so
+# that its token can be replaced while the process runs.
 USER, PASSWORD = "KAFKA_USER", "KAFKA_PASSWORD"
-TOKEN_FILE = "KAFKA_TOKEN_FILE"  # read again for each connection, so that it can be rotated
+TOKEN_FILE = "KAFKA_TOKEN_FILE"
 KEY_PASSWORD = "KAFKA_KEY_PASSWORD"
 EXAMPLE = "kafka://host:9092/prefix"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9_-]+)*")
-_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
+_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")  # `module:function`
 _CHOICES = {"security": Security, "mechanism": Mechanism, "when_full": WhenFull}
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Holds a parsed URL; each field but `servers` and `prefix` is an option of the same name."""
+    """Holds a parsed URL. Each field but `servers` and `prefix` is an option of the same name."""
 
     servers: tuple[str, ...]
+    """The brokers, each as `host:port`."""
     prefix: str = ""
+    """Begins the names of the run's topics and groups; each run on a cluster has its own prefix."""
     security: Security = "plaintext"
+    """Protocol of connections: with encryption (`ssl`), authentication (`sasl`), both or none."""
     mechanism: Mechanism = "plain"
+    """Mechanism of the authentication, used only with `sasl`."""
     ca: str = ""
     """File of the authorities that sign the brokers' certificates; "": the system's."""
     cert: str = ""
+    """File of the client's own certificate, for brokers that require one."""
     key: str = ""
-    """Files of the client's own certificate and key, for brokers that require one."""
+    """File of the key of `cert`."""
     token: str = ""
-    """`module:function` that returns an OAuth token, instead of the file in KAFKA_TOKEN_FILE."""
+    """Name of a function (`module:function`) that returns an OAuth token; "": the token is in the
+    file that KAFKA_TOKEN_FILE names.
+    """
     replication: int = -1
-    """Replicas of topics created here; -1: the broker's default."""
+    """Number of replicas of the topics that this process creates; -1: the broker's default."""
     min_isr: int = 0
-    """Replicas that must have a record before it is acknowledged; 0: the broker's default."""
+    """Number of replicas that must have a record before it is acknowledged, set for topics that
+    this process creates; 0: the broker's default.
+    """
     linger_ms: int = 0
-    """How long a batch waits for more records."""
+    """For how long the producer holds a batch back to add more records."""
     batch_bytes: int = 1 << 20
+    """Largest batch; no more than 960 KiB are used, the room that topics have for a batch."""
     in_flight_bytes: int = 64 << 20
-    """Most memory that unacknowledged records take in this process."""
+    """Largest memory that unacknowledged records take in this process."""
     when_full: WhenFull = "block"
-    """At the bound `in_flight_bytes` an append waits (`block`), or raises with nothing sent
-    (`raise`).
+    """What an append does while `in_flight_bytes` are in use: `block` waits, `raise` raises an
+    error at once with nothing sent.
     """
 
     def __str__(self) -> str:
+        """Return the URL without options, for messages."""
         return f"kafka://{','.join(self.servers)}" + (f"/{self.prefix}" if self.prefix else "")
 
     def topic(self, name: str) -> str:
-        """Return the broker's name of one of our topics or consumer groups."""
+        """Return the name that a topic or consumer group of the run has on the cluster."""
         return f"{self.prefix}.{name}" if self.prefix else name
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Holds secrets from the environment; they are never printed."""
+    """Holds the secrets from the environment, "" for those that are not set; `repr` omits the
+    passwords. `token_file` is the path of a file with an OAuth token.
+    """
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -74,7 +91,9 @@ class Secrets:
 
 
 def parse_kafka_url(url: str) -> KafkaAddress:
-    """Return the address of a URL. `ConfigurationError` names the wrong part but no secret."""
+    """Return the address of a URL. Raises `ConfigurationError`, which names the wrong part of the
+    URL but repeats no user, password or value of an unknown option.
+    """
     parts = urlsplit(url)
     where = f"kafka://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if "@" in parts.netloc:
@@ -97,8 +116,8 @@ def parse_kafka_url(url: str) -> KafkaAddress:
 
 
 def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets:
-    """Return the secrets that the address needs, from the environment. `ConfigurationError` names
-    missing ones.
+    """Return the secrets in `environment`. Raises `ConfigurationError`, which names the missing
+    variables, if the address needs a secret that is not there.
     """
     secrets = Secrets(
         environment.get(USER, ""),
@@ -122,7 +141,9 @@ def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secre
 
 
 def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Return kafka-python's settings to reach and authenticate the brokers, and its timeouts."""
+    """Return kafka-python's settings: the brokers, encryption, authentication and timeouts. The
+    provider of OAuth tokens is missing; `client.py` adds it.
+    """
     settings: dict[str, Any] = {
         "bootstrap_servers": list(address.servers),
         "security_protocol": address.security.upper(),
@@ -155,7 +176,7 @@ def _is_server(server: str) -> bool:
 
 def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:
     """Return the options by name, in their types. An error about an unknown option repeats only its
-    name.
+    name, because its value may be a secret.
     """
     known = {
         f.name: f for f in dataclasses.fields(KafkaAddress) if f.name not in ("servers", "prefix")
@@ -178,6 +199,7 @@ def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]
 
 
 def _number(where: str, name: str, text: str) -> int:
+    """Return the option's number; sizes in bytes must be at least 16 KiB."""
     least = {"replication": -1, "min_isr": 0, "linger_ms": 0}.get(name, 1 << 14)
     try:
         number = int(text)
@@ -189,6 +211,7 @@ def _number(where: str, name: str, text: str) -> int:
 
 
 def _check_together(where: str, address: KafkaAddress) -> None:
+    """Raise `ConfigurationError` for values that are impossible, alone or together."""
     if address.batch_bytes > 1 << 20:
         raise ConfigurationError(
             f"{where}: batch_bytes must be ≤ {1 << 20}, the largest batch that topics accept"

@@ -23,29 +23,13 @@ from rollstream.streams.bus import (
     check_same_settings,
     missing_topic,
 )
+from rollstream.streams.kafka import client, topic_settings
 from rollstream.streams.kafka.address import KafkaAddress, Secrets
 from rollstream.streams.kafka.admin import ANSWER_S, RetryingAdmin, call_with_retries
-from rollstream.streams.kafka.client import (
-    FETCH_WAIT_MS,
-    Admin,
-    Consumer,
-    OffsetOutOfRange,
-    Producer,
-    base_settings,
-)
 from rollstream.streams.kafka.cursors import Cursor, CursorPool, check_kept
 from rollstream.streams.kafka.group import KafkaGroupReader
 from rollstream.streams.kafka.prefetch import PrefetchConsumer
 from rollstream.streams.kafka.producer import Appender, ByteSemaphore
-from rollstream.streams.kafka.topic_settings import (
-    BATCH_ROOM_BYTES,
-    BrokerTopic,
-    check_unbounded,
-    configs_of,
-    topic_of,
-    unreplicated_topics,
-    with_recorded_partitions,
-)
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import Topic, partition_of
 
@@ -77,13 +61,13 @@ class KafkaBus:
         self._clock = clock
         self._lease_s = lease_s
         self._answer_s = answer_s
-        self._settings = base_settings(address, secrets)
+        self._settings = client.base_settings(address, secrets)
         reaching_ms = min(self._settings["bootstrap_timeout_ms"], int(answer_s * 1000))
         self._settings["bootstrap_timeout_ms"] = reaching_ms
         self._topics: dict[str, Topic] = {}
         self._process = os.getpid()
         where = str(address)
-        self._control = RetryingAdmin(where, lambda: Admin(self._settings), answer_s)
+        self._control = RetryingAdmin(where, lambda: client.Admin(self._settings), answer_s)
         bound = ByteSemaphore(address.in_flight_bytes)
         self._appender = Appender(where, self._producer, bound, address.when_full, answer_s)
         self._cursors = CursorPool(self._cursor)
@@ -97,7 +81,7 @@ class KafkaBus:
         missing = {
             self._address.topic(topic.name): (
                 topic.partitions,
-                configs_of(topic, self._address.min_isr),
+                topic_settings.configs_of(topic, self._address.min_isr),
             )
             for topic in topics
             if topic.name not in existing
@@ -107,7 +91,7 @@ class KafkaBus:
             self._control.call("create topics", lambda admin: admin.create(missing, copies))
             existing = self._described([topic.name for topic in topics])
         for topic in topics:
-            found = with_recorded_partitions(
+            found = topic_settings.with_recorded_partitions(
                 replace(existing[topic.name].topic, writer=topic.writer), topic.partitions
             )
             check_same_settings(found, topic)
@@ -158,7 +142,7 @@ class KafkaBus:
         if not exact:
             try:
                 followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
-            except OffsetOutOfRange:
+            except client.OffsetOutOfRange:
                 check_kept(self, topic, positions)
                 followed = None  # the position exists by now: a partition leader was behind
             if followed is not None:
@@ -214,7 +198,7 @@ class KafkaBus:
         names = self._address.topic, self._group(group, topic), self._lease_s
         settings = self._settings | {"client_id": member}
         return KafkaGroupReader(
-            self, group, topic, lambda: Consumer(settings, *names), self._answer_s
+            self, group, topic, lambda: client.Consumer(settings, *names), self._answer_s
         )
 
     def metric_values(self) -> MetricValues:
@@ -233,15 +217,15 @@ class KafkaBus:
             self._cursors.close()
             self._control.close()
 
-    def _producer(self) -> Producer:
-        batch_bytes = min(self._address.batch_bytes, BATCH_ROOM_BYTES)
-        return Producer(self._settings, self._address.linger_ms, batch_bytes)
+    def _producer(self) -> client.Producer:
+        batch_bytes = min(self._address.batch_bytes, topic_settings.BATCH_ROOM_BYTES)
+        return client.Producer(self._settings, self._address.linger_ms, batch_bytes)
 
-    def _cursor(self, topic: str, spare: Consumer | None) -> Cursor:
+    def _cursor(self, topic: str, spare: client.Consumer | None) -> Cursor:
         return Cursor(self, topic, spare or self._consumer())
 
-    def _consumer(self, fetch_wait_ms: int = FETCH_WAIT_MS) -> Consumer:
-        return Consumer(self._settings, self._address.topic, fetch_wait_ms=fetch_wait_ms)
+    def _consumer(self, fetch_wait_ms: int = client.FETCH_WAIT_MS) -> client.Consumer:
+        return client.Consumer(self._settings, self._address.topic, fetch_wait_ms=fetch_wait_ms)
 
     def _group(self, group: str, topic: str) -> str:
         """Return Kafka's name of our group of a topic. Kafka's groups span topics and ours do not,
@@ -264,10 +248,12 @@ class KafkaBus:
             found = self._described([topic])
             if topic not in found:
                 raise missing_topic(topic, str(self._address))
-            self._topics[topic] = with_recorded_partitions(found[topic].topic)
+            self._topics[topic] = topic_settings.with_recorded_partitions(found[topic].topic)
         return self._topics[topic]
 
-    def _warn(self, topics: Sequence[Topic], found: Mapping[str, BrokerTopic]) -> None:
+    def _warn(
+        self, topics: Sequence[Topic], found: Mapping[str, topic_settings.BrokerTopic]
+    ) -> None:
         """Warn once per process, at its start, of settings that work but are risky."""
         grown = [
             f"{topic.name} ({topic.partitions} of {found[topic.name].topic.partitions})"
@@ -281,12 +267,12 @@ class KafkaBus:
                 self._address,
                 ", ".join(grown),
             )
-        if unreplicated_topics(found, brokers=2):
+        if topic_settings.unreplicated_topics(found, brokers=2):
             brokers = self._control.call("look up brokers", lambda admin: admin.brokers())
-            if lacking := unreplicated_topics(found, brokers):
+            if lacking := topic_settings.unreplicated_topics(found, brokers):
                 log.warning("%s: %s", self._address, lacking)
 
-    def _described(self, topics: Sequence[str]) -> dict[str, BrokerTopic]:
+    def _described(self, topics: Sequence[str]) -> dict[str, topic_settings.BrokerTopic]:
         """Return the topics that exist, with their settings on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
         copies = self._control.call("look up topics", lambda a: a.copies(names.values()))
@@ -294,12 +280,12 @@ class KafkaBus:
         if not present:
             return {}
         configs = self._control.call("look up topics", lambda a: a.configs(present.values()))
-        found: dict[str, BrokerTopic] = {}
+        found: dict[str, topic_settings.BrokerTopic] = {}
         for topic, name in present.items():
-            described = topic_of(topic, len(copies[name]), configs[name])
-            check_unbounded(described, configs[name])
+            described = topic_settings.topic_of(topic, len(copies[name]), configs[name])
+            topic_settings.check_unbounded(described, configs[name])
             min_isr = int(configs[name]["min.insync.replicas"])
-            found[topic] = BrokerTopic(described, min(copies[name]), min_isr)
+            found[topic] = topic_settings.BrokerTopic(described, min(copies[name]), min_isr)
         return found
 
 

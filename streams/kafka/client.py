@@ -1,7 +1,8 @@
-"""Wraps kafka-python in three small typed classes; no other file imports it.
+"""Wraps the library kafka-python in three small typed classes: `Admin` for topics and consumer
+groups, `Producer` for appends, `Consumer` for reads. No other file imports the library.
 
-Every method may raise `KafkaError`. The modules beside this one retry requests, replace failed
-clients and bound memory.
+Every method may raise `KafkaError`. The modules beside this one repeat failed requests, replace
+failed clients and bound memory.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,24 +25,23 @@ from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_setti
 from rollstream.streams.kafka.log_filter import limit_kafka_log
 from rollstream.streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
 
-DELIVERY_S = 120.0  # for this long the producer itself repeats a batch before it is in doubt
-FETCH_BYTES = (
-    8 << 20
-)  # of one response; a cursor holds two at most, plus one record above the limit
-PARTITION_BYTES = 4 << 20
-FETCH_WAIT_MS = 250  # a reader that seeks elsewhere first waits for the response in flight
-HEARTBEAT_S = 0.02
-SETTLE_S = 1.0
+DELIVERY_S = 120.0  # kafka-python repeats a batch for this long; then it may be appended or not
+FETCH_BYTES = 8 << 20  # of one response, or one larger record; a `Cursor` holds two responses
+PARTITION_BYTES = 4 << 20  # of one partition in a response
+FETCH_WAIT_MS = 250  # an idle broker answers after this; a reader that seeks waits for the answer
+HEARTBEAT_S = 0.02  # of polling in `heartbeat`
+SETTLE_S = 1.0  # that a poll waits for the end of a rebalance
 POLL_EVERY_S = 300.0  # a group member that works longer on one poll's records loses its partitions
 
 _LOST = "CommitFailed FencedInstanceId IllegalGeneration RebalanceInProgress UnknownMemberId"
 LOST_MEMBERSHIP = tuple(getattr(errors, f"{name}Error") for name in _LOST.split())
+"""Errors by which a broker refuses a member that has lost its partitions or its group."""
 Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored beside the offset
 
 
 class OffsetOutOfRange(Exception):
-    """A position is outside of a partition's range; `places` are the partitions that the client's
-    error names.
+    """A position is outside of the range of its partition. `places` are all such partitions that
+    kafka-python's error names.
     """
 
     def __init__(self, text: str, places: Collection["PartitionId"] = ()) -> None:
@@ -54,12 +54,12 @@ class NoCommittedPosition(Exception):
 
 
 def is_permanent(error: KafkaError) -> bool:
-    """Return whether a broker rejected the request for good, so that a retry is of no use."""
+    """Return whether a broker rejected the request, and would reject it again."""
     return isinstance(error, errors.BrokerResponseError) and not error.retriable
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Return the settings that all clients share, and limit kafka-python's log."""
+    """Return the settings that all clients share. Also limits kafka-python's log."""
     limit_kafka_log()
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
@@ -68,7 +68,7 @@ def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
 
 
 class _TokenProvider(AbstractTokenProvider):
-    """Provides an OAuth token, which is read again for each connection."""
+    """Provides an OAuth token for each connection, from a function by name or from a file."""
 
     def __init__(self, function: str, file: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _TokenProvider(AbstractTokenProvider):
 
 
 class Admin:
-    """Sends requests about the cluster rather than about a log."""
+    """Sends requests about topics (by their names on the cluster) and consumer groups."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         make: Any = kafka.KafkaAdminClient
@@ -112,8 +112,8 @@ class Admin:
         }
 
     def create(self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int) -> None:
-        """Create topics, given as partitions and settings by name. A topic that another process has
-        created first is not an error.
+        """Create topics; `topics` maps each name to the number of partitions and the settings. A
+        topic that exists already (another process has created it first) is not an error.
         """
         copies = {"replication_factor": replication}
         wanted = {
@@ -123,15 +123,15 @@ class Admin:
         try:
             self._client.create_topics(wanted)
         except errors.TopicAlreadyExistsError:
-            if len(wanted) > 1:  # the others may or may not have been created
+            if len(wanted) > 1:  # unknown which of them were created
                 for name, topic in topics.items():
                     self.create({name: topic}, replication)
         self._client.wait_for_topics(list(wanted))
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
-        """Return the first kept offsets, or with `ends` the next ones to be written. A consumer is
-        used because it caches the partition leaders; kafka-python's admin client looks them up
-        before each such request.
+        """Return the first kept offset of each partition, or with `ends` the offset of its next
+        record. A consumer is asked because it caches the partition leaders; kafka-python's admin
+        client looks them up before each such request.
         """
         if self._offsets is None:
             make: Any = kafka.KafkaConsumer
@@ -154,7 +154,7 @@ class Admin:
         return {name: len(group["members"]) for name, group in found.items()}
 
     def log_bytes(self, topics: Collection[str]) -> dict[str, int]:
-        """Return the bytes of each topic on all brokers together, replicas included."""
+        """Return the size of each topic on all brokers together, replicas included."""
         sizes = dict.fromkeys(topics, 0)
         for broker in self._client.describe_log_dirs(list(topics)):
             for folder in broker["log_dirs"]:
@@ -172,8 +172,8 @@ class Admin:
                 self._client.delete_topics([name])
 
     def delete_groups(self, names: Collection[str]) -> dict[str, str]:
-        """Delete consumer groups; one that does not exist is not an error. Returns the names of the
-        others, each with the broker's reason.
+        """Delete consumer groups; one that does not exist is not an error. Returns the groups that
+        were not deleted, each with the broker's reason.
         """
         answers: dict[str, str] = self._client.delete_groups(list(names)) if names else {}
         return {n: why for n, why in answers.items() if why not in ("OK", "GroupIdNotFoundError")}
@@ -182,7 +182,7 @@ class Admin:
         self._client.delete_records({TopicPartition(topic, p): o for p, o in before.items()})
 
     def commit(self, group: str, topic: str, positions: Offsets) -> None:
-        """Commit without being a member, which the broker rejects while the group has members."""
+        """Store positions of a group without being its member; refused while it has members."""
         offsets = {
             TopicPartition(topic, p): OffsetAndMetadata(offset, text, -1)
             for p, (offset, text) in positions.items()
@@ -205,7 +205,9 @@ class Admin:
 
 
 class Producer:
-    """Sends records idempotently; all in-sync replicas acknowledge each one."""
+    """Sends records in batches; a batch that kafka-python repeats is stored once. A record is
+    acknowledged when all in-sync replicas have it.
+    """
 
     def __init__(self, settings: Mapping[str, Any], linger_ms: int, batch_bytes: int) -> None:
         make: Any = kafka.KafkaProducer
@@ -230,8 +232,9 @@ class Producer:
         acknowledged: Callable[[int], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Hand over one record. One of the callbacks runs in the sender's thread before that thread
-        sends anything more of the partition.
+        """Hand over one record (key, value) for `at` (topic, partition). When its result is known,
+        `acknowledged` gets its offset or `failed` the error. The callback runs in kafka-python's
+        sending thread before that thread sends anything more to the partition.
         """
         (topic, partition), (key, value) = at, record
         future = self._producer.send(topic, value, key, None, partition, timestamp_ms)
@@ -239,8 +242,8 @@ class Producer:
         future.add_errback(failed)
 
     def abort(self) -> None:
-        """Stop sending, from any thread, including callbacks: nothing more is sent, and all waiting
-        records fail.
+        """Stop sending at once: nothing more is sent, and all waiting records fail. May be called
+        from any thread, also in a callback of `send`.
         """
         # `close(timeout=0)` would wait for a flush first, from within the thread that flushes.
         self._producer._sender.force_close()
@@ -251,12 +254,13 @@ class Producer:
 
 
 PartitionId = tuple[str, int]
-"""The name of a topic (ours, without the prefix) and a partition."""
+"""A topic, by its name in the run (without the prefix on the cluster), and a partition."""
 
 
 class Consumer:
-    """Reads topics at explicit positions, or one topic as a member of `group`. `named` maps our
-    topic names to those on the cluster.
+    """Reads partitions at explicit positions (`assign`, `seek`), or one topic as a member of
+    `group` (`subscribe`), from the group's committed positions. `named` maps a topic of the run to
+    its name on the cluster. A member that sends no heartbeat for `lease_s` loses its partitions.
     """
 
     def __init__(
@@ -292,8 +296,8 @@ class Consumer:
         self._consumer.assign([TopicPartition(self._cluster_name(t), p) for t, p in places])
 
     def subscribe(self, topic: str, on_revoked: Callable[[Collection[int]], None]) -> None:
-        """Read the topic as a member of the group; `on_revoked` is called in another thread with
-        partitions that were taken away.
+        """Read the topic as a member of the group; `on_revoked` is called, in another thread, with
+        the partitions that were taken away.
         """
         self._topic = self._cluster_name(topic)
         self._topic_by_cluster_name[self._topic] = topic
@@ -335,9 +339,9 @@ class Consumer:
         ]
 
     def _poll(self, wait_s: float, records_max: int) -> Any:
-        """Poll; a rebalance under way gets `SETTLE_S` more to finish. kafka-python drops the result
-        of a rebalance that ends between two polls and may then wait for ever, so the consumer is
-        made to join again.
+        """Poll once. If the group's partitions are being divided again (a rebalance), poll for up
+        to `SETTLE_S` more until that ends. kafka-python drops the result of a rebalance that ends
+        between two polls and may then wait for ever, so the consumer is made to join again.
         """
         found, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
         coordinator = self._consumer._coordinator
@@ -351,11 +355,13 @@ class Consumer:
         return found
 
     def heartbeat(self) -> None:
-        """Keep the membership alive without reading."""
+        """Poll so that the member stays in its group, without moving any position: partitions held
+        now are paused, and a record of one that was assigned just now is sought again.
+        """
         held = self._consumer.assignment()
         self._consumer.pause(*held)
         try:
-            for at, rows in self._poll(HEARTBEAT_S, 1).items():  # a partition assigned just now
+            for at, rows in self._poll(HEARTBEAT_S, 1).items():
                 self._consumer.seek(at, rows[0].offset)
         except (
             errors.OffsetOutOfRangeError,
@@ -378,7 +384,9 @@ class Consumer:
 
 
 class _RebalanceListener(kafka.ConsumerRebalanceListener):
-    """Reports revoked and lost partitions; their uncommitted records are left to the next owner."""
+    """Reports the partitions that the group takes away from this member. Their uncommitted records
+    are read again by the next owner.
+    """
 
     def __init__(self, on_revoked: Callable[[Collection[int]], None]) -> None:
         self._on_revoked = on_revoked
@@ -387,4 +395,4 @@ class _RebalanceListener(kafka.ConsumerRebalanceListener):
         self._on_revoked([at.partition for at in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        """Do nothing: the partitions are read from the group's commits on."""
+        """Do nothing: reading begins at the positions that the group has committed."""

@@ -1,5 +1,9 @@
-"""Reads topics at explicit positions, with consumers that are kept between reads, so that
-consecutive reads fetch no record twice.
+"""Reads topics of Kafka at the positions that the caller passes with each read (`Bus.read`).
+
+A Kafka consumer continues after the records that it fetched last, and a seek drops fetched
+records. So a `Cursor` keeps a consumer and its unread records between reads: a read that begins
+where the previous one ended fetches no record twice. `CursorPool` keeps the cursors and lends each
+read the one that ended at its positions.
 """
 
 import threading
@@ -12,20 +16,22 @@ from rollstream.errors import BusTimeout
 from rollstream.streams.bus import Bus, Message, check_position
 from rollstream.streams.kafka.client import Consumer, OffsetOutOfRange
 
-SLICE_S = 0.5  # between two checks of a waiting reader whether its position still exists
+SLICE_S = 0.5  # longest single wait for a fetch; after it an exact read asks for the topic's end
 RECORDS_MAX = 100_000  # more records than one response holds
 
 
 class Cursor:
     """Serves one reader of one topic; only one thread at a time may use it.
 
-    A read that starts where the last one ended continues without a seek; any other position is
-    sought. Records that were fetched but not yet requested stay in the cursor: those of two
+    A read that begins where the previous one ended continues without a seek; a read at any other
+    position seeks. Records that were fetched but not returned yet stay in the cursor: those of two
     responses at most, since the next response is requested while the caller processes one.
     """
 
     def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
-        self._bus = bus  # its own connection: the consumer's may wait long for a response
+        # Begins and ends are looked up over the bus's own connection: the consumer's may be busy
+        # with a long wait for a response.
+        self._bus = bus
         self._topic = topic
         self._consumer = consumer
         self._next: dict[int, int] = {}  # next offset after the last read, by partition
@@ -44,8 +50,8 @@ class Cursor:
         answer_s: float | None,
     ) -> list[Message]:
         """Read as `Bus.read`. Before an empty result the brokers are asked whether there are
-        records; raises `BusTimeout` if there are but none arrives within `answer_s`. With None the
-        brokers are not asked.
+        records; raises `BusTimeout` if there are but none arrives within `answer_s`. If `answer_s`
+        is None the brokers are not asked, so an empty result does not show that there are none.
         """
         is_sequential = not self._seek(positions)
         deadline = Deadline(wait_s)
@@ -71,14 +77,14 @@ class Cursor:
 
     @property
     def consumer(self) -> Consumer:
-        """Return the consumer, for another cursor once this one no longer reads."""
+        """Return the consumer, which another cursor may use once this one no longer reads."""
         return self._consumer
 
     def close(self) -> None:
         self._consumer.close()
 
     def _seek(self, positions: Mapping[int, int]) -> bool:
-        """Move to these positions; returns whether any seek was needed."""
+        """Make the consumer continue at these positions; returns whether any needed a seek."""
         has_sought = False
         if self._next.keys() != positions.keys():
             self._consumer.assign([(self._topic, p) for p in positions])
@@ -95,7 +101,7 @@ class Cursor:
     def _take(
         self, positions: Mapping[int, int], records_max: int, bytes_max: int
     ) -> list[Message]:
-        """Take fetched records, partition after partition."""
+        """Remove records from `_pending` and return them, partition after partition."""
         messages: list[Message] = []
         for partition in positions:
             pending = self._pending[partition]
@@ -116,7 +122,7 @@ class Cursor:
             messages = self._consumer.poll(wait_s, RECORDS_MAX)
         except OffsetOutOfRange:
             check_kept(self._bus, self._topic, positions)
-            return False  # the positions exist by now: a partition leader was behind
+            return False  # the positions exist now: a partition's leader had been behind
         for message in messages:
             self._pending[message.partition].append(message)
         return bool(messages)
@@ -132,26 +138,26 @@ class Cursor:
 
 
 def check_kept(bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
-    """Raise `PositionLost` or `BusError` if a position is outside of the partition's present
-    range.
+    """Raise `PositionLost` for a position before the first kept record of its partition, and
+    `BusError` for one beyond the end.
     """
     begins, ends = bus.begin(topic), bus.end(topic)
     for partition, offset in positions.items():
         check_position(topic, partition, offset, begins[partition], ends[partition])
 
 
-PER_TOPIC_MAX = 2
-CURSORS_MAX = 16
+PER_TOPIC_MAX = 2  # cursors that a pool keeps of one topic
+CURSORS_MAX = 16  # cursors that a pool keeps in all
 
 
 class CursorPool:
-    """Lends cursors to threads, each cursor to one of them at a time.
+    """Lends cursors to threads, each cursor to one thread at a time, and keeps the returned ones.
 
-    The pool recognises a reader by its positions: it lends the cursor that ended exactly there.
-    Otherwise it makes a new cursor, up to `PER_TOPIC_MAX` of a topic; beyond that it lends the
-    topic's least recently used cursor, which seeks. Once `CURSORS_MAX` are kept, a new cursor takes
-    the consumer of the least recently used one, because a new consumer costs connections and half a
-    dozen requests.
+    The pool recognises a reader by its positions: it lends the kept cursor whose last read ended
+    exactly there. If there is none, it makes a new cursor, or, if it keeps `PER_TOPIC_MAX` of the
+    topic, lends the least recently used of these, which then seeks. If it keeps `CURSORS_MAX` in
+    all, a new cursor takes over the consumer of the least recently used one, because a new consumer
+    costs connections and half a dozen requests.
     """
 
     def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
@@ -161,8 +167,8 @@ class CursorPool:
 
     @contextmanager
     def borrowed(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
-        """Yield the best cursor for a read at these positions. After an error the cursor is closed,
-        not kept.
+        """Yield the cursor for a read at these positions, chosen by the rule above. After an error
+        the cursor is closed, not kept.
         """
         cursor = self._borrow(topic, positions) or self._make(topic, self._spare_consumer())
         try:

@@ -1,9 +1,10 @@
-"""Implements a consumer group's member (`GroupReader` in bus.py) by Kafka's own groups with
+"""Implements the member of a consumer group (`GroupReader` in bus.py) over Kafka's own groups with
 cooperative rebalancing, which interrupts only the partitions that move.
 
-A commit covers the records that `poll` returned from partitions still held. For partitions that
-were taken away meanwhile nothing is committed, and their new owner reads those records again. A
-client that fails for good is replaced by a new one, with growing pauses up to a bound.
+A commit covers the records that `poll` returned from partitions that the member still holds. For
+partitions that it lost meanwhile nothing is committed, and their new owner reads those records
+again. Failed requests are repeated with growing pauses for `answer_s`; a client that cannot recover
+is replaced by a new one, which joins the group again.
 """
 
 import contextlib
@@ -30,7 +31,10 @@ T = TypeVar("T")
 
 
 class KafkaGroupReader:
-    """Implements `GroupReader` over a Kafka consumer group."""
+    """Implements `GroupReader` over a Kafka consumer group. `make` returns a new client; `bus` is
+    used to look up begins, ends and committed positions; `answer_s` bounds the retries of a
+    request.
+    """
 
     def __init__(
         self, bus: Bus, group: str, topic: str, make: Callable[[], Consumer], answer_s: float
@@ -42,7 +46,7 @@ class KafkaGroupReader:
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._read: dict[int, int] = {}  # by partition held, the offset after the polled records
-        self._stored: dict[int, int] = {}
+        self._stored: dict[int, int] = {}  # by partition held, the offset committed by this member
         self._consumer: Consumer | None = None
         self._retry(self._joined_consumer)
 
@@ -53,7 +57,8 @@ class KafkaGroupReader:
             return []
         while True:
             polled = self._retry(lambda: self._poll_once(deadline, records_max))
-            count = self._bus.partitions(self._topic)  # an administrator may have added more
+            # An administrator may have added partitions to the topic. The run does not use them.
+            count = self._bus.partitions(self._topic)
             messages = [message for message in polled if message.partition < count]
             with self._lock:
                 for message in messages:
@@ -81,8 +86,9 @@ class KafkaGroupReader:
         return self._retry(self._pass_lost)
 
     def _pass_lost(self) -> dict[int, int]:
-        """Resume at the begin. Kafka rejects a commit from outside of the group while it has
-        members, so the member itself continues at the begin and commits that position.
+        """Continue at the first kept record of each partition whose position was truncated. While a
+        group has members, Kafka accepts commits only from them, so this member seeks there itself,
+        and its next `commit` stores the new position.
         """
         consumer, begins = self._joined_consumer(), self._bus.begin(self._topic)
         at = self._next_offsets()
@@ -96,8 +102,8 @@ class KafkaGroupReader:
         return lost
 
     def _next_offsets(self) -> dict[int, int]:
-        """Return the next offset of each partition: the group's commits, updated by the records
-        polled since.
+        """Return the next offset of each partition: after the records that this member polled,
+        else the group's committed position.
         """
         committed = self._bus.committed(self._group, self._topic)
         with self._lock:
@@ -110,8 +116,8 @@ class KafkaGroupReader:
         self.drop_partitions([*self._read])
 
     def _due(self) -> dict[int, int]:
-        """Return the positions after polled records, for partitions still held, not committed
-        yet.
+        """Return the positions that are to be committed: after the polled records, of partitions
+        still held, where they differ from what this member committed last.
         """
         with self._lock:
             return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
@@ -132,7 +138,9 @@ class KafkaGroupReader:
         return []
 
     def _start_uncommitted(self, consumer: Consumer) -> None:
-        """Start partitions that the group never committed at their begin."""
+        """Seek to the first kept record of each assigned partition in which the group has no
+        committed position.
+        """
         committed, begins = (
             self._bus.committed(self._group, self._topic),
             self._bus.begin(self._topic),
@@ -142,13 +150,16 @@ class KafkaGroupReader:
                 consumer.seek((self._topic, partition), begins.get(partition, 0))
 
     def _check_commits(self, consumer: Consumer) -> None:
-        """Raise `PositionLost` if the group's commit is below the first kept record."""
+        """Raise `PositionLost` if the next offset of an assigned partition is below its first kept
+        record, and `BusError` if it is beyond the end.
+        """
         begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
         for p, offset in self._next_offsets().items():
             if p in consumer.assignment() and p in begins:
                 check_position(self._topic, p, offset, begins[p], ends[p])
 
     def _joined_consumer(self) -> Consumer:
+        """Return the client; makes one that joins the group if there is none."""
         if self._consumer is None:
             consumer = self._make()
             try:
@@ -160,8 +171,8 @@ class KafkaGroupReader:
         return self._consumer
 
     def drop_partitions(self, partitions: Collection[int]) -> None:
-        """Drop these partitions, which belong to another member from now on. Called in the client's
-        thread.
+        """Drop the positions in these partitions, which belong to another member from now on. The
+        client calls this in its own thread.
         """
         with self._lock:
             for partition in partitions:
@@ -169,8 +180,8 @@ class KafkaGroupReader:
                 self._stored.pop(partition, None)
 
     def _replace(self, error: Exception) -> None:
-        """Close a client that failed for good, with all its partitions; a retriable error leaves
-        the client in place.
+        """Close a client that cannot recover from the error, and give up all its partitions; a
+        retriable error leaves the client in place.
         """
         if isinstance(error, KafkaError) and error.retriable:
             return

@@ -1,22 +1,23 @@
 """`limit_kafka_log` keeps kafka-python's log short: only warnings and errors pass, each kind at
-most twice a minute, and no message about a reconnect.
+most twice a minute. Its network code passes only errors, and none about a lost connection.
 
-While a broker is unreachable kafka-python logs every connection attempt, dozens a second; the error
-that the caller gets names the failed operation (`admin.call_with_retries`). At debug level
-kafka-python logs passwords, so its level is set here and not by the root logger.
+While a broker is unreachable kafka-python reconnects by itself and logs every attempt, dozens a
+second; the error that the caller gets names the failed operation (`admin.call_with_retries`). At
+debug level kafka-python logs passwords, so its level is set here and not by the root logger.
 """
 
 import logging
 import time
 
-EVERY_S = 30.0
-KINDS_MAX = 1000
+EVERY_S = 30.0  # between two messages of one kind
+KINDS_MAX = 1000  # kinds remembered; then all are forgotten, and each may pass once more
 RETRIED = ("KafkaConnectionError", "KafkaTimeoutError")  # kafka-python reconnects after these
 
 
 class RateLimitedHandler(logging.Handler):
-    """Passes a record to the root logger's handlers unless one of the same kind was passed within
-    `EVERY_S`.
+    """Passes a record to the root logger's handlers, unless it reports a reconnect or one of the
+    same kind was passed within `EVERY_S`. Records of one logger with the same message, before the
+    arguments are inserted, are of one kind.
     """
 
     def __init__(self) -> None:
@@ -38,12 +39,13 @@ class RateLimitedHandler(logging.Handler):
 
 
 def _is_retry(record: logging.LogRecord) -> bool:
+    """Return whether the network code logs something that it repairs by a reconnect."""
     arguments = record.args if isinstance(record.args, tuple) else ()
     return record.levelno < logging.ERROR or any(type(one).__name__ in RETRIED for one in arguments)
 
 
 def limit_kafka_log() -> None:
-    """Install the handler once per process; does nothing if `kafka` has a handler already."""
+    """Install the handler once per process; does nothing if the logger `kafka` has a handler."""
     log = logging.getLogger("kafka")
     if all(isinstance(handler, logging.NullHandler) for handler in log.handlers):
         log.setLevel(logging.WARNING)

@@ -1,6 +1,8 @@
-"""Appends records with a bound on the bytes in flight, over one idempotent producer that all
-threads share; kafka-python's producer has no such bound. The stored records of one append to one
-partition are always a prefix of it.
+"""Appends records to Kafka (`Appender`), over one idempotent producer that all threads share.
+
+An append is cut into batches that fit a bound on the bytes in flight (`ByteSemaphore`), because
+kafka-python's producer has no such bound; each batch is awaited before the next one is sent. If an
+append fails midway, a partition holds the first of its records up to some point, without a gap.
 """
 
 import logging
@@ -17,8 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class ByteSemaphore:
-    """Bounds bytes: at most `limit` are taken at any time. A request above `limit` is a programmer
-    error.
+    """Bounds the bytes in use: at most `limit` are taken at any time. To ask for more than `limit`
+    is a programmer error.
     """
 
     def __init__(self, limit: int) -> None:
@@ -49,7 +51,7 @@ RecordToSend = tuple[int, bytes, bytes | None, int]
 
 RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
 COPIES = 2  # the caller's value, and the batch that it is copied into
-SLACK_S = 30.0  # beyond the producer's own limit; without a result by then its thread is dead
+SLACK_S = 30.0  # after DELIVERY_S, when the producer itself gives up; later its thread is dead
 
 
 def record_cost_bytes(record: RecordToSend) -> int:
@@ -58,8 +60,8 @@ def record_cost_bytes(record: RecordToSend) -> int:
 
 
 def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, stop and cost of consecutive ranges of records that fit the bound `limit`; a
-    single record may be above it.
+    """Cut records into consecutive batches whose cost (`record_cost_bytes`) is at most `limit`, and
+    yield start, stop and cost of each. A single record above `limit` is a batch of its own.
     """
     start = total = 0
     for index, record in enumerate(records):
@@ -73,7 +75,9 @@ def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tup
 
 
 class _BatchInFlight:
-    """Tracks records in flight together: their offsets as they arrive, and the first error."""
+    """Tracks a batch of records in flight: their offsets as the brokers acknowledge them, and the
+    first error. Once each record has succeeded or failed, calls `finished` and sets `done`.
+    """
 
     def __init__(self, count: int, finished: Callable[[], None]) -> None:
         self.offsets = [0] * count
@@ -101,13 +105,16 @@ class _BatchInFlight:
 
 
 class Appender:
-    """Appends for all threads, over one producer at a time.
+    """Appends for all threads, over one producer at a time, which `make` creates when it is needed.
 
-    The stored records of one append to one partition are always a prefix of it: the first failing
-    record ends the whole producer before it sends anything later, and the next append creates a new
-    one. Otherwise a writer's #5 could be lost and its #6 stored, a gap that stops every reader
-    (invariant 7). Records in flight at that moment are in doubt: they may have been stored, and a
-    repeated append is recognised by its sequence number.
+    The first record that fails ends the whole producer before it sends anything later, and the next
+    append creates a new one. Otherwise the log could lose a writer's record with sequence number 5
+    and store number 6: a gap, which stops every reader (invariant 7). Records in flight when the
+    producer ends are in doubt: they may be stored or not. The writer appends them again, and
+    readers drop what was stored twice by its sequence number.
+
+    `bound` limits the bytes in flight; at the limit an append waits, or raises with nothing sent,
+    as `when_full` states. `answer_s` limits the creation of a producer.
     """
 
     def __init__(
@@ -127,8 +134,9 @@ class Appender:
         self._producer: Producer | None = None
 
     def append(self, topic: str, records: Sequence[RecordToSend]) -> list[int]:
-        """Append the records and return their offsets once all are acknowledged. `BusTimeout`
-        states whether they are in doubt.
+        """Append the records and return their offsets once all are acknowledged. Raises
+        `BusTimeout`, whose text states whether records are in doubt, and `BusError` if no producer
+        could be created.
         """
         offsets: list[int] = []
         for start, stop, amount in bounded_batches(records, self._bound.limit):
@@ -150,6 +158,9 @@ class Appender:
             _close_producer(producer, wait_s)
 
     def _take(self, topic: str, amount: int, begun: bool) -> None:
+        """Take `amount` bytes of the bound; raises `BusTimeout` if they are not available in time.
+        An append of which a batch was sent (`begun`) always waits.
+        """
         wait_s = 0.0 if self._when_full == "raise" and not begun else DELIVERY_S
         if not self._bound.take(amount, wait_s):
             state = "the records before were appended" if begun else "nothing was sent"
@@ -160,6 +171,7 @@ class Appender:
             )
 
     def _send(self, topic: str, records: Sequence[RecordToSend], amount: int) -> _BatchInFlight:
+        """Send a batch; its `amount` bytes are given back to the bound once it is finished."""
         batch = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
         try:
             producer = self._current(topic)
@@ -184,7 +196,9 @@ class Appender:
     def _failed(
         self, producer: Producer, batch: _BatchInFlight, error: Exception, count: int = 1
     ) -> None:
-        """Stop this producer, so that it sends nothing after a failed record."""
+        """End this producer, so that it sends nothing after a failed record, and count the record
+        (or `count` records) of the batch as failed.
+        """
         producer.abort()
         with self._lock:
             if self._producer is producer:

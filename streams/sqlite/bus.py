@@ -1,9 +1,10 @@
-"""Implements the bus contract over SQLite in a folder: one file per topic (WAL), one for consumer
-groups; several processes may use it at once.
+"""Implements the bus contract over SQLite in a folder on a local disk (`SqliteBus`): one file per
+topic (`topic_log.py`) and one for all consumer groups (`groups.py`). Several processes of one
+machine may use the folder at once.
 
 When an append returns, its records survive the death of any process; with `sync="full"` they
-survive power loss too. Threads may share one bus: each file has one connection behind a lock. After
-a fork a process opens its own bus. The folder must be on a local disk.
+survive power loss too. Threads may share one bus: each file has one connection behind a lock. A
+process opens its own bus after a fork.
 """
 
 import re
@@ -21,13 +22,17 @@ from rollstream.streams.sqlite.groups import LeasedGroupReader, SqliteGroups
 from rollstream.streams.sqlite.topic_log import TopicLog
 from rollstream.streams.topics import Topic
 
-POLL_S = 0.001  # first pause of a waiting reader; it grows to POLL_S_MAX, the most added latency
-POLL_S_MAX = 0.008
+POLL_S = 0.001  # a waiting reader's first pause between two reads; each pause is twice the last
+POLL_S_MAX = 0.008  # the longest pause, and so the longest delay of a record by the waiting
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 class SqliteBus:
-    """Implements `Bus` over the files of one folder."""
+    """Implements `Bus` over the files of one folder, which the constructor creates if it is
+    missing. It raises `BusError` if that fails, or if the folder is on a network file system. A
+    file is opened at the first use of its topic. A member of a consumer group that does not poll
+    for `lease_s` loses its partitions. `clock` gives seconds since 1970, for records and leases.
+    """
 
     def __init__(
         self,
@@ -43,8 +48,9 @@ class SqliteBus:
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
         self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
-        """By topic, a state of the file and positions at which that state had no records: idle
-        readers poll often, and checking the state costs a tenth of a read.
+        """By topic, the state of its file at the last read without records, and the positions of
+        that read. While both are the same, a read would find none again and is spared: idle readers
+        poll often, and checking the state costs a tenth of a read.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +137,9 @@ class SqliteBus:
         return self._folder / f"{topic}.db"
 
     def _log(self, topic: str) -> TopicLog:
-        """Return the topic's file, opened once; another process may have created it."""
+        """Return the topic's file, which is opened at the first call; another process may have
+        created it. Raises `TopicMissing` if there is none.
+        """
         log = self._logs.get(topic)
         if log is not None:
             return log

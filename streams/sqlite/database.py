@@ -1,10 +1,10 @@
-"""Opens one SQLite file, runs its transactions, and raises its errors as the project's error
-classes.
+"""Opens one SQLite file (`Database`), runs transactions on it, and raises SQLite's errors as the
+project's error classes. Several processes and threads may use a file at once.
 
-Each process has one connection per file behind a lock, so any thread may use it; a transaction
-holds the lock. A forked process must open its own connection (SQLite's rule): using an inherited
-one is refused. The file must not be on a network file system, which this module detects: SQLite's
-WAL (write-ahead log) needs memory shared between its users.
+A process has one connection per file behind a lock, which a transaction holds. After a fork the
+child must open a connection of its own (SQLite's rule): an inherited one is refused. The file must
+be on a local disk, because SQLite's write-ahead log (WAL) needs memory that its users share: the
+bus refuses folders on a network file system, which `network_file_system` detects.
 """
 
 import os
@@ -22,9 +22,9 @@ from rollstream.errors import BusError, BusTimeout
 Sync = Literal["normal", "full"]
 
 BUSY_MS = 10_000  # how long one writer waits for another before it gives up
-PAGE_BYTES = 16384  # measured: 50 KB values are written at twice the rate of 4096
-WAL_PAGES = 4000  # 64 MB between two checkpoints of the WAL
-WAL_BYTES = 64 << 20  # the WAL file shrinks to this after a checkpoint
+PAGE_BYTES = 16384  # measured: 50 KB values are written at twice the rate of pages of 4096
+WAL_PAGES = 4000  # 64 MB of WAL, after which SQLite copies it into the file (its "checkpoint")
+WAL_BYTES = 64 << 20  # size to which the WAL file shrinks after such a copy
 
 _DAMAGED = "the file is damaged: keep a copy, then restore it or start the run in a new folder"
 _ADVICE = {
@@ -39,7 +39,10 @@ _ADVICE = {
 
 
 class Database:
-    """Holds a connection, its lock and its path."""
+    """Holds the process's connection to the file at `path`. `reading` and `writing` lend it to one
+    thread at a time. `sync="full"` flushes every transaction to disk. SQLite's errors are raised as
+    `BusError` (or its subclass `BusTimeout`), with `what` in the text: "cannot append to FILE: …".
+    """
 
     def __init__(self, path: Path, sync: Sync) -> None:
         self.path = path
@@ -59,8 +62,8 @@ class Database:
         self._pragma(f"journal_size_limit = {WAL_BYTES}")
 
     def _enter_wal(self) -> None:
-        """Switch the file to WAL. Several processes may create a file at once, and SQLite does not
-        wait for the others here, so this retries.
+        """Switch the file to WAL. While another process does the same in a new file, SQLite reports
+        it as busy without waiting, so this retries for `BUSY_MS`.
         """
         deadline = Deadline(BUSY_MS / 1000)
         while True:
@@ -83,14 +86,18 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Generator[sqlite3.Connection]:
-        """Yield the connection, locked; each statement sees one state of the file."""
+        """Yield the connection for reading, locked against other threads. Each statement sees one
+        state of the file; two statements may see different ones.
+        """
         self._check_process()
         with self._lock, self.translated(what):
             yield self._connection
 
     @contextmanager
     def writing(self, what: str) -> Generator[sqlite3.Connection]:
-        """Run a write transaction, committed at the end and rolled back by any exception."""
+        """Yield the connection inside a write transaction. It is committed at the end of the block,
+        and rolled back by any exception.
+        """
         self._check_process()
         with self._lock, self.translated(what):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -108,8 +115,8 @@ class Database:
 
     @contextmanager
     def translated(self, what: str) -> Generator[None]:
-        """Raise a `sqlite3.Error` of the block as `BusError`, or `BusTimeout` if the file was
-        locked, with advice.
+        """Raise a `sqlite3.Error` of the block as a `BusError` with advice (as `BusTimeout` if
+        another process held the file for too long).
         """
         try:
             yield
@@ -129,6 +136,8 @@ class Database:
 
 
 MOUNTS = Path("/proc/self/mounts")
+# Types of network file systems as /proc/self/mounts names them; those of FUSE are separate, because
+# most FUSE file systems are local.
 NETWORK_TYPES = frozenset(
     {
         "nfs",
@@ -166,11 +175,11 @@ NETWORK_FUSE = frozenset(
 
 
 def network_file_system(folder: str, mounts: str) -> str | None:
-    """Return the type of the network file system that holds the absolute path `folder`; None for a
-    local one.
+    """Return the type of the file system that holds the absolute path `folder` if it is a network
+    file system, else None.
 
-    `mounts` is the text of Linux's /proc/self/mounts. The longest mount point above `folder`
-    counts; of equal ones the last, because it hides the earlier ones.
+    `mounts` is the text of Linux's /proc/self/mounts. Of the mount points that contain `folder` the
+    longest counts, and of equal ones the last, because it hides the earlier ones.
     """
     best, found = -1, None
     for line in mounts.splitlines():
@@ -185,14 +194,16 @@ def network_file_system(folder: str, mounts: str) -> str | None:
 
 
 def _unescaped(point: str) -> str:
-    """Replace the octal escapes that this file uses for blanks, tabs, newlines and backslashes."""
+    """Return a mount point without the octal escapes that /proc/self/mounts uses for blanks, tabs,
+    newlines and backslashes.
+    """
     for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         point = point.replace(escape, character)
     return point
 
 
 def read_mounts() -> str:
-    """Return this machine's mounts; empty if the system has no such file, so that no folder counts
-    as a network folder.
+    """Return the text of /proc/self/mounts. It is empty on a system without that file, where every
+    folder then counts as local.
     """
     return MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""

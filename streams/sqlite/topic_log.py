@@ -1,7 +1,9 @@
-"""Keeps one topic in one SQLite file: a table per partition keyed by first offset, so every append
-writes at a table's end. A row holds one or several records of one append (`LogRow`).
+"""Keeps one topic of the log in one SQLite file (`TopicLog`): its settings and a table for each
+partition. A row holds one record, or several of one append (`LogRow`). The table's primary key is
+the offset of a row's first record, so every append writes at the table's end.
 
-The last row of a table always stays, so the end of a partition is known and never moves back.
+Truncation, retention and compaction never remove a table's last row, so the end of a partition is
+known and never moves back. A write is one transaction; several processes may use a file at once.
 """
 
 import dataclasses
@@ -25,23 +27,24 @@ from rollstream.streams.bus import (
 from rollstream.streams.sqlite.database import Database, Sync
 from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 
-ROW_BYTES = 64 << 10  # of several records: bounds what a read from the middle of a row skips
+ROW_BYTES = 64 << 10  # most bytes of several records in a row; a read in its middle loads all
 
 LogRow = tuple[int, int, int, bytes, bytes | None, bytes | None]
-"""The first offset, count, timestamp in ms, keys, values and sizes of a row.
+"""One row: its first offset, number of records, timestamp in ms, keys, values and sizes.
 
-A row of one record holds its key and value as they are, and its sizes are NULL. A row of several
-records holds their keys joined and their values joined; its sizes are, as u32 little-endian, the
-lengths of all keys, then of all values. Reading one row of 64 records takes half the time of 64
-rows. In compacted topics each record has a row of its own; a tombstone has one in every topic.
+A row of one record holds the key and value as they are, and no sizes (NULL). A row of several
+records holds their keys joined, their values joined, and as sizes (u32, little-endian) the lengths
+of all keys, then of all values. Reading 64 records in one row takes half the time of 64 rows. In a
+compacted topic each record has a row of its own; in every topic a tombstone does.
 """
 
 
 def pack_rows(
     entries: Sequence[AppendEntry], first: int, now_ms: int, row_bytes: int
 ) -> Iterator[LogRow]:
-    """Yield rows of `entries` in order, from offset `first` on. Records of one timestamp share a
-    row of less than `row_bytes`; a tombstone shares with none.
+    """Yield the rows of `entries` in order, from offset `first` on. Records of equal timestamp
+    share a row while it has less than `row_bytes`; with 0 each record has a row of its own, as a
+    tombstone always has. `now_ms` is for entries without a timestamp.
     """
     start = taken = 0
     at_ms = entries[0].timestamp_ms if entries else None
@@ -66,8 +69,8 @@ def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
 
 
 def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
-    """Return all records of a row. The values of several records are copied out, so keeping one
-    record does not keep the others in memory.
+    """Return all records of a row. Those of a row of several are copies, so a record that is kept
+    does not keep the whole row in memory.
     """
     first, count, timestamp_ms, keys, values, sizes = row
     if sizes is None or values is None:
@@ -86,9 +89,9 @@ def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
     )
 
 
-# `begins` has the offset below which truncation and retention have removed records. It may be in
-# the middle of a row; readers never get records below it. Compaction does not move it, since a
-# reader of a compacted topic misses nothing through a hole.
+# `begins` has for each partition the offset below which truncation and retention have removed the
+# records. This offset may be in the middle of a row; readers never get records below it. Compaction
+# does not move it: a reader that misses a removed record will read a newer one of the same key.
 _SETTINGS = """
 CREATE TABLE settings (topic TEXT NOT NULL);
 CREATE TABLE begins (partition INTEGER PRIMARY KEY, begin INTEGER NOT NULL);
@@ -105,8 +108,9 @@ CREATE INDEX key_{p} ON log_{p} (key, first);
 CREATE INDEX tombstone_{p} ON log_{p} (timestamp_ms) WHERE value IS NULL;
 """
 
-# A reader that waits at the end runs this query often. `count` precedes the long columns, so the
-# long columns of the last row are not loaded.
+# The rows from the one that contains offset ?1 on. A reader that waits at the end runs this query
+# often: it finds that the last row ends before ?1, for which SQLite loads the columns up to `count`
+# only. So `count` precedes the long columns.
 _ROWS_FROM = """
 SELECT first, count, timestamp_ms, key, value, sizes FROM log_{p}
 WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND first + count > ?1
@@ -117,7 +121,9 @@ CREATED_S = 2.0  # for this long an empty file may be one that another process i
 
 
 class TopicLog:
-    """Reads and writes a topic in an existing file; `create` makes the file."""
+    """Reads and writes the topic in the file of `database`, which exists; `create` also makes the
+    file. Closing it closes the database.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -126,8 +132,8 @@ class TopicLog:
 
     @staticmethod
     def create(path: Path, topic: Topic, sync: Sync) -> "TopicLog":
-        """Open the topic's file, creating it if missing. Raises `BusError` if an existing file has
-        other settings.
+        """Open the topic's file, and make it if there is none. Raises `BusError` if an existing
+        file has other settings.
         """
         database = Database(path, sync)
         try:
@@ -142,7 +148,9 @@ class TopicLog:
         return log
 
     def append(self, entries: Sequence[AppendEntry], now_ms: int) -> list[int]:
-        """Append the entries in one transaction and return their offsets."""
+        """Append the entries in one transaction, and return the offset of each. The same
+        transaction compacts a compacted topic, and truncates records older than the retention.
+        """
         topic = self.settings
         check_entries(topic, entries)
         by_partition: dict[int, list[int]] = {}
@@ -169,6 +177,9 @@ class TopicLog:
         return offsets
 
     def read(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
+        """Return records from these offsets on, partition by partition, within both bounds, but at
+        least one if there is any. Raises `PositionLost` for an offset that was truncated.
+        """
         messages: list[Message] = []
         for partition, offset in positions.items():
             if len(messages) >= records_max or bytes_max <= 0:
@@ -180,25 +191,29 @@ class TopicLog:
         return messages
 
     def begin(self) -> dict[int, int]:
+        """Return, for each partition, the first offset that is not truncated."""
         with self._database.reading("read") as connection:
             rows = connection.execute("SELECT partition, begin FROM begins ORDER BY partition")
             return dict(rows.fetchall())
 
     def end(self) -> dict[int, int]:
+        """Return the offset after the last record of each partition."""
         with self._database.reading("read") as connection:
             return {p: _end(connection, p) for p in range(self.settings.partitions)}
 
     def changes(self) -> tuple[int, int]:
-        """Return two numbers: the first changes when other connections write, the second when this
-        one writes (3 µs, cheaper than a query).
+        """Return two numbers by which a reader notices a write without a query (3 µs): the first
+        changes when another connection writes, the second when this one does.
 
-        Both are read under the connection's lock. Otherwise a thread could see an append of another
-        thread by its `end`, not yet by these numbers, and then read nothing below that end.
+        Both are read under the connection's lock. Otherwise, while another thread of this process
+        appends, a thread could get the new `end` but still the old numbers. It would then take the
+        topic as unchanged, and read nothing below that end.
         """
         with self._database.reading("read") as connection:
             return connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
 
     def truncate(self, before: Mapping[int, int]) -> None:
+        """Remove the records below these offsets, by partition; the last record always stays."""
         with self._database.writing("truncate") as connection:
             for partition, offset in before.items():
                 _truncate(connection, partition, offset)
@@ -215,8 +230,8 @@ class TopicLog:
         bytes_max: int,
         messages: list[Message],
     ) -> int:
-        """Append records from `offset` on to `messages` and return the bytes taken. The first
-        record of `messages` is taken whatever its size.
+        """Append records from `offset` on to `messages`, and return the number of their bytes. If
+        `messages` is empty, the first record is appended whatever its size.
         """
         if not 0 <= partition < self.settings.partitions:
             raise BusError(f"topic {self.settings.name!r} has no partition {partition}")
@@ -244,8 +259,9 @@ class TopicLog:
     def _check_position(
         self, connection: sqlite3.Connection, partition: int, offset: int, first: int | None
     ) -> None:
-        """Check the position after the rows were read, so that a truncation before the read is
-        noticed; `first` is the first offset that the read returned.
+        """Raise `PositionLost` if `offset` was truncated, `BusError` if it is beyond the end. To be
+        called after the rows were read, so that a truncation before the read is noticed. `first`
+        is the first offset that the read returned; None if it returned no record.
         """
         row = connection.execute("SELECT begin FROM begins WHERE partition = ?", (partition,))
         begin: int = row.fetchone()[0]
@@ -265,8 +281,9 @@ def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Seque
 
 
 def _stored_settings(connection: sqlite3.Connection, path: Path) -> Topic:
-    """Return the settings in the file. If another process is just creating it, they appear with its
-    first commit.
+    """Return the settings in the file. Another process may have just created the file: then its
+    first commit writes them, for which this waits up to `CREATED_S`. Raises `BusError` if the file
+    has none.
     """
     deadline = Deadline(CREATED_S)
     while not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone():
@@ -294,6 +311,7 @@ def _create_tables(connection: sqlite3.Connection, topic: Topic) -> None:
 
 
 def _end(connection: sqlite3.Connection, partition: int) -> int:
+    """Return the offset after the partition's last record."""
     last = connection.execute(
         f"SELECT first + count FROM log_{partition} ORDER BY first DESC LIMIT 1"
     ).fetchone()
@@ -301,7 +319,9 @@ def _end(connection: sqlite3.Connection, partition: int) -> int:
 
 
 def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> None:
-    """Move the begin forward and delete the rows that are entirely below it."""
+    """Move the partition's begin forward, at most to its last record, and delete the rows that are
+    entirely below the begin.
+    """
     before = min(before, _end(connection, partition) - 1)
     moved = connection.execute(
         "UPDATE begins SET begin = ? WHERE partition = ? AND begin < ?", (before, partition, before)
@@ -313,8 +333,8 @@ def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> No
 
 
 def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> None:
-    """Truncate up to the first record that is young enough. Usually it costs only one query of the
-    first row.
+    """Truncate up to the first record that is not older than `before_ms`. Usually that is the first
+    one, and this costs one query.
     """
     row = connection.execute(
         f"SELECT first FROM log_{partition} WHERE timestamp_ms >= ? ORDER BY first LIMIT 1",
@@ -326,8 +346,8 @@ def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> N
 def _compact(
     connection: sqlite3.Connection, partition: int, rows: Sequence[LogRow], now_ms: int
 ) -> None:
-    """Remove the records that these rows (of one record each) supersede, and old tombstones, but
-    never the last row.
+    """Remove the earlier records of the keys in `rows` (new rows of one record each), and
+    tombstones older than `TOMBSTONE_S`, but never the last row.
     """
     connection.executemany(
         f"DELETE FROM log_{partition} WHERE key = ? AND first < ?",

@@ -1,9 +1,10 @@
-"""Collects completions and annotations by open group, and counts those that are late, duplicate or
-misplaced.
+"""Collects the completions (finished or dead trajectories) and annotations of each open group, and
+counts those that it does not use: late, duplicate, misplaced or malformed ones (`GroupIntake`).
 
 Invariant 2 is kept here: the first completion of a trajectory in the order of its partition counts,
-whatever its attempt, and a completion whose group is not open waits until `admissions` was read to
-its present end (`GroupIntake.read`).
+whatever its attempt. A completion whose group is not open counts as late only after `admissions`
+was read to its present end (`GroupIntake.read`). `fetch_group` and `fetch_annotations` read again
+what a take in the ledger names, for a repeated or replayed step.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ from rollstream.streams.values import Address, AnnotationUsed, Member, ReadTo
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCompletion:
-    """Holds a completion, with its address and hash (`member`)."""
+    """Holds a completion as read; `member` names it by trajectory, address and hash."""
 
     member: Member
     record: Trajectory
@@ -30,7 +31,7 @@ class ReceivedCompletion:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnnotation:
-    """Holds an annotation, with its address and hash (`used`)."""
+    """Holds an annotation as read; `used` names it by trajectory, name, address and hash."""
 
     used: AnnotationUsed
     record: Annotation
@@ -38,13 +39,16 @@ class ReceivedAnnotation:
 
 @dataclass(slots=True)
 class TrainerGroup:
-    """Holds an admitted group that the trainer has neither taken nor closed."""
+    """Holds an open group: one that is admitted, and neither taken nor closed by the trainer. `at`
+    is the address of its admission, `since_s` the monotonic time at which this trainer read it.
+    `arrived` is by trajectory, `annotations` by (trajectory, name).
+    """
 
     admitted: Admitted
     at: Address
     since_s: float
     names: tuple[str, ...] = (REWARD,)
-    """Annotations that each living trajectory must have."""
+    """Names of the annotations that each trajectory must have unless it is dead."""
     arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
     annotations: dict[tuple[str, str], ReceivedAnnotation] = field(
         default_factory=dict[tuple[str, str], ReceivedAnnotation]
@@ -55,8 +59,8 @@ class TrainerGroup:
         return len(self.arrived) == len(self.admitted.trajectories)
 
     def is_complete(self) -> bool:
-        """Whether all trajectories have arrived, and each live one has all needed annotations (a
-        value, or the reason why there is none).
+        """Whether all trajectories have arrived, and each that is not dead has the annotations
+        `names` (each a value, or the reason why there is none).
         """
         return self.is_finished() and all(
             is_annotated(a.record, self.names, self.annotations.keys())
@@ -64,14 +68,18 @@ class TrainerGroup:
         )
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether the deadline has passed, counted from the later of the admission and this
-        trainer's start (invariant 11).
+        """Whether the group's deadline has passed since this trainer read its admission
+        (invariant 11: the time in which no trainer ran does not count).
         """
         return now_s - self.since_s >= self.admitted.deadline_s
 
 
 class GroupIntake:
-    """Reads admissions, trajectories and annotations, and holds the open groups."""
+    """Reads `TOPICS` from `positions`, and holds the open groups by number in `open`. `names` are
+    the annotations that the run's rewards need. `counts` counts the records that are not used:
+    `late` (no open group has the trajectory), `misplaced` (not in the group's partition),
+    `duplicate` (not the first completion), `malformed` (an annotation without a usable value).
+    """
 
     TOPICS = ("trajectories", "annotations", "admissions")
 
@@ -92,21 +100,22 @@ class GroupIntake:
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, TrainerGroup] = {}
         self.counts: Counter[str] = Counter()
-        self._told = 0  # refused annotations that `take_refused_annotations` has returned
+        self._told = 0  # malformed annotations that `take_refused_annotations` has returned
         self.next_group = 0
         """The group after the last one whose admission was read; 0 if none is known."""
         self.annotated_s = 0.0
         """Monotonic time at which the last annotation of an open group was read."""
 
     def read(self, wait_s: float = 0.0) -> int:
-        """Read new records in the order that invariant 2 needs; returns the number of completions
-        and annotations.
+        """Read new records in the order that invariant 2 needs, and add them to their groups;
+        returns the number of completions and annotations. Waits up to `wait_s` for a completion.
 
-        Dispatch admits a group before it assigns its trajectories, so the admission of a
-        completion's group is below the end that `admissions` has after the completion was read.
-        Therefore completions are read first, then `admissions` (up to its present end if a
-        completion's group is not open), and each completion is added only then. Otherwise the
-        trainer could read a fast completion before its admission and drop a good sample as late.
+        Dispatch appends the admission of a group before it assigns the group's trajectories. So
+        once a completion was read, the admission of its group is in `admissions` before the present
+        end. Therefore 1. completions and annotations are read, 2. `admissions` is read, up to its
+        present end if the group of one of them is not open, and 3. they are added to their groups.
+        In another order the trainer could read a fast completion before the admission of its group
+        and drop a good sample as late.
         """
         fresh = self._readers["trajectories"].follow(wait_s)
         fresh += self._readers["annotations"].follow()
@@ -119,7 +128,9 @@ class GroupIntake:
         return len(fresh)
 
     def end(self, group: int) -> TrainerGroup | None:
-        """Remove a group that was taken or closed; its later records count as late."""
+        """Remove a group that was taken or closed, and return it; None if its admission was not
+        read yet. Later records of the group count as late.
+        """
         ended = self.open.pop(group, None)
         if ended is None:
             self._ended.add(group)
@@ -127,7 +138,9 @@ class GroupIntake:
 
     @property
     def ended(self) -> frozenset[int]:
-        """Groups that ended before their admission was read."""
+        """Groups that ended before their admission was read, which happens when a trainer resumes:
+        it repeats the ledger's takes first.
+        """
         return frozenset(self._ended)
 
     def readers(self) -> list[TopicReader]:
@@ -138,8 +151,8 @@ class GroupIntake:
         return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
 
     def read_to(self) -> tuple[ReadTo, ...]:
-        """Returns how far completions and annotations were read: every record below is in `open` or
-        counted.
+        """Returns how far completions and annotations were read: every record before was added to
+        its group or counted in `counts`.
         """
         return tuple(
             ReadTo(
@@ -149,7 +162,7 @@ class GroupIntake:
         )
 
     def take_refused_annotations(self) -> int:
-        """Returns the number of annotations refused since the previous call."""
+        """Returns the number of malformed annotations since the previous call."""
         new = self.counts["malformed"] - self._told
         self._told = self.counts["malformed"]
         return new
@@ -157,7 +170,9 @@ class GroupIntake:
     def restore(
         self, admitted: Address, arrived: Iterable[Address], annotations: Iterable[Address]
     ) -> None:
-        """Open a group again from the addresses in a checkpoint; its deadline restarts."""
+        """Open a group again from a checkpoint, which has the addresses of its admission,
+        completions and annotations. Its deadline is counted from now.
+        """
         record = read_at(self._bus, "admissions", admitted).record
         assert isinstance(record, Admitted)
         self._admit(record, admitted, self._monotonic())
@@ -182,6 +197,7 @@ class GroupIntake:
         self.open.setdefault(record.group, TrainerGroup(record, at, now_s, self._names))
 
     def _add_record(self, received: Received) -> None:
+        """Add a completion or annotation to its group, or count why it is not used."""
         record = received.record
         if not isinstance(record, Trajectory | Annotation):
             return
@@ -199,9 +215,8 @@ class GroupIntake:
             group.arrived[record.trajectory] = ReceivedCompletion(member, record)
 
     def _is_in_place(self, received: Received, group: int) -> bool:
-        """Whether the record is in its group's partition. The completions of a group share a
-        partition because the group is their key; a completion in another partition is counted and
-        ignored.
+        """Whether the record is in the partition of its group's key. All completions of a group are
+        in this partition, so they have one order; a record in another one is not used.
         """
         partitions = self._bus.partitions(received.topic)
         return is_in_key_partition(group, received.address.partition, partitions)

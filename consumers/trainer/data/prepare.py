@@ -1,8 +1,9 @@
-"""Turns a group's completions into training samples with advantages, masked by lag. The functions
-are pure: live training, replay and audit call the same ones.
+"""Decides whether a group is trained, and turns its completions (records of finished trajectories)
+into training samples with advantages (`prepare_group`). The functions are pure: live training,
+replay and audit call the same ones, so they decide alike.
 
-No token above `max_lag` is trained (invariant 5). All masked tokens and dropped trajectories are
-counted.
+No token above `max_lag` is trained (invariant 5): it is masked, or its trajectory is dropped. All
+masked tokens and dropped trajectories are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +21,7 @@ from rollstream.consumers.trainer.data.sample import (
     annotated_rewards,
     names_needed,
 )
-from rollstream.streams.admissible import (
-    BelievedVersions,
-    Refusal,
-    TrainingBounds,
-    is_bounded_number,
-    refusal,
-    refused_counts,
-)
+from rollstream.streams import admissible
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Span
 
@@ -79,10 +73,14 @@ def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
 
 
 def mask_by_lag(
-    sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
+    sample: Sample,
+    version: int,
+    max_lag: int | None,
+    believed: admissible.BelievedVersions | None = None,
 ) -> Sample:
-    """Returns the sample with tokens masked that are above `max_lag` (None: no bound) or of a
-    version that is not `believed`: another term's version replaced it, and its weights are unknown
+    """Returns the sample, to be trained from `version`, with these tokens masked: those above
+    `max_lag` (None: no bound), and those of a version that is not `believed` (None: all are). Such
+    a version was replaced by one of another term, and its weights are unknown
     (docs/reference/invariants.md, Versions that were replaced). Tokens masked before stay masked.
     """
     mask = sample.mask.copy()
@@ -94,9 +92,14 @@ def mask_by_lag(
 
 
 def is_dropped(
-    sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
+    sample: Sample,
+    version: int,
+    max_lag: int | None,
+    believed: admissible.BelievedVersions | None = None,
 ) -> bool:
-    """Whether `keep_version` drops the sample: it has a token that the other policies mask."""
+    """Whether the policy `keep_version` drops the sample, because the other policies would mask a
+    token of it.
+    """
     return not mask_by_lag(sample, version, max_lag, believed).mask.all()
 
 
@@ -110,13 +113,16 @@ def lag_counts(sample: Sample, version: int) -> dict[int, int]:
     return counts
 
 
-UNBOUNDED = TrainingBounds()
+UNBOUNDED = admissible.TrainingBounds()
 REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts write them freely
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRule:
-    """Holds the settings that decide which samples of a group are trained."""
+    """Holds the settings that decide which samples of a group are trained. A group needs at least
+    `survivors_min` trainable members, and with `filter_equal_rewards` two different rewards.
+    `max_lag` None sets no bound. `keep_version` is the policy of that name.
+    """
 
     advantage: Literal["grpo", "centred", "leave_one_out"]
     survivors_min: int
@@ -126,15 +132,16 @@ class TrainingRule:
     names: tuple[str, ...]
     """Annotations that a sample must have."""
     terms: Mapping[str, float]
-    """Annotation → weight: the reward is the weighted sum."""
-    bounds: TrainingBounds = UNBOUNDED
+    """Annotation → weight: a sample's reward is the weighted sum of its annotations' values."""
+    bounds: admissible.TrainingBounds = UNBOUNDED
     """Token ids and lengths that the model can train."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroup:
     """Holds the samples of a group for training from one version. `ending` is "" when the group is
-    trained, else the reason why it is closed.
+    trained; otherwise there are no samples, and `ending` and `detail` are the reason why it is
+    closed. `counts` counts what was left out or masked, for `StepDone.counts`.
     """
 
     group: int
@@ -148,7 +155,7 @@ def training_rule(
     settings: "TrainerSettings",
     max_lag: int | None,
     keep_version: bool,
-    bounds: TrainingBounds = UNBOUNDED,
+    bounds: admissible.TrainingBounds = UNBOUNDED,
 ) -> TrainingRule:
     """Returns the rule that a run's settings give; without `bounds` any token and any
     length pass.
@@ -171,19 +178,23 @@ def prepare_group(
     noted: AnnotationsByKey,
     rule: TrainingRule,
     version: int,
-    believed: BelievedVersions | None = None,
+    believed: admissible.BelievedVersions | None = None,
 ) -> PreparedGroup:
     """Returns the samples that the group contributes when training from `version`, given its
-    annotations and the believed versions (None: all).
+    completions (`records`), its annotations (`noted`) and the believed versions (None: all).
 
     Left out are dead members, members that cannot be trained (invariant 12) and members that lack
     an annotation that the configuration names. Advantages are relative to all remaining members.
+
+    The group is closed instead as dead if fewer than `survivors_min` members remain; as filtered if
+    `filter_equal_rewards` is set and their rewards are equal; as expired if all their tokens are
+    above `max_lag` or of replaced versions.
     """
     found = annotated_rewards(records, noted, rule.names, rule.terms)
     whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
     unscored = len(found.lacking.keys() - refused.keys())
     left_out = {"dead_members": len(records) - len(whole) - unscored, "unscored": unscored}
-    left_out |= refused_counts(refused.values())
+    left_out |= admissible.refused_counts(refused.values())
     if len(whole) < rule.survivors_min:
         detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
         return PreparedGroup(group, (), "dead", detail, left_out)
@@ -209,26 +220,26 @@ def prepare_group(
 def _trainable_samples(
     records: Sequence[Trajectory],
     found: AnnotatedRewards,
-    bounds: TrainingBounds,
-    believed: BelievedVersions | None,
-) -> tuple[list[Sample], list[str], dict[str, Refusal]]:
+    bounds: admissible.TrainingBounds,
+    believed: admissible.BelievedVersions | None,
+) -> tuple[list[Sample], list[str], dict[str, admissible.Refusal]]:
     """Returns the samples of the live members that can be trained and have a reward, the reasons of
     the others, and the refusals by trajectory.
     """
     living: list[Sample] = []
     reasons: list[str] = []
-    refused: dict[str, Refusal] = {}
+    refused: dict[str, admissible.Refusal] = {}
     for record in records:
         if record.finish == "dead":
             reasons.append(record.reason)
             continue
-        wrong = refusal(record, bounds, believed)
+        wrong = admissible.refusal(record, bounds, believed)
         if wrong is None and record.trajectory in found.lacking:
             reasons.append(found.lacking[record.trajectory])
             continue
         reward = found.rewards.get(record.trajectory, 0.0)
-        if wrong is None and not is_bounded_number(reward):
-            wrong = Refusal("reward", f"a reward of {reward:g} in all")
+        if wrong is None and not admissible.is_bounded_number(reward):
+            wrong = admissible.Refusal("reward", f"a reward of {reward:g} in all")
         if wrong is None:
             living.append(admitted_sample(record, 0.0, reward))
         else:
@@ -238,7 +249,7 @@ def _trainable_samples(
 
 
 def _within_lag(
-    sample: Sample, rule: TrainingRule, version: int, believed: BelievedVersions | None
+    sample: Sample, rule: TrainingRule, version: int, believed: admissible.BelievedVersions | None
 ) -> Sample | None:
     """Returns the sample with the tokens masked that may not be trained; None when none is left.
     Policies that change versions within a trajectory mask such tokens; `keep_version` drops the

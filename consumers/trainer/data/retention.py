@@ -1,5 +1,8 @@
-"""Decides which versions and records the trainer keeps (invariant 11), truncates topics after a
-checkpoint, and reads truncated records from the archive.
+"""Decides what the trainer must not delete yet (invariant 11).
+
+`HeldVersions` and `PinnedVersions` return the weight versions that rollouts still need; the trainer
+keeps these when it deletes old versions. `LogTruncation` removes old records from the log after a
+checkpoint. `ArchiveBackedBus` lets a trainer read truncated records from the archive.
 """
 
 import logging
@@ -21,15 +24,16 @@ from rollstream.streams.values import Address, Version
 
 log = logging.getLogger(__name__)
 
-LIVE_S = 60.0  # above any heartbeat timeout: a rollout silent for longer fetches the newest anyway
-OVERLAP_S = 5.0  # two threads send status and partials: a partial may follow the next status
+LIVE_S = 60.0  # six default heartbeat timeouts; a rollout that is silent for longer pins no version
+OVERLAP_S = 5.0  # two threads send statuses and partials: a partial may follow a later status
 
 
 class HeldVersions:
-    """Returns the versions that live rollouts hold, from the last `status` of every rollout.
+    """Returns, when called, the versions that live rollouts serve, by the last `status` of each
+    rollout. A rollout is live for `LIVE_S` after its last status was read.
 
-    All times are of this process's own clock, taken when a status is read. The clocks of rollouts
-    decide nothing, so a rollout whose clock is an hour ahead does not unpin versions of the others.
+    Times are measured by this process's own clock. The clocks of rollouts decide nothing: a rollout
+    whose clock is an hour ahead does not make the others look dead.
     """
 
     def __init__(self, bus: Bus, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -38,8 +42,8 @@ class HeldVersions:
         self._newest: dict[str, tuple[RolloutStatus, float]] = {}
 
     def __call__(self) -> set[Version]:
-        """Returns the versions of the rollouts whose last status was read within the last minute
-        and whose health is not `leaving`; `status` is read to its end first.
+        """Read `status` to its end. Returns the versions of the live rollouts, without those whose
+        health is `leaving`: they take no more work.
         """
         now_s = self._monotonic()
         for batch in self._reader.batches_to(self._bus.end("status")):
@@ -57,15 +61,18 @@ class HeldVersions:
 
 @dataclass(slots=True)
 class _VersionHold:
-    """Describes a version that a rollout held: `ended_s` is the time at which the rollout was first
-    seen without it, `partials` the ends of that topic `OVERLAP_S` later. A state of dispatch saved
-    at or after these ends covers all partials of that version by that rollout.
+    """Tracks a version that a rollout holds or held. `ended_s` is the time at which the rollout was
+    first seen without it. `partials` are the ends of the topic `partials` at least `OVERLAP_S`
+    later: all partials of this rollout under this version are below them.
     """
 
     ended_s: float | None = None
     partials: Mapping[int, int] | None = None
 
     def is_known(self, kept: Mapping[int, Position]) -> bool:
+        """Returns whether dispatch's saved state includes all these partials; `kept` are the
+        positions up to which dispatch had read the topic when it saved.
+        """
         return self.partials is not None and all(
             partition in kept and kept[partition].offset >= end
             for partition, end in self.partials.items()
@@ -74,14 +81,14 @@ class _VersionHold:
 
 
 class PinnedVersions(HeldVersions):
-    """Returns the versions to keep under `keep_version`, where a partial can only be resumed under
-    its own version. Memory holds a few numbers per rollout and version held since dispatch saved
-    its state.
+    """Returns the versions to keep under `keep_version`, where an unfinished trajectory can only be
+    resumed under its own version, from its partials.
 
-    Dispatch tracks the open partials and saves that state every few seconds
-    (`dispatch/persistence.py`). A partial that began after the last save began under a version that
-    its rollout held since then. Those versions stay too, whatever happens to the rollout, also
-    while dispatch is down.
+    Dispatch tracks the unfinished trajectories and saves this state every few seconds
+    (`dispatch/persistence.py`); the versions that it names are kept. A trajectory that is not in
+    the saved state began after the save, under a version that its rollout held at some time since
+    then. So these versions are kept too until a later save includes their partials, even if the
+    rollout dies or dispatch is down. This takes a few numbers of memory per rollout and version.
     """
 
     def __init__(
@@ -92,8 +99,8 @@ class PinnedVersions(HeldVersions):
         self._holds: dict[tuple[str, Version], _VersionHold] = {}
 
     def __call__(self) -> set[Version]:
-        """Returns the versions of `HeldVersions`, those that open partials name, and those under
-        which a partial may have begun that dispatch's saved state does not cover.
+        """Returns the versions of live rollouts, those of the trajectories in dispatch's saved
+        state, and those of trajectories that the saved state may lack.
         """
         held = super().__call__()
         self._end_holds(self._monotonic())
@@ -111,8 +118,8 @@ class PinnedVersions(HeldVersions):
             self._holds[status.rollout, version] = _VersionHold()
 
     def _end_holds(self, now_s: float) -> None:
-        """Record when versions stopped being held; `OVERLAP_S` after that, record the present ends
-        of `partials`.
+        """Note for each version the time at which its rollout no longer holds it, and `OVERLAP_S`
+        after that the present ends of `partials`.
         """
         ends: Mapping[int, int] | None = None
         for (rollout, version), hold in self._holds.items():
@@ -129,19 +136,24 @@ class PinnedVersions(HeldVersions):
 
 
 TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
+"""Topics that the trainer truncates; dispatch truncates `prompts`, `assignments` and `partials`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogTruncation:
-    """Truncates topics after a checkpoint: removes the records that neither the trainer nor
-    dispatch nor the archive needs. `archived` names the topics that an archive keeps.
+    """Removes, after a checkpoint, the records that neither the trainer nor dispatch nor the
+    archive needs. `archived` names the topics that an archive keeps.
 
-    Each topic is truncated up to the least of three bounds: what the oldest kept checkpoint would
-    read again (its positions, and the records of groups that were open in it), the position from
-    which dispatch can rebuild its state, and the archived position (the end, where no archive
-    runs). A role that never committed its position stops truncation. The positions of group
-    `truncated` are committed at each checkpoint, also where nothing is truncated. A trainer that
-    was replaced but still runs truncates less, never more: each bound only moves forwards.
+    Each topic is truncated up to the least of these bounds:
+
+    * what a kept checkpoint would read again: its positions, and the records of groups that were
+      open in it;
+    * in the topics from which dispatch rebuilds its state, the position that dispatch commits;
+    * in the `archived` topics, the position that the archive commits.
+
+    If dispatch or the archive never committed a position, its topics are not truncated. Each bound
+    only moves forwards, so a replaced trainer that still runs truncates less than its successor,
+    never more.
     """
 
     bus: Bus
@@ -150,7 +162,14 @@ class LogTruncation:
     blobs: BlobCollector
 
     def run(self, kept: Iterable[CheckpointId]) -> None:
-        """Truncate the records that none of these kept checkpoints needs."""
+        """Truncate the records that none of these kept checkpoints needs, then delete blobs (large
+        records in the store) that no kept record names. Nothing is truncated while a kept
+        checkpoint is `ahead`: takes that are still to be repeated may name records before its
+        positions.
+
+        The positions below which topics are truncated are committed again each time, because a
+        Kafka broker drops a position that was not committed for days.
+        """
         for topic in TOPICS:
             fence.renew_truncated(self.bus, topic)
         states = [
@@ -170,7 +189,9 @@ class LogTruncation:
         self.blobs.run()
 
     def _needed(self, topic: str, state: TrainerState) -> Mapping[int, Position]:
-        """Returns the positions from which a trainer that starts from this checkpoint reads."""
+        """Returns the positions from which a trainer that starts from this checkpoint reads the
+        topic.
+        """
         if topic == "ledger":
             return {0: state.ledger}
         positions = state.intake_positions().get(topic)
@@ -180,7 +201,7 @@ class LogTruncation:
 
 
 def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
-    """Returns the records of the groups that were open in the checkpoint."""
+    """Returns the addresses of the topic's records of groups that were open in the checkpoint."""
     match topic:
         case "admissions":
             return (group.admitted for group in state.groups)
@@ -191,11 +212,11 @@ def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
 
 
 class ArchiveBackedBus(BusWrapper):
-    """Wraps the run's log as a trainer reads it: `read` returns truncated records from the archive,
-    at the same offsets and byte for byte.
+    """Wraps the run's log for a trainer: `read` returns truncated records from the archive, at the
+    same offsets and byte for byte.
 
-    Truncation leaves what a kept checkpoint needs, so the archive is read only if the checkpoints
-    are lost or damaged, or the log was truncated from outside. It is opened at the first such read.
+    Truncation leaves what a kept checkpoint needs. So the archive is read only if checkpoints are
+    lost or damaged, or if something else truncated the log; it is opened at the first such read.
     """
 
     def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:

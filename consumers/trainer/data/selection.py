@@ -1,9 +1,10 @@
-"""Selects the data of an update: which complete groups come first, when they are taken
-(`UpdateProgress`), which wait for missing annotations (`AnnotationWatch`), and how their samples
-are packed into micro-batches.
+"""Selects the data of an optimiser update: which complete groups are trained first (`load_choice`),
+when they are taken (`worth_taking`), and how their samples are packed into micro-batches
+(`pack_micro_batches`). `UpdateProgress` tracks what an update has and still needs;
+`AnnotationWatch` warns when finished groups wait for annotations in vain.
 
-Choosing and packing are pure functions of frozen values (invariant 9). A user's own rule of choice
-is named by its import path, `module:function`, and has the signature of `oldest`.
+Choosing and packing are pure functions of frozen values (invariant 9). The setting `trainer.choose`
+names the rule of choice: a built-in one, or a user's own function by its path `module:function`.
 """
 
 import logging
@@ -20,7 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupCandidate:
-    """Names a complete group and the smallest version number among its spans."""
+    """Names a complete group that may be trained next, and the smallest version number among its
+    spans.
+    """
 
     group: int
     oldest_version: int
@@ -33,15 +36,17 @@ are trained.
 
 
 def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Chooses by smallest version, then by prompt number: no group waits longer than necessary, so
-    lag stays small.
+    """Chooses by smallest `oldest_version`, then by group number: no group waits longer than
+    necessary, so lag stays small.
     """
     ordered = sorted(candidates, key=lambda c: (c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
 
 def freshest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Chooses by largest version, then by prompt number; old groups wait until they expire."""
+    """Chooses by largest `oldest_version`, then by group number; old groups may wait until they
+    expire.
+    """
     ordered = sorted(candidates, key=lambda c: (-c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
@@ -50,9 +55,9 @@ BUILT_IN: dict[str, GroupChoice] = {"oldest": oldest, "freshest": freshest}
 
 
 def load_choice(name: str) -> GroupChoice:
-    """Returns the rule that the setting names; its choice is checked at each call.
-
-    Raises `ConfigurationError` if the name cannot be imported or called.
+    """Returns the rule that `trainer.choose` names. Raises `ConfigurationError` if a user's
+    function cannot be imported or called; the returned rule raises it if that function returns
+    other groups than the offered ones, too many, or one twice.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -78,8 +83,8 @@ def _checked(rule: Callable[..., Iterable[int]], name: str) -> GroupChoice:
 
 
 def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -> int:
-    """Returns the number of groups of one update: a step's groups are divided as evenly as
-    possible, larger shares first.
+    """Returns the number of groups of update number `update` (from 0) of a step: the step's groups
+    are divided among its updates as evenly as possible, larger shares first.
     """
     share, rest = divmod(groups_per_step, updates_per_step)
     return share + (update < rest)
@@ -87,12 +92,13 @@ def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -
 
 @dataclass(slots=True)
 class UpdateProgress:
-    """Tracks one update of one step: the groups that it has taken and the samples that are still
-    pending. Live training and the repetition after a crash share it.
+    """Tracks one update of one step: the `groups` that it has taken, and their samples that no take
+    has used yet (`pending`: trajectory → group). Live training and the repetition of recorded takes
+    after a crash use the same class.
 
     An update is complete when it has all its groups and every trainable sample of them was in a
     take. Both can be derived from the ledger, so the successor of a trainer that died in the middle
-    of a step continues exactly where its takes end.
+    of a step continues exactly after the last recorded take.
     """
 
     step: int
@@ -101,10 +107,11 @@ class UpdateProgress:
     groups: set[int] = field(default_factory=set[int])
     pending: dict[str, int] = field(default_factory=dict[str, int])
     micro_batches: int = 0
+    """Number of the update's takes so far; the next take gets this number."""
 
     @property
     def version(self) -> int:
-        """Number of the version that is trained from; the step produces version `step`."""
+        """Number of the version from which the step trains; the step produces version `step`."""
         return self.step - 1
 
     @property
@@ -112,7 +119,7 @@ class UpdateProgress:
         return max(0, self.groups_needed - len(self.groups))
 
     def take_group(self, group: int, trainable: list[str]) -> None:
-        """Add a group to this update; its trainable samples are pending."""
+        """Add a group to this update; its trainable samples (trajectories) become pending."""
         assert group not in self.groups, f"group {group} was taken twice in step {self.step}"
         self.groups.add(group)
         self.pending.update(dict.fromkeys(trainable, group))
@@ -124,7 +131,11 @@ class UpdateProgress:
         self.micro_batches += 1
 
     def skip_take(self) -> None:
-        """Count one superseded take: it keeps its number, and later takes use its samples."""
+        """Count one recorded take that trains nothing when it is repeated: the ledger superseded it
+        because the learner cannot compute it (invariant 12), or a changed rule drops its samples.
+        It keeps its number. Samples of a superseded take are used by later takes, unless their
+        group ended dead with it.
+        """
         self.micro_batches += 1
 
     def is_complete(self) -> bool:
@@ -132,9 +143,11 @@ class UpdateProgress:
 
 
 def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_full: int) -> bool:
-    """Whether to take the ready groups now: they complete the update or fill a micro-batch.
+    """Whether to take the ready groups now: they complete the update, or their `tokens_ready` fill
+    a micro-batch of `tokens_full` tokens.
 
-    A step starts before its last group is ready, but small micro-batches waste arithmetic.
+    So an update starts before its last group is ready, but not with small micro-batches, which
+    waste arithmetic.
     """
     return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)
 
@@ -144,11 +157,12 @@ NO_ANNOTATION_S = 30.0  # wait without an annotation before a warning, and betwe
 
 @dataclass(slots=True)
 class AnnotationWatch:
-    """Warns when finished groups wait for annotations and none arrives. Their deadline closes them
-    in the end, but by default only after minutes.
+    """Warns when finished groups wait for annotations (late rewards) and none arrives. Without them
+    the groups are closed at their deadline, by default only after minutes.
 
-    `names` are the annotations that groups wait for. `quiet_since_s` is the latest of: the last
-    annotation, the start of the wait, the last warning; 0 before the first call.
+    `names` are the annotations that groups wait for. `quiet_since_s` is the time of the latest of
+    these events: the last annotation, the start of the wait, the last warning; 0 before the first
+    call.
     """
 
     names: Sequence[str]
@@ -176,8 +190,8 @@ class AnnotationWatch:
 
 
 def pack_micro_batches(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
-    """Pack samples into micro-batches of at most `tokens_max` tokens (one longer sample is a
-    micro-batch of its own). One `Take` names each micro-batch, and one worker trains it.
+    """Pack samples into micro-batches of at most `tokens_max` tokens; a longer sample is a
+    micro-batch of its own. One `Take` names each micro-batch, and one worker trains it.
 
     Every sample is in exactly one micro-batch. Samples are ordered longest first, then by
     trajectory id, so neighbours have about equal lengths and the result does not depend on the

@@ -1,9 +1,10 @@
-"""Feeds one update with takes: first those that the ledger already holds, then new ones of ready
-groups. Every take is durable before it is trained.
+"""Gives the learner the data of each optimiser update, take by take: first the takes that the
+ledger holds from an earlier term, then new ones. A take is in the ledger before it is trained.
 
-Both kinds go through `prepare_group` and `UpdateProgress`, so a successor finishes a dead
-trainer's step on the same samples, and a sample can be used only once (invariant 2). The ranks that
-follow a trainer's ledger repeat its takes in the same way (`sharded/follower.py`).
+`TakeRepeater` trains recorded takes: those of a dead trainer, or on other ranks those of rank 0
+(`sharded/follower.py`). `TakeFeeder` also makes new ones of ready groups. Recorded and new takes go
+through `prepare_group` and `UpdateProgress`, so a successor finishes a dead trainer's step on the
+same samples, and a sample is used at most once (invariant 2).
 """
 
 import logging
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data import selection
 from rollstream.consumers.trainer.data.groups import (
     GroupIntake,
     ReceivedCompletion,
@@ -22,14 +24,6 @@ from rollstream.consumers.trainer.data.groups import (
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, TakeKey, error_text
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.data.selection import (
-    AnnotationWatch,
-    GroupCandidate,
-    GroupChoice,
-    UpdateProgress,
-    pack_micro_batches,
-    worth_taking,
-)
 from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.metrics import StepMetrics
@@ -43,15 +37,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
-    """Holds a complete (or overdue) group and the samples of it that would be trained now."""
+    """Holds a group that is complete or overdue (past its deadline): the completions that arrived,
+    the annotations used, and the samples that `prepare_group` made of them.
+    """
 
     arrived: tuple[ReceivedCompletion, ...]
     annotations: tuple[AnnotationUsed, ...]
     prepared: PreparedGroup
 
     def is_all_of(self, group: TrainerGroup) -> bool:
-        """Whether no record of the group has arrived since: a take must name every record below the
-        positions that it states.
+        """Whether no record of the group has arrived since this was made. If one has, the group is
+        prepared again: a take states the positions read so far (`Take.read`) and must name every
+        record of its groups below them.
         """
         noted = sum(key[0] in group.arrived for key in group.annotations)
         return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
@@ -63,31 +60,41 @@ class ReadyGroup:
 
 @dataclass(slots=True, kw_only=True)
 class TakeRepeater(ABC):
-    """Trains, for one term, the takes that the ledger holds, on the records that they name."""
+    """Trains takes of the ledger on the records that they name, during one term. `rule` decides
+    which samples of a group are trained; `settings` are the trainer's.
+    """
 
     bus: Bus
     settings: TrainerSettings
     rule: TrainingRule
     learner: Learner
     terms: tuple[tuple[int, int], ...] = ()
-    """Which term published which version, this term's own included (`BelievedVersions.terms`)."""
+    """Pairs (first version number, term) up to this term: which term published the versions from
+    that number on (`BelievedVersions.terms`).
+    """
     _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
     """The takes of the present step, in the order of their submission to the learner."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
+    """The pending samples, by trajectory: those of taken groups that no take has used yet."""
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
+    """The addresses and hashes of the pending samples' records."""
 
     @abstractmethod
     def read(self, wait_s: float = 0.0) -> None:
         """Read new records; returns once some came or `wait_s` has passed."""
 
     @abstractmethod
-    def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
-        """Train the records that were read for this update; returns 0 if there were none."""
+    def take_ready(
+        self, progress: selection.UpdateProgress, step_metrics: StepMetrics, now_s: float
+    ) -> int:
+        """Train what was read for this update and is ready; returns 0 if nothing was."""
 
     def repeat_recorded(
-        self, recorded: LedgerTail, progress: UpdateProgress, step_metrics: StepMetrics
+        self, recorded: LedgerTail, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Train the takes of this update that the ledger held when the term began."""
+        """Train the takes of this update that the ledger held when the term began (`recorded`), and
+        remove them from `recorded`.
+        """
         for take in recorded.takes.pop((progress.step, progress.update), []):
             self.repeat(take, progress, step_metrics)
 
@@ -95,16 +102,18 @@ class TakeRepeater(ABC):
     def record_failure(self, failed: ComputeFailed) -> None:
         """Record the takes on which the learner failed, before this process ends."""
 
-    def repeat(self, take: Take, progress: UpdateProgress, step_metrics: StepMetrics) -> None:
-        """Train one take again."""
+    def repeat(
+        self, take: Take, progress: selection.UpdateProgress, step_metrics: StepMetrics
+    ) -> None:
+        """Train one recorded take."""
         self._repeat_groups(take, progress, step_metrics)
         self._repeat(take, progress)
 
     def _repeat_groups(
-        self, take: Take, progress: UpdateProgress, step_metrics: StepMetrics
+        self, take: Take, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
-        """Prepare the groups that a recorded take began, from the annotations and believed versions
-        that the take recorded.
+        """Prepare the groups that a recorded take began, from the completions, annotations and
+        believed versions that the take names, so that the samples are the same.
         """
         noted = fetch_annotations(self.bus, take.annotations)
         believed = BelievedVersions(0, self.terms).up_to(take.believed)
@@ -115,14 +124,16 @@ class TakeRepeater(ABC):
                 group.group, records, noted, self.rule, progress.version, believed
             )
             ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
-            if prepared.ending:  # a change of the configuration since then was accepted
+            if prepared.ending:  # the run continues under a configuration that was changed
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
                 progress.take_group(group.group, [])
             else:
                 self._take_group(ready, progress, step_metrics)
 
-    def _repeat(self, take: Take, progress: UpdateProgress) -> None:
-        """Train a recorded take again on the recorded data, as far as the present rule allows."""
+    def _repeat(self, take: Take, progress: selection.UpdateProgress) -> None:
+        """Train the samples that a recorded take names. Samples that the present rule no longer
+        trains are dropped; a take without samples only counts.
+        """
         named = [member.trajectory for member in take.members]
         present = [trajectory for trajectory in named if trajectory in progress.pending]
         if len(present) < len(named):
@@ -134,8 +145,9 @@ class TakeRepeater(ABC):
             progress.skip_take()
 
     def _take_group(
-        self, ready: ReadyGroup, progress: UpdateProgress, step_metrics: StepMetrics
+        self, ready: ReadyGroup, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
+        """Add a group to the update; its samples are pending until takes use them."""
         samples = ready.prepared.samples
         progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
         self._samples.update({s.trajectory: s for s in samples})
@@ -144,7 +156,10 @@ class TakeRepeater(ABC):
         step_metrics.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
         step_metrics.add_consumed(samples, progress.version)
 
-    def _train(self, trajectories: list[str], progress: UpdateProgress, micro_batch: int) -> None:
+    def _train(
+        self, trajectories: list[str], progress: selection.UpdateProgress, micro_batch: int
+    ) -> None:
+        """Submit the pending samples of one take to the learner."""
         progress.use(trajectories)
         if self._submitted and self._submitted[0][0] != progress.step:
             self._submitted.clear()
@@ -156,32 +171,35 @@ class TakeRepeater(ABC):
 
 @dataclass(slots=True, kw_only=True)
 class TakeFeeder(TakeRepeater):
-    """Turns groups into takes and submits their samples to the learner, for one term."""
+    """Feeds the trainer during one term: repeats recorded takes, then turns ready groups into new
+    ones. `choose` selects among the ready groups, `intake` reads new records, and
+    `annotation_watch` warns when groups wait for annotations.
+    """
 
-    choose: GroupChoice
+    choose: selection.GroupChoice
     intake: GroupIntake
     ledger: Ledger
-    annotation_watch: AnnotationWatch
+    annotation_watch: selection.AnnotationWatch
     believed: Callable[[], Version | None]
     """Returns the highest believed version, which the publisher's thread advances."""
     _prepared: dict[int, ReadyGroup] = field(default_factory=dict[int, ReadyGroup])
     _prepared_for: tuple[int, Version | None] = (-1, None)
-    """(version trained from, highest believed version) under which `_prepared` was filled. Groups
-    that are ready but not taken yet are looked up there at every poll.
+    """The version trained from and the highest believed version, for which `_prepared` holds the
+    prepared groups: a ready group that is not taken is not prepared again at every poll.
     """
 
     def read(self, wait_s: float = 0.0) -> None:
         self.intake.read(wait_s)
 
     def repeat_recorded(
-        self, recorded: LedgerTail, progress: UpdateProgress, step_metrics: StepMetrics
+        self, recorded: LedgerTail, progress: selection.UpdateProgress, step_metrics: StepMetrics
     ) -> None:
         """Train the takes of this update that the ledger held when the term began.
 
-        Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
-        that dies within a take leaves its marker last, so the next trainer can count the death
-        (`poisoned_takes.py`). The closing marker, without a micro-batch, keeps a later death from
-        counting.
+        In an unfinished step the marker `TakeRetried` is appended before each take is computed. If
+        the trainer dies within the take, the marker is its last record, so the next trainer can
+        count the death (`poisoned_takes.py`). A last marker, without a micro-batch, follows the
+        takes: a death after it does not count.
         """
         is_unfinished = progress.step not in recorded.done
         takes = recorded.takes.pop((progress.step, progress.update), [])
@@ -196,7 +214,9 @@ class TakeFeeder(TakeRepeater):
             self.ledger.append([TakeRetried(progress.step, progress.update, None)])
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Append to the ledger the takes on which the learner failed, before this trainer ends."""
+        """Append a `TakeFailed` for the takes on which the learner failed, before this trainer
+        ends.
+        """
         tried = [self._submitted[number] for number in failed.micro_batches]
         for step, update in sorted({key[:2] for key in tried}):
             numbers = tuple(n for key in tried if key[:2] == (step, update) for n in key[2])
@@ -204,15 +224,21 @@ class TakeFeeder(TakeRepeater):
             log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
             self.ledger.append([TakeFailed(step, update, numbers, error)])
 
-    def take_ready(self, progress: UpdateProgress, step_metrics: StepMetrics, now_s: float) -> int:
-        """Take the ready groups if they are worth it; returns the number of groups taken."""
+    def take_ready(
+        self, progress: selection.UpdateProgress, step_metrics: StepMetrics, now_s: float
+    ) -> int:
+        """Take ready groups, and train their takes, if they complete the update or fill a
+        micro-batch (`worth_taking`). Close groups that end untrained. Returns the number of groups
+        taken.
+        """
         step_metrics.count_refused_annotations(self.intake.take_refused_annotations())
-        believed = self.believed()  # read once: a take records the version that decided its groups
+        # Read once: the take records the version under which its groups were prepared.
+        believed = self.believed()
         ready = self._ready(progress, believed, step_metrics, now_s)
         tokens = sum(r.tokens for r in ready.values())
         full = self.settings.micro_batch_tokens
         chosen: Sequence[int] = ()
-        if worth_taking(progress.groups_left, len(ready), tokens, full):
+        if selection.worth_taking(progress.groups_left, len(ready), tokens, full):
             candidates = [_candidate(r) for r in ready.values()]
             chosen = self.choose(candidates, progress.groups_left)
         for group in chosen:
@@ -224,13 +250,13 @@ class TakeFeeder(TakeRepeater):
 
     def _ready(
         self,
-        progress: UpdateProgress,
+        progress: selection.UpdateProgress,
         believed: Version | None,
         step_metrics: StepMetrics,
         now_s: float,
     ) -> dict[int, ReadyGroup]:
-        """Returns the groups that may be taken, by number; groups that end untrained are closed in
-        the ledger.
+        """Returns the groups that may be taken, by number. Complete or overdue groups that
+        contribute no sample are closed in the ledger.
         """
         ready: dict[int, ReadyGroup] = {}
         closed: list[GroupClosed] = []
@@ -254,8 +280,8 @@ class TakeFeeder(TakeRepeater):
     def _prepare_once(
         self, number: int, group: TrainerGroup, under: tuple[int, Version | None]
     ) -> ReadyGroup:
-        """Returns the prepared group, cached while neither the version nor the highest believed
-        version changes: lag and masks depend on both.
+        """Returns the prepared group. It is cached while its records, the version trained from and
+        the highest believed version (`under` has both) stay the same: lag and masks depend on them.
         """
         if under != self._prepared_for:
             self._prepared, self._prepared_for = {}, under
@@ -276,11 +302,16 @@ class TakeFeeder(TakeRepeater):
         return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
 
     def _write(
-        self, progress: UpdateProgress, chosen: Sequence[ReadyGroup], believed: Version | None
+        self,
+        progress: selection.UpdateProgress,
+        chosen: Sequence[ReadyGroup],
+        believed: Version | None,
     ) -> None:
-        """Append takes for all pending samples to the ledger together, then train them."""
+        """Pack all pending samples into takes, append the takes to the ledger together, then train
+        them. The first take with a sample of a `chosen` group also names the whole group.
+        """
         pending = [self._samples[trajectory] for trajectory in progress.pending]
-        batches = pack_micro_batches(pending, self.settings.micro_batch_tokens)
+        batches = selection.pack_micro_batches(pending, self.settings.micro_batch_tokens)
         takes: list[Take] = []
         read = self.intake.read_to()
         named = {r.prepared.group: r for r in chosen}
@@ -317,9 +348,9 @@ def _closed(number: int, group: TrainerGroup, prepared: PreparedGroup, step: int
     return GroupClosed(number, "expired", detail, step)
 
 
-def _candidate(ready: ReadyGroup) -> GroupCandidate:
+def _candidate(ready: ReadyGroup) -> selection.GroupCandidate:
     versions = [span.version.number for s in ready.prepared.samples for span in s.spans]
-    return GroupCandidate(ready.prepared.group, min(versions))
+    return selection.GroupCandidate(ready.prepared.group, min(versions))
 
 
 def _group_members(ready: ReadyGroup) -> GroupMembers:

@@ -1,8 +1,9 @@
-"""Defines the interface between the trainer's loop and a learner, and opens the learner that fits a
-model.
+"""Defines the interface between the trainer's loop and a learner, the part that holds the model,
+computes gradients and updates the weights (`Learner`); `open_learner` opens the one for a model.
 
-Learners: one process that trains a model (`learner.py`), several processes that share one model
-(`sharded/`), and a learner that only models time (`paced.py`).
+There are three learners: `TorchLearner` trains in one process (`learner.py`), `ShardedLearner`
+trains one model over several processes (`sharded/`), and `PacedLearner` only takes the time that
+training would take (`paced.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,70 +24,87 @@ if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
 
 
 class Learner(Protocol):
-    """Trains micro-batches and updates the weights; to be called from one thread."""
+    """Trains micro-batches and updates the weights. All methods are called from one thread.
+
+    For each update the loop calls `submit` for every micro-batch and then `finish_update`. A step
+    is one or more updates (`trainer.updates_per_step`); after its last one the loop takes a
+    `snapshot` to publish and, where a checkpoint is due, the `state`.
+    """
 
     micro_batches: int
-    """Micro-batches of the step being trained, or just trained."""
+    """Number of micro-batches submitted in the present step or, between two steps, in the last
+    one.
+    """
 
     @property
     def updates(self) -> int:
-        """Updates behind the weights, skipped ones included."""
+        """Number of updates that made the present weights, skipped ones included."""
         ...
 
     @property
     def version(self) -> int:
-        """Number of the version that is trained from."""
+        """Number of the version from which the present step trains; each step makes the next."""
         ...
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent in forward and backward passes since the start."""
+        """Seconds of forward and backward passes since the learner was opened."""
         ...
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state that `state_hash` covers."""
+        """Bytes of the state that `state_hash` covers: weights and optimiser state."""
         ...
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """Submit one micro-batch of the update. A failure raises `ComputeFailed`, which names the
-        micro-batches, here, in `settle` or in `finish_update`.
+        """Submit one micro-batch of the present update; it may be computed later. If computing
+        fails, this or a later call of `submit`, `settle` or `finish_update` raises `ComputeFailed`,
+        which names the micro-batches by their numbers within the step. The learner cannot be used
+        afterwards.
         """
         ...
 
     def settle(self) -> None:
-        """Wait until the submitted micro-batches are computed, except those that a sharded learner
-        still holds until a round is full.
+        """Wait until the submitted micro-batches are computed. A sharded learner trains a round
+        when it has a micro-batch for each process; those of an incomplete round are not waited for.
         """
         ...
 
     def finish_update(self) -> dict[str, float]:
-        """Wait for the update's micro-batches and change the weights; returns metrics."""
+        """Wait for the update's micro-batches and change the weights; returns the update's metrics
+        by name.
+        """
         ...
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> Tensors:
-        """Returns a copy of the weights to publish, in memory of `pool` if given, else in new
-        memory.
+        """Returns a copy of the weights to publish, floating-point tensors as `dtype`. The copy is
+        in new memory, or in memory of `pool` if the learner can use it.
         """
         ...
 
     def state(self, pool: BufferPool | None = None) -> Tensors:
-        """Returns everything that the next update depends on, for a checkpoint: a copy, or the
-        state itself where `lends_state`.
+        """Returns everything that the next update depends on, for a checkpoint. It is a copy unless
+        `lends_state` is true; `pool` as in `snapshot`.
         """
         ...
 
     @property
     def lends_state(self) -> bool:
-        """Whether `state` returns the state itself: it must be written before the next update."""
+        """Whether `state` may return the learner's own tensors, not a copy. Then the caller writes
+        them before it calls `finish_update` again.
+        """
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore `state()`, bit for bit; raises `ConfigurationError` if it is of another model."""
+        """Restore what `state` returned, bit for bit. Raises `ConfigurationError` if it is the
+        state of another model.
+        """
         ...
 
     def state_hash(self) -> str:
-        """Returns xxh3-128 over the state."""
+        """Returns the xxh3-128 hash of weights and optimiser state; another number of processes
+        gives another hash.
+        """
         ...
 
     def close(self) -> None:
@@ -97,8 +115,8 @@ class Learner(Protocol):
 def open_learner(
     model: "PreTrainedModel | PacedModel | ShardedModel", settings: TrainerSettings
 ) -> Learner:
-    """Returns the learner for this kind of model; a `PreTrainedModel` belongs to the learner
-    afterwards.
+    """Returns the learner for this kind of model. Afterwards a `PreTrainedModel` belongs to the
+    learner: nothing else may use it.
     """
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)

@@ -1,9 +1,9 @@
-"""Scores a micro-batch's trained tokens under the model's present parameters: by a fast path where
-the architecture has one (`llama.py`), else by transformers' own forward.
-
-`policy_scorer(model)` returns a `PolicyScorer` (`TokenRows` → `TokenScores`), the boundary between
-samples and loss. Both paths return the same numbers up to rounding, are differentiable in the
-model's parameters and may be called from several threads at once.
+"""Scores the trained tokens of a micro-batch: computes their log-probability and entropy under the
+model's present parameters. `policy_scorer(model)` returns the function that maps the tokens
+(`TokenRows` of `row_layout.py`) to `TokenScores`. It is the fast path of the architecture if there
+is one (`llama.py`), else transformers' own forward, with the sequences laid out in rows as a trial
+of the model allows (`row_form`). Both return the same numbers up to rounding, are differentiable in
+the model's parameters, and may be called from several threads at once.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -34,20 +34,21 @@ from rollstream.consumers.trainer.learn.scores import (
 from rollstream.errors import ConfigurationError
 
 FIRST, SECOND = 5, 7
-"""Lengths in tokens of the two test sequences. `check_trainable`, `can_pack` and `join_sequences`
-try the model on them before training, because no configuration field shows reliably what its
-forward does.
+"""Lengths in tokens of two test sequences. `check_trainable`, `can_pack` and `join_sequences` run
+the model on them before training (a trial), because no field of a model's configuration shows
+reliably what its forward does.
 """
 TOLERANCE = 1e-3
-"""Relative difference of two results that count as equal: rounding in float32 is far below it, one
-attended token of another sequence far above it.
+"""The largest relative difference of two results that count as equal. Rounding in float32 is far
+below it; the error of attending to one token of another sequence is far above it.
 """
 TOLERANCE_BFLOAT16 = 3e-2
 
 
 def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
-    """Raise `ConfigurationError` unless `model` is causal and its logits equal those of
-    `Float32Head`, which every score depends on.
+    """Raise `ConfigurationError` unless `model` is causal and its logits equal those that
+    `Float32Head` computes from the states of its body (the model without its head). Every score
+    depends on both.
     """
     body, tokens = body_of(model), _tokens(model)
     with _trial(model):
@@ -63,11 +64,11 @@ def check_trainable(model: PreTrainedModel, tolerance: float = TOLERANCE) -> Non
 
 
 def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
-    """Whether sequences that share a row of `model`'s forward do not attend to each other when
-    their positions restart at 0.
+    """Whether `model` keeps sequences apart that share a row of its input, where the positions of
+    each restart at 0: no token's state depends on another sequence.
 
-    transformers 5 separates packed sequences where positions restart (masking_utils.py,
-    `find_packed_sequence_indices`, given no mask and no cache), but only in models that pass their
+    transformers 5 makes masks that separate such sequences (masking_utils.py,
+    `find_packed_sequence_indices`, given no mask and no cache), but only for models that pass their
     positions to it: OPT does not, ALiBi has none, state-space models carry their state across.
     """
     body, tokens = body_of(model), _tokens(model)
@@ -82,14 +83,17 @@ def can_pack(model: PreTrainedModel, tolerance: float = TOLERANCE) -> bool:
 
 
 RowForm = Literal["padded", "packed", "joined"]
-"""How sequences are laid out for the body: a row each; several in a row, kept apart by masks that
-transformers builds where positions restart; or all in one row, kept apart by their lengths.
+"""How sequences are laid out as input of the body. `padded`: one row for each. `packed`: several in
+a row, kept apart by masks that transformers builds where positions restart (`can_pack`). `joined`:
+all in one row, kept apart by their lengths (`attend_joined`).
 """
 
 
 def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) -> RowForm:
-    """Returns the form with the least padding that `model` computes right, after `check_trainable`.
-    With `joins` the form is `joined`; raises `ConfigurationError` if the model cannot compute it.
+    """Checks `model` (`check_trainable`), and returns `packed` if it computes that form correctly,
+    else `padded`. With `joins` (`trainer.varlen_attention`) it makes the model attend by
+    `attend_joined` and returns `joined`. Raises `ConfigurationError` if the model cannot be trained
+    so, or if torch cannot compile its layers.
     """
     try:
         check_trainable(model, tolerance)
@@ -107,7 +111,10 @@ def row_form(model: PreTrainedModel, joins: bool, tolerance: float = TOLERANCE) 
 
 
 def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> RowForm:
-    """Find the `row_form` in one call of `model`: a collective of all ranks."""
+    """Returns the `row_form` of a model whose parameters are split over ranks (`fully_shard`). All
+    ranks must call it. The trial runs inside one call of `model`, because the ranks gather the
+    parameters only there. `compute` is the type in which the body computes.
+    """
     model.forward = MethodType(_forward, model)
     with _trial(model):
         tolerance = TOLERANCE if compute == "float32" else TOLERANCE_BFLOAT16
@@ -115,16 +122,16 @@ def try_sharded(model: PreTrainedModel, compute: str, joins: bool = False) -> Ro
 
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
-"""Modules of torch's compiler. Their error classes are not imported here: the compiler costs a
-second and memory.
+"""Modules of torch's compiler. Errors are recognised by these names, because an import of their
+classes would import the compiler, which costs a second and memory.
 """
 JOINED = "rollstream_joined"
 """Name of `attend_joined` among transformers' attention functions."""
 
 
 def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None:
-    """Make `model` attend by `attend_joined`; raises `ConfigurationError` unless its sequences in
-    one row then have the states that each has alone.
+    """Make `model` attend by `attend_joined`. Raises `ConfigurationError` unless sequences that are
+    joined in one row then have the states that each has alone.
     """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
@@ -144,8 +151,8 @@ def join_sequences(model: PreTrainedModel, tolerance: float = TOLERANCE) -> None
 
 
 def _bounds(lengths: Sequence[int]) -> Tensor:
-    """Returns the [n + 1] first positions of sequences one after the other, and the end, in host
-    memory.
+    """Returns the indices [n + 1] at which n sequences of these lengths begin in one row, and the
+    end of the last one, in host memory.
     """
     return torch.tensor([0, *accumulate(lengths)])
 
@@ -159,9 +166,11 @@ def attend_joined(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Returns causal attention [B, N, heads, D] of `query` [B, heads, N, D] within each of the
-    sequences that `cu_seq_lens_q` bounds (None: one) and its `sliding_window`, an attention
-    function of transformers. No mask over N × N is made: the work is that of the sequences alone.
+    """Computes causal attention within each sequence of a row, as an attention function of
+    transformers: `query` is [B, heads, N, D], the result [B, N, heads, D]. Sequences begin and end
+    at the indices `cu_seq_lens_q` (None: one sequence); a token sees at most `sliding_window`
+    tokens, if it is given. No mask over N × N is made: the work is that of the sequences alone.
+    Raises `TypeError` for a mask or capped scores, which it cannot apply.
 
     `torch.nn.attention.varlen` does the same in one kernel for 16-bit tensors on CUDA; it is not
     used, since it has not been run here.
@@ -191,6 +200,7 @@ AttentionInterface.register(JOINED, attend_joined)
 
 
 def _tokens(model: PreTrainedModel) -> Tensor:
+    """Returns the tokens [1, FIRST + SECOND] of both test sequences in one row."""
     embeddings: Any = model.get_input_embeddings()
     return (torch.arange(FIRST + SECOND) % embeddings.weight.shape[0])[None].to(model.device)
 
@@ -198,13 +208,14 @@ def _tokens(model: PreTrainedModel) -> Tensor:
 def _hidden(
     body: Callable[..., Any], tokens: Tensor, positions: Tensor | None = None, **others: Tensor
 ) -> Tensor:
+    """Returns the last states of the body for these tokens."""
     given = others if positions is None else {"position_ids": positions, **others}
     return body(input_ids=tokens, use_cache=False, **given)[0]
 
 
 @contextmanager
 def _trial(model: PreTrainedModel) -> Generator[None]:
-    """Run the block without gradients and dropout."""
+    """Run the block without gradients and without dropout, then restore the model's mode."""
     was_training = model.training
     model.eval()
     try:
@@ -223,6 +234,7 @@ def _refusal(model: PreTrainedModel, why: str) -> ConfigurationError:
 
 
 PolicyScorer = Callable[[TokenRows], TokenScores]
+"""Scores a micro-batch under the model's parameters at the time of the call."""
 
 
 def policy_scorer(
@@ -232,11 +244,14 @@ def policy_scorer(
     joins: bool = False,
     compiles: bool = False,
 ) -> PolicyScorer:
-    """Returns the fastest scorer for this model. `general` excludes the fast path, which computes
-    in float32 and joins sequences by itself; so does `compiles` (`compile_layers`). With
-    `recomputes` a layer keeps only its input (`recompute_layers`), with `joins` all sequences share
-    one row (`join_sequences`). `model` is float32 now; its parameters may change type later. Raises
-    `ConfigurationError` if the model cannot be trained so.
+    """Returns the fastest scorer for this model. Raises `ConfigurationError` if the model cannot be
+    trained with these options.
+
+    The fast path (`llama.py`) computes in float32 and joins sequences by itself; `general` and
+    `compiles` exclude it. `compiles`: torch compiles the layers (`compile_layers`). `recomputes`: a
+    layer keeps only its input for the backward pass. `joins`: on the general path all sequences
+    share one row (`join_sequences`). The trial of the model needs float32 parameters; their type
+    may change afterwards.
     """
     if has_packed_form(model) and not general and not compiles:
         return PackedDecoder(model, recomputes).score
@@ -251,14 +266,16 @@ def policy_scorer(
 def forward_scores(
     model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded"
 ) -> TokenScores:
-    """Returns scores by transformers' forward, in a form that `row_form` found: the general path,
-    for every causal decoder that passes `check_trainable`, also under `fully_shard`.
+    """Returns scores by transformers' forward, in a form that `row_form` found. This is the general
+    path, for every causal decoder that passes `check_trainable`, also one that is split over ranks
+    by `fully_shard` (FSDP).
 
     It makes exactly one call of `model`, whatever the rows, and does everything inside that call
-    (`_forward`): body once, trained rows selected, head and softmax in float32, in slices. So hooks
-    on `model` and its layers see an ordinary forward, and ranks with unequal work run equal
-    collectives. Under FSDP the head must be in `model`'s root group, not in a group of its own. The
-    body computes in the type of its parameters; for bfloat16 the caller casts them.
+    (`_forward`): the body runs once, the rows before trained tokens are selected, and head and
+    softmax are computed for them in float32, in slices. So hooks on `model` and its layers see an
+    ordinary forward, and ranks with unequal work run equal collectives. Under FSDP the head must be
+    in `model`'s root group, not in a group of its own. The body computes in the type of its
+    parameters; for bfloat16 the caller casts them.
     """
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
@@ -274,8 +291,8 @@ def _forward(
     joins: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Replaces the model's `forward`: returns the result of its own, or scores if it is called with
-    `rows`, or the form of rows if it is called with the tolerance of a `trial`.
+    """Replaces the model's `forward`. Called with `rows` it returns their scores; called with the
+    tolerance of a `trial`, the `row_form`; otherwise the result of the model's own forward.
     """
     if trial is not None:
         return row_form(model, joins, trial)
@@ -295,8 +312,8 @@ def _forward(
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Gradient checkpointing: make every decoder layer of `model` keep only its inputs and
-    recompute its activations in the backward pass; gradients stay the same.
+    """Make every decoder layer of `model` keep only its inputs and recompute its activations in the
+    backward pass (gradient checkpointing); gradients stay the same.
 
     The activation memory of a pass is then that of one layer instead of all (Chen et al., "Training
     Deep Nets with Sublinear Memory Cost", arXiv 1604.06174), for a third more work. transformers'
@@ -305,27 +322,28 @@ def recompute_layers(model: nn.Module) -> None:
     here.
 
     Only the layers' `forward` is replaced, so hooks on their call (those of `fully_shard`) run
-    once, outside of the recomputation. To be called before such hooks are set.
+    once, outside of the recomputation. Call this function before such hooks are set.
     """
     for layer in _layers(model, "trainer.gradient_checkpointing"):
         layer.forward = partial(_recomputed, layer.forward)
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Make torch compile the forward of every decoder layer of `model`, for sequences of any length
-    at once; `recompute_layers` may follow. The first pass compiles, and raises an error of
+    """Make torch compile the forward of every decoder layer of `model`, once for sequences of all
+    lengths; `recompute_layers` may follow. The first pass compiles, and raises an error of
     `COMPILER_MODULES` where this machine has no compiler.
 
-    Results differ from those of the uncompiled layers by rounding, and code that was compiled for
-    other lengths may round differently too.
+    Results differ from those of the uncompiled layers by rounding. If torch compiles again for
+    other lengths, the new code may round differently too.
     """
     for layer in _layers(model, "trainer.compile"):
         layer.forward = torch.compile(layer.forward, dynamic=True)
-    # Its loop depends on the number of sequences: compiled, it would be compiled for each number.
+    # Its loop depends on the number of sequences, so torch would compile it again for each number.
     AttentionInterface.register(JOINED, torch.compiler.disable(attend_joined))
 
 
 def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
+    """Returns the decoder layers; raises `ConfigurationError`, which names `setting`, if none."""
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigurationError(
@@ -336,6 +354,7 @@ def _layers(model: nn.Module, setting: str) -> Sequence[nn.Module]:
 
 
 def _recomputed(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer's `own` forward, recomputed in the backward pass if there will be one."""
     if not torch.is_grad_enabled():
         return own(*args, **kwargs)
     return checkpoint(own, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,10 +1,10 @@
-"""Computes the elementwise parts of a decoder layer, and its attention, with hand-written backward
-passes.
+"""Computes norm, SwiGLU, rotary positions and attention of a decoder layer with hand-written
+backward passes (`normalise`, `swiglu`, `rotate`, `attend`). `recompute` saves memory: the backward
+pass computes a layer again.
 
 Matrix products take only half of a small model's step, so the operations around them matter:
-autograd keeps and re-reads three to five tensors for a root-mean-square norm, rotary positions or
-SwiGLU, where one or two suffice. Formulas are the usual ones; tests compare them with transformers.
-Shapes: N rows (tokens), H heads of size D.
+autograd keeps and re-reads three to five tensors for each of them, where one or two suffice. Tests
+compare the results with transformers. Shapes: N rows (tokens), H heads of size D.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -66,7 +66,7 @@ class _SwiGlu(torch.autograd.Function):
 
 class _Rotate(torch.autograd.Function):
     """Applies rotary positions by complex numbers: elements 2i and 2i + 1 of a head form one
-    number, which one product rotates.
+    complex number, and one product rotates it.
     """
 
     @staticmethod
@@ -87,8 +87,8 @@ def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBlock:
-    """Locates `sequences` sequences from row `start` on, each padded at its end to `length`
-    rows.
+    """Locates some sequences among the N rows: `sequences` of them, one after the other from row
+    `start` on, each padded at its end to `length` rows.
     """
 
     start: int
@@ -102,8 +102,8 @@ class SequenceBlock:
 
 
 class _Attend(torch.autograd.Function):
-    """Calls scaled dot-product attention once per block; gradients are written in place, not added
-    as zero-filled slices.
+    """Calls scaled dot-product attention once per block. Each block's gradients are written to its
+    own rows; autograd would make a zero-filled tensor of all rows for each block and add them.
     """
 
     @staticmethod
@@ -138,28 +138,31 @@ class _Attend(torch.autograd.Function):
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    """Returns x / sqrt(mean(x²) + eps) over the last dimension; the caller folds the gain into the
-    next matrix.
+    """Returns x / sqrt(mean(x²) + eps) over the last dimension, without the gain of the norm: the
+    caller multiplies it into the next matrix.
     """
     return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Returns silu(gate) · up of `gate_up` [N, 2 f], gate first: one matrix product computes both
-    halves.
+    """Returns silu(gate) · up [N, f] of `gate_up` [N, 2 f], which holds gate, then up: one matrix
+    product has computed both.
     """
     return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Returns `x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex), pairs interleaved."""
+    """Returns `x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex). Elements 2i and 2i + 1 of
+    a head are a pair, unlike in transformers, where i and i + D/2 are.
+    """
     return _Rotate.apply(x, rotations)  # pyright: ignore[reportReturnType]
 
 
 class _Recompute(torch.autograd.Function):
-    """Runs a part of the network that keeps only its input. `checkpoint` of torch does not fit: its
-    reentrant form adds to `.grad`, and under its other form `_Attend`, which runs a backward pass
-    of its own, would compute the part twice.
+    """Runs a part of the network and keeps only its input; the backward pass runs the part again.
+    torch's own `checkpoint` does not fit: its reentrant form adds to `.grad` instead of returning
+    gradients, and its other form would run the part twice for `_Attend`, whose backward pass runs
+    a backward pass of its own.
     """
 
     @staticmethod
@@ -183,14 +186,15 @@ class _Recompute(torch.autograd.Function):
 
 
 def recompute(part: Callable[[Tensor], Tensor], x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Returns `part(x)`, whose backward pass computes the part again: the gradients of `x` and of
-    `parameters`, all that the part reads, are the same bits (Chen et al., arXiv 1604.06174).
+    """Returns `part(x)`, and keeps only `x` for the backward pass, which computes the part again
+    (Chen et al., arXiv 1604.06174). `parameters` must be all that the part reads. The gradients of
+    `x` and `parameters` are the same bits as without recomputation.
     """
     return _Recompute.apply(part, x, *parameters)  # pyright: ignore[reportReturnType]
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]) -> Tensor:
-    """Computes causal attention within each sequence of `blocks`, which tile the rows.
+    """Computes causal attention within each sequence of `blocks`, which cover each row once.
 
     `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D].
     Returns [N, heads, D].

@@ -1,7 +1,8 @@
-"""Trains a model in one process: holds its fp32 masters (`masters.py`), computes gradients and
-applies updates, without log or store.
+"""Trains a model in one process (`TorchLearner`): holds its masters (the trained parameters in
+fp32, `masters.py`), computes gradients and applies updates, without log or store.
 
-Micro-batches are trained as they arrive, on `workers` threads. Their gradients are added in the
+`submit` starts the passes of a micro-batch on one of `workers` threads; `finish_update` applies the
+sum of the gradients of all micro-batches since the previous update. Gradients are added in the
 order of submission, so for given micro-batches the masters are bit-identical for any number of
 workers.
 """
@@ -57,11 +58,13 @@ class _BatchResult:
 
 
 class TorchLearner:
-    """Owns `model` (float32) from now on: its parameters become views of the masters, or of the
-    masters rounded to `trainer.compute`. To be called from one thread.
+    """Implements `Learner` (`base.py`). It owns `model` (float32) from now on: the model's
+    parameters become views of the masters, or of the masters rounded to `trainer.compute`. To be
+    called from one thread.
 
-    Of a model with adapters (`storage/lora.py`) only these are trained, published and part of the
-    state, which then holds the hash of the frozen base.
+    If the model has LoRA adapters (`storage/lora.py`), only the adapters are trained, published and
+    saved in checkpoints. Their state also holds the hash of the frozen base weights, so that it is
+    not loaded over another base.
     """
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
@@ -94,7 +97,7 @@ class TorchLearner:
 
     @property
     def updates(self) -> int:
-        """Updates behind the masters, skipped ones included."""
+        """Number of updates made since the start of the run, skipped ones included."""
         return self._optimiser.updates
 
     @property
@@ -104,7 +107,7 @@ class TorchLearner:
 
     @property
     def flat(self) -> Tensor:
-        """The masters themselves (not a copy), flat; `finish_update` changes them."""
+        """The masters themselves (not a copy), as one flat tensor; `finish_update` changes it."""
         return self._masters.flat
 
     @property
@@ -114,15 +117,15 @@ class TorchLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of masters and moments."""
+        """Bytes of the masters and of AdamW's two moments."""
         return 3 * self._masters.flat.nbytes
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """Submit one micro-batch of the update; waits only while every worker is busy and as many
-        micro-batches are queued.
+        """Submit one micro-batch of the update; waits only while as many micro-batches are queued
+        as there are workers.
 
-        A failure in a worker is raised here, in `settle` or in `finish_update`, as `ComputeFailed`;
-        the learner cannot be used afterwards.
+        A failure in a worker is raised by the next call of `submit`, `settle` or `finish_update`,
+        as `ComputeFailed`; the learner cannot be used afterwards.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
@@ -130,12 +133,12 @@ class TorchLearner:
         self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1))
 
     def settle(self) -> None:
-        """Wait until everything submitted is computed."""
+        """Wait until all submitted micro-batches are computed."""
         self._workers.wait()
 
     def finish_update(self) -> dict[str, float]:
-        """Wait for the update's micro-batches; normalise, clip and apply their gradient. Returns
-        the update's metrics.
+        """Wait for the update's micro-batches; normalise, clip and apply the sum of their
+        gradients. Returns the update's metrics.
         """
         self._workers.wait()
         done = self._optimiser.update(self._gradient, self._sums.weight)
@@ -158,7 +161,7 @@ class TorchLearner:
         """Returns a copy of the weights under their checkpoint names, floating-point tensors as
         `dtype`; tied tensors share memory. The memory is from `pool` if given, else it is new.
 
-        Of a model with adapters: a copy of these (`AdapterTensors`), in memory of its own.
+        If the model has adapters, the copy has only these (`AdapterTensors`), always in new memory.
         """
         state, kind = self._masters.model_state(self._model), getattr(torch, dtype)
         if self._adapter is None:
@@ -170,9 +173,10 @@ class TorchLearner:
         )
 
     def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
-        """Returns everything that the next update depends on, for a checkpoint: fp32 masters and
-        moments by prefixed name, and two counters. The memory is from `pool` if given, else it is
-        new; a state that is lent to a pool's user is not copied.
+        """Returns everything that the next update depends on, for a checkpoint: masters and moments
+        by prefixed name, and two counters of updates. Without `pool` it is a copy in new memory.
+        With `pool` it is a copy in the pool's memory, or, if `lends_state`, the state itself: then
+        it must be read before the next update changes it.
         """
         if pool is not None and self.lends_state:
             return self._state()
@@ -189,6 +193,7 @@ class TorchLearner:
 
     @property
     def lends_state(self) -> bool:
+        """Whether the state is so large that `state` with a pool lends it instead of copying it."""
         return lends_state(self.state_bytes, self.flat.device)
 
     def state_hash(self) -> str:
@@ -200,7 +205,7 @@ class TorchLearner:
         self._workers.close()
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Returns name prefix in a checkpoint → flat buffer."""
+        """Returns the flat buffers of the state, by the prefix of their names in a checkpoint."""
         adam = self._optimiser
         return {
             "masters.": self._masters.flat,
@@ -219,7 +224,9 @@ class TorchLearner:
         return {**named, **base, "optimiser.counters": counters}
 
     def _train(self, job: _MicroBatchJob) -> _BatchResult:
-        """Compute a micro-batch in a worker thread, without changing shared state."""
+        """Compute a micro-batch in a worker thread, without changing shared state. `_add` gets the
+        results afterwards, one at a time in the order of submission.
+        """
         try:
             return self._compute_or_halve(job.samples, job.version)
         except Exception as error:

@@ -1,10 +1,10 @@
-"""Holds the fp32 masters, all trained parameters of a model in one flat buffer, and updates them by
-AdamW.
+"""Holds the masters, all trained parameters of a model as float32 in one flat buffer (`Masters`),
+and updates them by AdamW (`Optimiser`). In one flat buffer, summing gradients, their norm and the
+update are a few operations, instead of several for each parameter.
 
-Optimiser, norm and accumulation are a few operations over one tensor instead of several per
-parameter. The model's own parameters become views of the buffer, or, where it computes in another
-type or on another device, of a second buffer that holds the masters rounded to that type. Gradients
-are clipped by global norm; the learning rate is a function of the update's number.
+The parameters of the model are views of this buffer. If the model computes in another type than
+float32, or on another device than the buffer's, they are views of a second buffer, into which
+`Masters.round` copies the masters. The `check_…` functions compare a checkpoint with the model.
 """
 
 import math
@@ -21,12 +21,14 @@ from rollstream.errors import ConfigurationError
 CPU = torch.device("cpu")
 ALIGNMENT = 16  # floats, one cache line: views are then as fast as tensors of their own
 ROUNDED_NUMBERS = 1 << 24
-"""Numbers that are rounded at a time: on the way to a device torch rounds them into a copy."""
+"""How many numbers are rounded at a time. This bounds memory: if the rounded numbers go to another
+device, torch first makes a temporary copy of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlice:
-    """Parameter `name` occupies `[start, start + size)` of the flat buffer."""
+    """Places the parameter `name` at the elements `[start, start + size)` of the flat buffer."""
 
     name: str
     start: int
@@ -37,18 +39,21 @@ class ParameterSlice:
         return prod(self.shape)
 
     def view(self, flat: Tensor) -> Tensor:
-        """Returns this parameter's view of a flat buffer."""
+        """Returns the view of a flat buffer that has this parameter's place and shape."""
         return flat[self.start : self.start + self.size].view(self.shape)
 
 
 class Masters:
-    """Holds the trained parameters of `model` in `flat` from now on; alignment gaps stay 0. The
-    model computes in `compute` on `device`; modules that its class keeps in float32, and buffers
-    (rotary frequencies), keep their type. A frozen parameter (`requires_grad` False) has no master:
-    it is held once, in `compute`.
+    """Holds the trained parameters of `model` in the buffer `flat` from now on, and makes the
+    model's own parameters views of it or of its rounded copy. `slices` has the place of each
+    parameter; the gaps between them (`ALIGNMENT`) stay 0.
 
-    `flat` is on `device`, or, with `offload`, in host memory: the device then has no float32 copy,
-    and every gradient moves to the host to be added there.
+    The model computes in the type `compute` on `device`, except modules that its class keeps in
+    float32 and torch's buffers (rotary frequencies), which keep their type. A frozen parameter
+    (`requires_grad` False) has no master: it is held once, in `compute`.
+
+    `flat` is on `device`, or with `offload` in host memory. The device then has no float32 copy of
+    the parameters, and every gradient is moved to host memory and added there.
     """
 
     def __init__(
@@ -88,8 +93,8 @@ class Masters:
         self.round()
 
     def round(self) -> None:
-        """Round the masters into the model's parameters; to be called after each change of
-        `flat`.
+        """Copy the masters into the model's parameters, rounded to their type, unless these are
+        views of `flat`. To be called after each change of `flat`.
         """
         if self._rounded is not None:
             for start in range(0, len(self.flat), ROUNDED_NUMBERS):
@@ -99,8 +104,8 @@ class Masters:
             tensor.copy_(place.view(self.flat))
 
     def model_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Returns the state of `model` (the one of the constructor) under checkpoint names, with
-        the masters themselves as its parameters; tied tensors share memory.
+        """Returns all tensors of `model`, the one given to the constructor, under their checkpoint
+        names. Trained parameters are views of `flat`, not rounded; tied tensors share memory.
         """
         views = {
             id(parameter): place.view(self.flat)
@@ -110,27 +115,30 @@ class Masters:
         return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Returns views of a buffer with this layout, by parameter name."""
+        """Returns the views of the parameters in a buffer with the layout of `flat` (for instance
+        the moments), by parameter name.
+        """
         return {place.name: place.view(flat) for place in self.slices}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Add one gradient per parameter, in the order of `parameters`, to a buffer with this
-        layout.
+        """Add one gradient for each of `parameters`, in their order, to a buffer with the layout of
+        `flat`.
         """
         for place, gradient in zip(self.slices, gradients, strict=True):
             place.view(flat).add_(gradient.to(flat.device))
 
     def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        """Copy the checkpoint's tensors named `prefix` + parameter name into a buffer; raises
-        `ConfigurationError` if they are of another model.
+        """Copy the tensors of a checkpoint into a buffer with the layout of `flat`; their names are
+        `prefix` + parameter name. Raises `ConfigurationError` if one is missing or has another
+        shape, because the checkpoint is then of another model.
         """
         for place in self.slices:
             place.view(flat).copy_(checkpoint_tensor(tensors, prefix + place.name, place.shape))
 
 
 def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    """Returns the checkpoint's tensor `name`; raises `ConfigurationError` if it is missing or of
-    another shape.
+    """Returns the tensor `name` of a checkpoint. Raises `ConfigurationError` if it is missing or
+    does not have this shape.
     """
     found = tensors.get(name)
     check_checkpoint_shape(name, None if found is None else tuple(found.shape), shape)
@@ -141,8 +149,8 @@ def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int
 def check_checkpoint_shape(
     name: str, found: tuple[int, ...] | None, shape: tuple[int, ...]
 ) -> None:
-    """Raise `ConfigurationError` if a checkpoint's tensor has another shape than the model's, or is
-    missing (None).
+    """Raise `ConfigurationError` unless `found`, the shape of the tensor `name` in a checkpoint
+    (None: it is missing), is the `shape` of the model's tensor.
     """
     if found == shape:
         return
@@ -154,17 +162,20 @@ def check_checkpoint_shape(
 
 
 BASE_HASH = "base.hash"
-"""Name in a checkpoint of an adapter: the hash of its frozen base."""
+"""If LoRA adapters are trained, a checkpoint holds only their state, and under this name the hash
+of the frozen model to which they belong (the base).
+"""
 
 
 def hash_tensor(digest: str) -> Tensor:
-    """Returns a hash in hexadecimal digits as the tensor that checkpoints hold."""
+    """Returns a hash (hexadecimal digits) as a tensor of its bytes, as a checkpoint holds it."""
     return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
 
 
 def check_base_hash(found: Tensor | None, mine: Tensor | None) -> None:
-    """Raise `ConfigurationError` unless a checkpoint's base is the model's own; None means that no
-    adapter is trained.
+    """Raise `ConfigurationError` unless the adapters of a checkpoint belong to the base of this
+    run's model: `found` is the hash in the checkpoint, `mine` that of the run's base. None means
+    without adapters, and then both must be None.
     """
     if (found is None) == (mine is None) and (
         found is None or mine is None or torch.equal(found, mine)
@@ -180,8 +191,9 @@ NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 
 def learning_rate(update: int, settings: TrainerSettings) -> float:
-    """Returns the learning rate of update `update` (0 is the first): a linear warm-up times a
-    linear decay from 1 to `lr_final` at the last update.
+    """Returns the learning rate of update number `update`, counted from 0: `lr` times a linear
+    warm-up over the first `lr_ramp_steps` updates, times a linear decay from 1 at the first update
+    to `lr_final` at the run's last one.
     """
     last = settings.steps * settings.updates_per_step - 1
     ramp = min(1.0, (update + 1) / max(1, settings.lr_ramp_steps))
@@ -191,8 +203,8 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """Holds the result of an update: gradient norm before clipping, learning rate, 0 or 1 updates
-    skipped.
+    """Reports an update: the norm of its gradient before clipping, its learning rate, and `skipped`
+    (1 if the update was skipped, else 0).
     """
 
     gradient_norm: float
@@ -201,11 +213,11 @@ class UpdateResult:
 
 
 class Optimiser:
-    """Updates `flat` in place by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv
-    1711.05101; decay on all tensors).
+    """Updates the masters `flat` in place by AdamW (Loshchilov & Hutter, "Decoupled weight decay",
+    arXiv 1711.05101), with weight decay on all tensors. Gradients are clipped by their global norm.
 
-    Its whole state is `mean` and `square` (Adam's moments, laid out like `flat`), `updates` and
-    `applied`.
+    The state to keep in a checkpoint, besides `flat`: Adam's moments `mean` and `square` (with the
+    layout of `flat`), the number of all updates (`updates`) and of those not skipped (`applied`).
     """
 
     def __init__(self, flat: Tensor, settings: TrainerSettings) -> None:
@@ -230,19 +242,21 @@ class Optimiser:
 
     @property
     def applied(self) -> int:
-        """Updates that were not skipped: Adam's bias correction counts these."""
+        """Number of updates that were not skipped, which Adam's bias correction counts."""
         return int(self._applied)
 
     def load(self, updates: int, applied: int) -> None:
-        """Set the counters; the caller fills `mean` and `square`."""
+        """Set the counters from a checkpoint; the caller fills `mean` and `square`."""
         self.updates = updates
         self._applied.fill_(applied)
 
     def update(self, gradient: Tensor, weight: float) -> UpdateResult:
-        """Apply one update by `gradient` / `weight`, clipped; `gradient` is overwritten.
+        """Apply one update by the mean gradient, `gradient` / `weight`, clipped. `gradient` is the
+        sum over the update's micro-batches and is overwritten; `weight` is the number of trained
+        tokens, or of trained sequences (`trainer.aggregate`).
 
-        The update is skipped if no token was trained or the gradient is not finite: a NaN in the
-        masters would end the run, while a lost batch costs little.
+        If no token was trained (`weight` 0), or if the gradient is not finite, the update is
+        counted and skipped. A NaN in the masters would end the run, and a lost batch costs little.
         """
         rate = learning_rate(self.updates, self._settings)
         self.updates += 1

@@ -1,9 +1,10 @@
-"""Measures the differences between the engine's and the trainer's log-probabilities of the same
-tokens under the same version, by task (docs/explanation/learning.md, Mismatch of engine and
-trainer).
+"""Measures, by task, how far the engine's and the trainer's log-probabilities of the same tokens
+differ (docs/explanation/learning.md, Mismatch of engine and trainer).
 
-Only tokens that both sides compute in the same way are compared, so that a difference is rounding
-or a bug (`logprob_gaps`); a task without such a token reports its smallest lag separately.
+`logprob_gaps` compares the tokens of one micro-batch. The `LogprobGaps` of the micro-batches of an
+update are added, and `metrics` makes the update's metrics of the sum. At lag 0 engine and trainer
+compute with the same weights, so a difference is rounding or a bug. A task without a token at lag 0
+reports its smallest lag under other names: there a difference includes what was learnt in between.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,16 +18,16 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.metrics import TASKS_MAX
 
 TOKEN_MAX = 0.1
-"""Largest difference in nats that is not counted as `above`: about a tenth in probability."""
+"""Differences above this, in nats, are counted as `above`. It is about a tenth in probability."""
 EXPONENT_MAX = 20.0
-"""Bound of Δ in e^Δ, as in the loss: one broken log-probability must not make a metric infinite."""
+"""|Δ| is cut to this in e^Δ, as in the loss: one broken value must not make a metric infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """Sums the differences over `tokens` tokens of one task at one `lag`. Δ is the trainer's
-    log-probability minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), `above` counts
-    |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
+    """Sums the differences Δ of `tokens` tokens of one task, all of the same `lag`. Δ is the
+    trainer's log-probability minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), an
+    estimate of the KL divergence, `above` counts |Δ| above `TOKEN_MAX`, `largest` is max |Δ|.
     """
 
     lag: int
@@ -37,7 +38,7 @@ class LogprobGap:
     largest: float
 
     def __add__(self, other: "LogprobGap") -> "LogprobGap":
-        """Combine two gaps of equal lag; of different lags only the smaller one is kept."""
+        """Add two gaps of equal lag. Of gaps with different lags, return the one of smaller lag."""
         if self.lag != other.lag:
             return self if self.lag < other.lag else other
         return LogprobGap(
@@ -52,7 +53,9 @@ class LogprobGap:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGaps:
-    """Holds a `LogprobGap` for each task, in the order of their first tokens."""
+    """Holds one `LogprobGap` for each task, at the task's smallest lag, in the order of the tasks'
+    first tokens.
+    """
 
     by_task: tuple[tuple[str, LogprobGap], ...] = ()
 
@@ -60,10 +63,11 @@ class LogprobGaps:
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics `mismatch_<name>/<task>`, and `mismatch_<name>` over all tokens at
-        lag 0; empty if no token was compared. A task without a token at lag 0 reports 0 compared
-        tokens, and separately the metrics of its smallest lag (`mismatch_near_…`), which include
-        what was learnt in between.
+        """Returns the metrics at lag 0: `mismatch_<name>` over all tokens, and
+        `mismatch_<name>/<task>` for each of the first `TASKS_MAX` tasks. A task without a token at
+        lag 0 has `mismatch_tokens/<task>` 0 and, instead of the others, `mismatch_near_lag/<task>`
+        and `mismatch_near_mean/<task>`, its smallest lag and mean |Δ| there. Without any compared
+        token there are no metrics.
         """
         if not self.by_task:
             return {}
@@ -80,12 +84,12 @@ class LogprobGaps:
 
 
 def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
-    """Returns the gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's
-    for its trained tokens, in the order of the samples.
+    """Returns the gaps of a micro-batch that is trained from `version`. `logprobs` [G] are the
+    trainer's log-probabilities of its G trained tokens, in the order of the samples.
 
-    Only the trained tokens of a trajectory's first span are compared: later spans may have been
-    sampled over a KV cache of older weights. At lag 0, where the span's version is the one trained
-    from, both sides compute these tokens in the same way. To be called in the first update of a
+    Only the trained tokens of a trajectory's first span are compared: the tokens of later spans may
+    have been sampled over a KV cache of older weights. If the span's version is `version` (lag 0),
+    both sides compute these tokens with the same weights. To be called in the first update of a
     step only: later updates train from weights without a version number.
     """
     recorded = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
@@ -103,6 +107,7 @@ def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> L
 
 
 def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
+    """Returns the sums over the differences `delta`."""
     size = np.abs(delta)
     bounded = delta.clip(-EXPONENT_MAX, EXPONENT_MAX)
     return LogprobGap(
@@ -116,6 +121,7 @@ def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
 
 
 def _merged(parts: Iterable[tuple[str, LogprobGap]]) -> LogprobGaps:
+    """Returns the sum of the gaps of each task."""
     found: dict[str, LogprobGap] = {}
     for task, gap in parts:
         found[task] = found[task] + gap if task in found else gap

@@ -129,8 +129,8 @@ class PacedLearner:
         """Does nothing: there are no threads or processes to release."""
 
     def _spend(self, seconds: float) -> None:
-        """Add `seconds` of modelled work behind the work that was added before. It passes on the
-        clock while this process does its real work, as the work of an accelerator does.
+        """Add `seconds` of modelled work, which begins when the work added before ends. It
+        passes while this process does its real work, as the work of an accelerator does.
         """
         self._until_s = max(self._until_s, self._clock()) + seconds
         self.busy_s += seconds

@@ -1,8 +1,10 @@
-"""Lays a micro-batch out as flat arrays, one row per input token, with padding only where attention
-needs equal lengths; and these rows as a rectangular grid for transformers' forward.
+"""Lays a micro-batch out for the forward pass: as flat arrays with one row per input token
+(`token_rows`), and from these as the rectangular grid that transformers' forward needs
+(`token_grid`). `loss_inputs` has what the loss needs about the same tokens.
 
-Everything except attention works row by row, so sequences follow each other without padding. Only
-trained tokens are scored; they keep the order of the samples.
+Everything except attention works row by row, so the flat form pads only where attention needs
+equal lengths. Only trained tokens are scored. In all arrays over trained tokens they are in the
+order of the samples, whatever the order in which sequences are laid out.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -21,18 +23,21 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.fused_ops import SequenceBlock
 from rollstream.streams.records import GENERATED
 
-# One more attention call per layer costs about as much as this many rows of the smallest models
-# (0.3 ms of calls against 25 µs a row, forward and backward); large models pay less for it.
+# Largest number of padding rows in a block. In the smallest models one more block, that is one more
+# attention call per layer, costs about as much as this many rows (0.3 ms of calls against 25 µs a
+# row, forward and backward). In large models a call costs fewer rows.
 PADDING_ROWS_MAX = 24
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Holds N input rows and the G trained tokens that they predict.
+    """Holds N input rows, padding included, and the G trained tokens that they predict.
 
-    `tokens` and `positions` are [N]; `blocks` tile the rows; `lengths` are those of the sequences
-    in row order, without padding. `scored` [G] is the row before each trained token, `targets` [G]
-    the token, `temperature` [G] the temperature at which it was sampled.
+    `tokens` and `positions` [N] are the input of each row. Longer sequences come first; each of the
+    `blocks` has some consecutive sequences, padded to equal length, and together they cover all
+    rows. `lengths` are those of the sequences in row order, without padding. For each trained token
+    `scored` [G] is the row of the token before it, whose output predicts it, `targets` [G] the
+    token itself, and `temperature` [G] the temperature at which it was sampled.
     """
 
     tokens: Tensor
@@ -46,11 +51,12 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Holds the inputs of the loss for each of the G trained tokens.
+    """Holds what the loss needs for each of the G trained tokens besides their scores.
 
-    `behaviour` is log μ as the engine recorded it under the token's own version, `sequence` the
-    index of the token's sequence among the `sequences` that have a trained token, `lag` is in
-    versions. `masked` counts the generated tokens that are not trained.
+    `behaviour` [G] is the log-probability that the engine recorded when it sampled the token under
+    the token's own version. `advantage` and `lag` (in versions) are [G] too. `sequence` [G] is the
+    index of the token's sequence among those with a trained token, whose number is `sequences`.
+    `masked` counts the generated tokens that are not trained.
     """
 
     behaviour: Tensor
@@ -75,8 +81,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 def token_rows(samples: Sequence[Sample]) -> TokenRows:
     """Returns the rows of a micro-batch; samples have any length ≥ 2 and any order. A sequence has
-    no rows from its last trained token on, since nothing after it is scored, however long a reply
-    of the environment is.
+    rows only for the tokens before its last trained token, since no later one is scored: a long
+    reply of the environment at its end costs nothing.
     """
     trained = [_trained_indices(sample) for sample in samples]
     lengths = [int(at[-1]) if len(at) else 1 for at in trained]
@@ -107,8 +113,8 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
 
 
 def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
-    """Returns the loss inputs of samples in the order of `TokenRows.scored`; `version` is the one
-    trained from.
+    """Returns the loss inputs of the samples' trained tokens, in the order of `TokenRows.scored`;
+    `version` is the number of the version that is trained from.
     """
     tokens = [int(np.count_nonzero(sample.mask)) for sample in samples]
     trained = [(sample, count) for sample, count in zip(samples, tokens, strict=True) if count]
@@ -127,14 +133,14 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
 
 
 def _trained_indices(sample: Sample) -> NDArray[np.int64]:
-    """Returns the indices of the trained tokens in the trajectory."""
+    """Returns the indices of the sample's trained tokens among all its tokens."""
     return np.flatnonzero(sample.sources == GENERATED)[sample.mask]
 
 
 def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
-    """Returns blocks over sequences of descending lengths, and their total number of rows.
-    Sequences of about equal length form a block, padded to its longest: few rows are padding and
-    one attention call serves many sequences.
+    """Returns blocks over sequences of these descending lengths, and their total number of rows.
+    Neighbouring sequences of about equal length form a block, padded to the longest of them: at
+    most `PADDING_ROWS_MAX` of its rows are padding, and one attention call serves all of it.
     """
     blocks: list[SequenceBlock] = []
     rows = first = padding = 0
@@ -154,9 +160,10 @@ GridCell = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TokenGrid:
-    """Holds the rows as a grid of R rows and W columns: `tokens`, `positions` and `mask` are [R,
-    W]; positions restart at 0 with each sequence, `mask` is 1 where a cell has a token of a
-    sequence. `scored` [G] are `TokenRows.scored` as indices into R · W.
+    """Holds the tokens of a `TokenRows` as a grid of R rows and W columns: `tokens`, `positions`
+    and `mask` are [R, W]. Positions restart at 0 with each sequence; `mask` is 1 where a cell has a
+    token of a sequence. `scored` [G] names the same tokens as `TokenRows.scored`, as indices into
+    the R · W cells, row after row.
     """
 
     tokens: Tensor
@@ -166,13 +173,13 @@ class TokenGrid:
 
 
 def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> TokenGrid:
-    """Returns the rows as the rectangular batch that transformers' forward needs, on their device;
-    it is a pure function.
+    """Returns the tokens as the rectangular batch that transformers' forward needs, on the device
+    of `rows`; the layout is computed on the host.
 
     The grid is as wide as the longest sequence unless a `width` is given. Packed, several shorter
-    sequences share a row; unpacked, each sequence has a row of its own. Positions continue in the
-    unused rest of a row: under causal attention no sequence attends to what follows it, so the rest
-    needs no mask. The layout is computed on the host.
+    sequences share a grid row, and the model must separate them by their positions; unpacked, each
+    sequence has a grid row of its own. Positions continue in the unused rest of a grid row: under
+    causal attention no token attends to what follows it, so the rest needs no mask.
     """
     width = width or max(rows.lengths)
     places = (
@@ -198,8 +205,9 @@ def token_grid(rows: TokenRows, packed: bool, width: int | None = None) -> Token
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
-    """Returns row and column of each sequence, in their order: the first row with room for it. For
-    descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa 2007).
+    """Returns grid row and first column of each sequence, in the order of `lengths`: each is put
+    into the first grid row with room for it. For descending lengths this needs at most 11/9 of the
+    fewest possible rows, plus one (Dósa 2007).
     """
     used: list[int] = []
     places: list[GridCell] = []
@@ -213,5 +221,5 @@ def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
 
 
 def _first_rows(rows: TokenRows) -> list[int]:
-    """Returns the first row of each sequence."""
+    """Returns the row in `TokenRows` at which each sequence begins."""
     return [block.start + i * block.length for block in rows.blocks for i in range(block.sequences)]

@@ -1,10 +1,10 @@
-"""Computes log-probability and entropy of given tokens at the temperature at which they were
-sampled, from hidden states through a float32 head.
+"""Computes log-probability and entropy of given tokens, at the temperature at which they were
+sampled, from a model's hidden states. `Float32Head` makes logits with the model's own head, and
+`score_through` makes scores of them, in slices that bound the memory.
 
-The product of head and hidden states and the softmax after it decide a token's log-probability.
-Computed in bfloat16 (eight bits), they cause most of the difference between trainer and engine; the
-code of PipelineRL (Piché et al., arXiv 2509.19128) therefore uses float32 on both sides, whatever
-type the body computes in.
+The head's product and the softmax after it decide a token's log-probability. Computed in bfloat16
+(eight significant bits), they cause most of the difference between trainer and engine. So they are
+float32 here, whatever the body's type, as in PipelineRL's code (Piché et al., arXiv 2509.19128).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,12 +24,12 @@ from rollstream.errors import ConfigurationError
 
 
 class Float32Head:
-    """Computes float32 logits from the body's hidden states. One object serves one forward pass in
-    one thread: it casts the head's parameters once for all slices, so that their gradients are
-    summed in float32 too.
+    """Computes float32 logits from the hidden states of the body (the model without its head). One
+    object serves one forward pass in one thread: it casts the head's parameters once for all
+    slices, so that their gradients are summed in float32 too.
 
     An architecture may add operations around the head's product (soft caps, scales). To keep them,
-    the model class's own forward runs with its body replaced by the given hidden states.
+    the forward method of the model's class runs with a body that returns the given hidden states.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -47,14 +47,18 @@ class Float32Head:
         self._shell.__dict__.update(model.__dict__, _modules=modules)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Returns the [G, V] logits of `hidden` [G, d]."""
+        """Returns the logits [G, V] of `hidden` [G, d], for G tokens, V words of the vocabulary and
+        hidden size d.
+        """
         self._body.hidden = hidden.float()[None]
         output = type(self._shell).forward(self._shell, inputs_embeds=self._body.hidden)
         return output[0][0]
 
 
 def body_of(model: PreTrainedModel) -> nn.Module:
-    """Returns the module that turns tokens into hidden states."""
+    """Returns the module that turns tokens into hidden states. Raises `ConfigurationError` for a
+    model without one.
+    """
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, nn.Module):
         raise _unsupported(model, f"it has no body {model.base_model_prefix!r} under its head")
@@ -62,6 +66,7 @@ def body_of(model: PreTrainedModel) -> nn.Module:
 
 
 def _head_of(model: PreTrainedModel) -> tuple[str, nn.Linear]:
+    """Returns the head's name and module. Raises `ConfigurationError` if it is no linear layer."""
     head = model.get_output_embeddings()
     for name, module in model.named_children():
         if module is head and isinstance(module, nn.Linear):
@@ -120,15 +125,15 @@ class _BodyOutput:
 
 
 LOGITS_MAX = 1 << 24
-"""Logits in memory at once: 64 MiB as float32. A large vocabulary is scored in slices whose logits
-are recomputed in the backward pass; otherwise 4 096 tokens over a vocabulary of 150 000 would hold
-2.4 GB three times over.
+"""Logits in memory at once: 64 MiB as float32. More are computed in slices of some tokens each, and
+again in the backward pass; otherwise 4 096 tokens over a vocabulary of 150 000 would hold 2.4 GB
+three times over.
 """
 
 
 class TokenScores(NamedTuple):
-    """Holds log-probabilities [G], with gradient, and entropies [G] of the distributions in nats,
-    without gradient.
+    """Holds the scores of G tokens: their log-probabilities [G], with gradient, and the entropies
+    [G], in nats and without gradient, of the distributions from which they were sampled.
     """
 
     logprobs: Tensor
@@ -136,6 +141,8 @@ class TokenScores(NamedTuple):
 
 
 class _ScoreFunction(torch.autograd.Function):
+    """Computes `score`, and keeps of the [G, V] values only the probabilities for the gradient."""
+
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor
@@ -163,8 +170,8 @@ def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
 
 
 def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
-    """Returns the scores under `hidden` [G, d] @ `head` [V, d] transposed, at most `LOGITS_MAX`
-    logits at a time.
+    """Returns the scores of `targets` where the logits are `hidden` [G, d] times `head` [V, d]
+    transposed, computed at most `LOGITS_MAX` at a time.
     """
     return score_through(
         lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature
@@ -178,8 +185,8 @@ def score_through(
     targets: Tensor,
     temperature: Tensor,
 ) -> TokenScores:
-    """Returns the scores under `logits_of(hidden)`, [g, d] → [g, vocabulary], at most `LOGITS_MAX`
-    logits at a time.
+    """Returns the scores of `targets` where the logits are `logits_of(hidden)`. It is called with
+    slices [g, d] of `hidden` and returns [g, vocabulary], at most `LOGITS_MAX` logits at a time.
     """
     rows = max(1, LOGITS_MAX // vocabulary)
     if len(targets) <= rows:

@@ -1,5 +1,7 @@
-"""Provides a learner's threads and memory: worker threads with ordered results, a pool of host
-memory for snapshots, and the process's allocator.
+"""Provides the threads and the memory of a learner, the part of the trainer that computes gradients
+and updates: `OrderedWorkers` computes micro-batches in threads and keeps the order of the results,
+`BufferPool` lends host memory for copies of the weights and the state, and two functions set the
+process's memory allocator (`keep_freed_memory`, `return_freed_memory`).
 """
 
 import ctypes
@@ -20,15 +22,17 @@ Result = TypeVar("Result")
 
 
 class OrderedWorkers(Generic[Job, Result]):
-    """Runs `work` on jobs in worker threads. `hand_in` is called with one result at a time, in the
-    order of submission, from the thread that computed it.
+    """Runs `work` on each submitted job in one of `count` threads, and passes the results to
+    `hand_in` one at a time in the order of submission, from the threads that computed them. So a
+    sum of results has the same bits for any number of threads, whichever finishes first.
 
-    So the combined result does not depend on the number of threads or on which one finishes first.
-    Bounds (invariant 8): at most as many jobs are queued as there are threads, and a thread that
-    finishes early waits with its single result.
+    Bounds (invariant 8): at most `count` jobs are queued, and a thread that finishes before its
+    turn waits with its one result.
 
-    An exception in either function ends all work and is raised by the caller's next `submit` or
-    `wait`. `busy_s` is the CPU time that the threads spent in `work`.
+    After an exception in `work` or `hand_in` no further result is handed in, and every later
+    `submit` or `wait` raises that exception. `busy_s` is the CPU time that the threads spent in
+    `work` for the results handed in so far. Each worker computes with `torch_threads` threads of
+    torch.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class OrderedWorkers(Generic[Job, Result]):
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job; waits while as many jobs are queued as there are threads."""
+        """Queue a job; waits while the queue is full. To be called from one thread."""
         while True:
             self._raise()
             try:
@@ -69,7 +73,7 @@ class OrderedWorkers(Generic[Job, Result]):
         self._raise()
 
     def close(self) -> None:
-        """End the threads after their present jobs. Idempotent."""
+        """End the threads after the jobs submitted so far. Idempotent."""
         while any(thread.is_alive() for thread in self._threads):
             try:
                 self._jobs.put(None, timeout=0.05)
@@ -81,7 +85,7 @@ class OrderedWorkers(Generic[Job, Result]):
             raise self._failure
 
     def _run(self) -> None:
-        torch.set_num_threads(self._torch_threads)  # OpenMP's count is per thread
+        torch.set_num_threads(self._torch_threads)  # OpenMP keeps this number for each thread
         while (item := self._jobs.get()) is not None:
             index, job = item
             if self._failure is not None:
@@ -107,13 +111,14 @@ class OrderedWorkers(Generic[Job, Result]):
 
 
 class BufferPool:
-    """Lends host memory for copies of tensors of one layout: at most `copies_max` copies are in use
-    at a time, and the memory of up to `idle_max` released ones is kept for reuse. A copy is
-    exclusive to its holder until it is released.
+    """Makes copies of a set of tensors in host memory, and reuses the memory of released copies for
+    later ones of the same names, shapes and types. A copy has no other user until `release`. At
+    most `copies_max` copies are in use at a time, and the memory of at most `idle_max` released
+    ones is kept (by default `copies_max`). Threads may share the pool.
 
-    Fresh memory for every step would cost several times the copy itself (each page is faulted in
-    and cleared: 78 ms against 15 ms for 62 M parameters to bf16, one core), and no step is trained
-    meanwhile.
+    Reuse saves time in which no step is trained: the kernel clears each page of fresh memory, so a
+    copy into it takes several times as long (78 ms against 15 ms for 62 M parameters to bf16, on
+    one core).
     """
 
     def __init__(self, copies_max: int, idle_max: int | None = None) -> None:
@@ -129,8 +134,8 @@ class BufferPool:
         return len(self._used)
 
     def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """Returns a complete copy in host memory, floating-point tensors as `dtype` (None:
-        unchanged); tied tensors share memory.
+        """Returns a complete copy in host memory, with floating-point tensors converted to `dtype`
+        (None: unchanged). Names of one tensor (tied tensors) share memory in the copy too.
         """
         kept, tied = untie(tensors)
         copy = self._memory(kept, dtype)
@@ -142,7 +147,7 @@ class BufferPool:
         return copy
 
     def release(self, copy: object) -> None:
-        """Release a copy that is no longer read; a copy that is not of this pool is ignored."""
+        """Return a copy that is no longer read to the pool; a copy from elsewhere is ignored."""
         with self._lock:
             for index, mine in enumerate(self._used):
                 if mine is copy:
@@ -164,12 +169,14 @@ class BufferPool:
         return copy
 
 
-LENT_BYTES_MIN = 1_000_000_000  # a smaller state is copied, so that no update waits for it
+LENT_BYTES_MIN = 1_000_000_000
+"""A state up to this size is copied for a checkpoint, so that the next update need not wait."""
 
 
 def lends_state(state_bytes: int, device: torch.device) -> bool:
-    """Whether a checkpoint is written from the state itself: on the CPU a copy of a large state
-    would nearly double the memory of a rank. The next update then waits until it is written.
+    """Whether a checkpoint is written from the learner's state (weights and optimiser) itself and
+    not from a copy. That is so for a large state on the CPU, where a copy would nearly double the
+    memory of the process. The next update then waits until the checkpoint is written.
     """
     return device.type == "cpu" and state_bytes > LENT_BYTES_MIN
 
@@ -183,8 +190,8 @@ def _fits(memory: Tensor, tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns uninitialised host memory, pinned for CUDA tensors: the copy then runs at the link's
-    full speed.
+    """Returns uninitialised host memory for a copy of the tensor. For a CUDA tensor the memory is
+    pinned, so that the copy runs at the full speed of the link.
     """
     return torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
 
@@ -194,26 +201,28 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory in the process instead of returning it to the kernel; False
-    where the C library has no such setting. Idempotent.
+    """Make glibc keep freed memory in the process instead of returning it to the kernel. Returns
+    False, and changes nothing, where the C library has no such setting. Idempotent.
 
     A training pass allocates and frees the same tens of megabytes again and again. By default glibc
-    unmaps large blocks at once, so each pass faults every page in again: measured at 5 to 20 % of a
-    step's CPU time. Peak memory does not change.
+    returns large blocks at once, so the kernel must provide every page again in each pass: measured
+    at 5 to 20 % of a step's CPU time. Peak memory does not change.
 
-    All threads share one arena: every further arena would keep its own peak, and allocations are
-    too few to contend.
+    All threads allocate from one arena (a heap of glibc): each further arena would keep the memory
+    of its own peak, and allocations are too rare for threads to wait for each other.
     """
     return _set_allocator({M_MMAP_THRESHOLD: 1 << 30, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1})
 
 
 def return_freed_memory() -> bool:
-    """Make glibc return every block of a megabyte or more to the kernel when it is freed; False
-    where the C library has no such setting. Idempotent.
+    """Make glibc return every block of a megabyte or more to the kernel when it is freed. Returns
+    False, and changes nothing, where the C library has no such setting. Idempotent. For a rank (one
+    of several processes that share a model) with a large state, where memory is scarce.
 
-    By default a freed block raises that bound to its own size, up to 32 MB, and every block freed
-    below it stays in the process: a rank of 53 M parameters had 0.36 GB more than its state and its
-    gathered layers. The page faults cost less than a rank that does not fit.
+    By default glibc raises this bound to the size of each larger block that is freed, up to 32 MB,
+    and keeps all freed blocks below the bound. So a rank of a model with 53 M parameters had
+    0.36 GB more than its state and the layers gathered for a pass. New pages for each pass cost
+    time, but a rank that does not fit cannot run at all.
     """
     return _set_allocator({M_MMAP_THRESHOLD: 1 << 20})
 

@@ -50,7 +50,7 @@ class FollowedLedger:
     update, the takes of the term that were read and not trained yet. `has_ended` returns whether
     rank 0 has ended.
 
-    Records of earlier terms behind this term's `Opened` are void, as for every reader (invariant
+    Records of earlier terms after this term's `Opened` are void, as for every reader (invariant
     7), so a zombie's takes are not trained. The `Opened` of a higher term means that rank 0 has
     been replaced: reading it raises `Fenced`.
     """
@@ -70,8 +70,8 @@ class FollowedLedger:
         All ranks load the same checkpoint, and each reads the ledger from the position in it.
         Takes before this term's `Opened` are of earlier terms and are trained again. Rank 0
         decides about them (which are superseded, which groups are closed), appends these decisions
-        and then `Configured`. So once a follower has read `Configured` it knows what is repeated,
-        and every take behind it is new.
+        and then `Configured`. So once a follower has read `Configured` it knows the repeated takes,
+        and every take after it is new.
         """
         self.reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
         self._recorded = recorded = LedgerTail(since=position)

@@ -1,8 +1,10 @@
-"""Determines the rank of this process, and divides work and tensors among the ranks.
+"""Divides work and tensors among the ranks, the processes that train one model together: which rank
+trains which micro-batch (`rounds`), which one writes which tensor (`owners`), and which rows of a
+tensor each one holds (`slice_of`). These are pure functions of counts, sizes and the number of
+ranks, so every rank computes the same result without communication.
 
-The rank comes from the environment variables of `torchrun`, which Rollstream's supervisor sets as
-well. The division is a pure function of counts, sizes and the number of ranks, so every rank
-computes the same result without communication.
+`rank_of` returns the rank of this process, a number from 0, from the environment variables of
+`torchrun`. `rollstream train` sets these too when it starts several processes itself.
 """
 
 import os
@@ -14,20 +16,23 @@ from rollstream.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class RankTurn:
-    """Names a rank's micro-batch in a round; with `counts` False its gradient has weight zero."""
+    """Names the micro-batch that one rank computes in one round. With `counts` False its gradient
+    gets weight zero, so the rank takes part in the round without changing the result.
+    """
 
     micro_batch: int
     counts: bool
 
 
 def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
-    """Return one turn for each round and rank: rank k mod `ranks` trains micro-batch k in round k
-    div `ranks`. Micro-batches are numbered within their update in the order of the takes that name
-    them.
+    """Return the rounds of an update with this number of micro-batches: in each round every rank
+    computes one micro-batch, and element r of a round is the turn of rank r. Micro-batch k is
+    trained in round k // `ranks` by rank k % `ranks`. Micro-batches are numbered from 0 within
+    their update, in the order of the takes that name them.
 
-    A forward or backward pass of a sharded model is a collective, so every rank takes part in every
-    round: ranks without work run the round's first micro-batch at weight zero. Only the last round
-    can have turns that do not count.
+    Each rank holds only a part of the model's tensors, so a forward or backward pass is a
+    collective: an operation that all ranks must enter together. A rank without work in the last
+    round therefore computes the first micro-batch of the round again, with weight zero.
     """
     assert ranks >= 1
     return [
@@ -40,9 +45,10 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return, by tensor name, the rank that gathers and writes the tensor, balanced by `sizes`: the
-    largest tensor first, each to the rank with the least load (Graham's rule of the longest
-    processing time: no rank has more than the mean plus one tensor).
+    """Return, by tensor name, the rank that gathers the tensor from all ranks and writes it. The
+    load is balanced by `sizes`: tensors are given out from the largest to the smallest, each to the
+    rank with the least load so far. No rank gets more than the mean plus one tensor (Graham's rule
+    of the longest processing time).
     """
     assert ranks >= 1
     loads = [0] * ranks
@@ -55,24 +61,28 @@ def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
-    """Return the number of rows in every rank's slice of a tensor, padding included; the last
-    slices may be short or empty (`torch.chunk`'s rule, which FSDP follows).
+    """Return the number of rows in a rank's slice of a tensor with `rows` rows, padding included:
+    `rows` / `ranks`, rounded up. The slices of the last ranks may hold fewer rows or none
+    (the rule of `torch.chunk`, which FSDP follows).
     """
     return -(-rows // ranks)
 
 
 def slice_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return `start` and `end`: a rank holds the rows `[start, end)` of a tensor with `rows`."""
+    """Return `start` and `end`: of a tensor with `rows` rows, this rank holds `[start, end)`."""
     each = rows_per_rank(rows, ranks)
     return min(rows, rank * each), min(rows, (rank + 1) * each)
 
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""The variables of `torchrun`: this rank, the number of ranks, the rank's number on its machine,
+and the host and port at which the ranks find each other.
+"""
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is a rank. Raises `ConfigurationError` if only some of the
-    variables are set.
+    """Return whether this process was started as one rank of a group: whether `RANK` or
+    `WORLD_SIZE` is set. Raises `ConfigurationError` if another one of `VARIABLES` is then missing.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return False
@@ -87,5 +97,5 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """Return this process's rank; 0 if there is only one process."""
+    """Return the rank of this process; 0 if it was not started as a rank (`is_launched`)."""
     return int(environment["RANK"]) if is_launched(environment) else 0

@@ -1,9 +1,10 @@
-"""A rank's part of the model: it holds slices of masters and moments, trains one micro-batch of
-each round (one per rank), and gathers the whole tensors that it writes.
+"""Holds one rank's part of a model that several processes (ranks) train together (`Shard`).
 
-Every method is a collective unless its docstring excludes it: all ranks call the same methods in
-the same order (`follower.py`). `state` and `snapshot` use the names and values of `learner.py`, so
-any number of ranks resumes from a checkpoint, and versions are independent of the number of ranks.
+A rank has rows of each parameter: the fp32 masters and their AdamW moments (`ShardOptimiser`). In
+each round it trains one micro-batch, for which FSDP gathers the model layer by layer; for a version
+it gathers whole tensors. The constructor and every method, unless its docstring excludes it, is a
+collective: all ranks call the same methods in the same order (`follower.py`). Names and types of
+tensors are those of `learner.py`, so any number of ranks resumes from a checkpoint of any other.
 """
 
 import math
@@ -49,12 +50,12 @@ from rollstream.storage.weights.tensors import state_hash
 
 
 class ShardOptimiser:
-    """AdamW over this rank's slices of the parameters, in place: the same update as in
-    `learn/masters.py`, with the gradient's norm taken over all ranks. `mean` and `square` are
-    laid out like `slices`.
+    """Updates this rank's slices of the parameters in place by AdamW. The update is the one of
+    `learn/masters.py`, with the norm of the whole gradient: `over_all_ranks` sums a tensor over all
+    ranks. `mean` and `square` are AdamW's moments, one tensor for each of `slices`.
 
-    Every rank receives the same weight and computes the same norm, so either all ranks apply an
-    update or none does.
+    Every rank is given the same weight and computes the same norm, so either all ranks apply an
+    update or all skip it.
     """
 
     def __init__(
@@ -83,18 +84,22 @@ class ShardOptimiser:
                 "exp_avg_sq": self.square[index],
             }
         self.updates = 0
+        """Number of updates, skipped ones included."""
         self.applied = 0
-        """Updates that were not skipped."""
+        """Number of updates that were not skipped."""
 
     def load(self, updates: int, applied: int) -> None:
-        """Set the counters."""
+        """Set the numbers of updates to those of a checkpoint. The caller copies the checkpoint's
+        moments into `mean` and `square`. Not a collective.
+        """
         self.updates, self.applied = updates, applied
         for one in self._applied:
             one.fill_(applied)
 
     def update(self, gradients: Sequence[Tensor | None], weight: float) -> masters.UpdateResult:
-        """Apply one update by Σ gradients / `weight`, clipped; gradients are overwritten. The
-        update is skipped if no token was trained or the norm is not finite.
+        """Apply one update by the gradients divided by `weight` (the summed weights of all trained
+        tokens), clipped by their norm; the gradients are overwritten. The update is skipped if no
+        token was trained (`weight` 0) or the norm is not finite.
         """
         rate = masters.learning_rate(self.updates, self._settings)
         self.updates += 1
@@ -121,21 +126,24 @@ class ShardOptimiser:
 
 COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
+"""A checkpoint has three tensors for each trained parameter; their names are these and its own."""
 
 
 class Shard:
-    """One rank of the sharded learner. It takes over and shards the model (float32), which must be
-    the same on all ranks.
+    """Trains, publishes and saves this rank's part of the model. It owns the float32 model `start`
+    from now on, divides it among `ranks` and keeps this rank's slices; all ranks must pass the same
+    model. `ShardedLearner` calls `train` for each round of an update, then `finish`.
 
-    If the model has adapters (`storage/lora.py`), only the adapters are trained, published and part
-    of the state, as in `learner.py`; each rank holds its slices of the frozen base as well.
+    If the model has LoRA adapters (`storage/lora.py`), only the adapters are trained, published and
+    saved, as in `learner.py`; each rank holds its slices of the frozen base (all other parameters)
+    as well.
     """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
-        """Where this rank's slices are."""
+        """The device of this rank's slices."""
         self._ownership = TensorOwnership(model, ranks)
         self._adapter = attached_adapter(model)
         self._base_hash: Tensor | None = None
@@ -156,7 +164,7 @@ class Shard:
             self._fill(start.rows, names)
         self._form: RowForm = try_sharded(model, settings.compute, settings.varlen_attention)
         if isinstance(model, FSDPModule):
-            model.reshard()  # the root group stays gathered after a pass
+            model.reshard()  # FSDP leaves the parameters outside of the layers gathered
         parameters = dict(model.named_parameters())
         self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
         self._slices = {name: _local(one) for name, one in self._parameters.items()}
@@ -164,15 +172,16 @@ class Shard:
         self._frozen = {
             name: _local(one) if isinstance(one, DTensor) else one for name, one in state.items()
         }
-        """This rank's slices of the base, and the buffers whole."""
+        """Of a model with adapters: this rank's slices of the base, and its whole buffers."""
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
         self._sums = LossStatistics()
         self.busy_s = 0.0
 
     def _fill(self, rows: ModelRows, names: Sequence[Sequence[str]]) -> None:
-        """Allocate this rank's slices of the parameters, and read the stored rows into them.
-        Adapters have their values already: they are not on the meta device.
+        """Allocate this rank's slices of parameters without memory (on the meta device), and read
+        their rows from the stored model. `names` has all names of each parameter. Adapters have
+        memory and their values already.
         """
 
         def materialised(tensor: Tensor) -> Tensor:
@@ -191,24 +200,25 @@ class Shard:
 
     @property
     def updates(self) -> int:
-        """Updates behind the masters, skipped ones included."""
+        """Number of updates that made the masters, skipped ones included."""
         return self._optimiser.updates
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the unsharded trained parameters by name."""
+        """Shapes of the whole trained parameters by name."""
         return {name: self._ownership.shapes[name] for name in self._slices}
 
     def note_masked(self, tokens: int) -> None:
-        """Count the tokens of a micro-batch in which all tokens are masked. Every rank is called
-        and only rank 0 counts, so each token counts once; not a collective.
+        """Count the tokens of a micro-batch in which all tokens are masked. It is called on every
+        rank and counts on rank 0 alone, so each token counts once. Not a collective.
         """
         if self._ranks.rank == 0:
             self._sums += LossStatistics(masked=float(tokens))
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
-        """Train this rank's micro-batch of a round. A rank without one, in a round with fewer
-        micro-batches than ranks, passes `counts` False: it computes the same passes and adds zeros.
+        """Add the gradients of this rank's micro-batch of a round; `version` is the number of the
+        version that is trained from. In a round with fewer micro-batches than ranks, a rank without
+        one passes another rank's with `counts` False: it makes the same passes and adds zeros.
         """
         began = time.monotonic()
         scores = forward_scores(
@@ -226,7 +236,9 @@ class Shard:
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
-        """Apply the update to the masters; returns its metrics, which are equal on every rank."""
+        """Update the masters by the gradients of all rounds since the last call. Returns the
+        update's metrics, which are equal on every rank.
+        """
         total = LossStatistics()
         for part in self._ranks.gather(self._sums, LossStatistics):
             total += part
@@ -243,8 +255,9 @@ class Shard:
         }
 
     def snapshot(self, dtype: str) -> RankTensors | AdapterTensors:
-        """The tensors to publish, in host memory: the whole tensors that this rank owns, tied ones
-        under all their names. For adapters, every rank returns the whole adapter.
+        """Return a copy of the tensors to publish, as `dtype` in host memory. Each tensor is whole
+        on one rank, its owner; a tied tensor (one tensor with several names) has all its names. Of
+        a model with adapters, every rank returns the whole adapter.
         """
         wanted: torch.dtype = getattr(torch, dtype)
         if self._adapter is None:
@@ -256,8 +269,8 @@ class Shard:
         return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(wanted))
 
     def _base(self, dtype: torch.dtype) -> FrozenTensors:
-        """The frozen base; not a collective. Nothing here reads the model, which is trained while
-        the base is written.
+        """Return this rank's part of the frozen base. Not a collective. The model is trained while
+        the base is written, so only `_frozen`, which no update changes, is read.
         """
         owned = self._ownership
         shapes = {name: owned.shapes[name] for name in owned.names if name in owned.shapes}
@@ -265,8 +278,9 @@ class Shard:
         return FrozenTensors(rows, shapes, owned.tied, dtype, self._ranks)
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's rows of the learner's state, in host memory, under the names of parts; not a
-        collective. They are the state itself where `lends_state`, else a copy.
+        """Return this rank's rows of the state (masters, moments, counters), in host memory. With
+        several ranks a name contains the rows (`part_name`), so that readers can join them. The
+        tensors are the state itself where `lends_state`, else a copy. Not a collective.
         """
         mine: dict[str, Tensor] = {}
         is_lent, is_alone = self.lends_state, self._ranks.size == 1
@@ -281,15 +295,15 @@ class Shard:
         return mine
 
     def check(self, tensors: StoredTensors) -> None:
-        """Raise `ConfigurationError` if a checkpoint is of another model; not a collective."""
+        """Raise `ConfigurationError` if a checkpoint is of another model. Not a collective."""
         masters.check_base_hash(tensors.get(masters.BASE_HASH), self._base_hash)
         for prefix in PREFIXES:
             for name, shape in self.shapes.items():
                 masters.check_checkpoint_shape(prefix + name, tensors.shape(prefix + name), shape)
 
     def load(self, tensors: StoredTensors) -> None:
-        """Restore a checkpoint: every rank reads its rows. Raises `CorruptObject` at all ranks if
-        any of them finds damage; the state is undefined then.
+        """Restore a checkpoint of any number of ranks: every rank reads its own rows. If any rank
+        finds damage, all ranks raise `CorruptObject`, and the state is undefined.
         """
         with self._ranks.together():
             for prefix, slices in self._state().items():
@@ -300,21 +314,25 @@ class Shard:
             self._optimiser.load(updates, applied)
 
     def _rows(self, name: str) -> tuple[int, int]:
-        """The rows of a parameter that this rank holds."""
+        """Return start and end of the rows of a parameter that this rank holds."""
         return slice_of(self._ownership.shapes[name][0], self._ranks.rank, self._ranks.size)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of masters and moments, of all ranks together."""
+        """Size of masters and moments of all ranks together, in bytes."""
         return _state_bytes(self.shapes)
 
     @property
     def lends_state(self) -> bool:
-        """As `Learner.lends_state`."""
+        """Whether `state` returns the state itself, so that the next update must wait until it is
+        written (`Learner.lends_state`).
+        """
         return lends_state(self.state_bytes, self._home)
 
     def state_hash(self) -> str:
-        """xxh3-128 of masters and optimiser state by slices: it depends on the number of ranks."""
+        """Return one xxh3-128 hash of the masters and optimiser states of all ranks. It covers the
+        slices, so another number of ranks gives another hash for the same state.
+        """
         flat = {
             p + name: one for p, slices in self._state().items() for name, one in slices.items()
         }
@@ -323,13 +341,17 @@ class Shard:
         return xxhash.xxh3_128_hexdigest("".join(hashes).encode())
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
-        """Name prefix in a checkpoint → slices by parameter name; not a collective."""
+        """Return, by the prefixes of names in a checkpoint (`PREFIXES`), this rank's slices by
+        parameter name. Not a collective.
+        """
         adam, names = self._optimiser, list(self._slices)
         moments = (dict(zip(names, m, strict=True)) for m in (adam.mean, adam.square))
         return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
 
     def _single(self) -> dict[str, Tensor]:
-        """The tensors of the state that are not divided."""
+        """Return the tensors of the state that every rank holds whole: the numbers of updates and,
+        with adapters, the hash of their base.
+        """
         counters = torch.tensor([self.updates, self._optimiser.applied])
         base = {} if self._base_hash is None else {masters.BASE_HASH: self._base_hash}
         return {COUNTERS: counters, **base}
@@ -340,7 +362,7 @@ def _state_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _local(sharded: Tensor) -> Tensor:
-    """This rank's rows of a sharded tensor; they share its memory."""
+    """Return this rank's rows of a sharded tensor; they share its memory."""
     return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 

@@ -1,7 +1,10 @@
-"""Ranks that start from equal models compute equal hashes, however the model was loaded.
+"""Hashes the model that the trainer's processes (ranks) start from, to find that a machine has
+another model before anything is trained. No function communicates with other ranks.
 
-`model_hash` covers the state that a rank holds, so that ranks can compare it; `base_hash` covers
-the model without adapters, so that checkpoints can compare it.
+All ranks compare their `model_hash` when a term starts; of a model that ranks read in parts it
+covers only samples, so that it is fast. `base_hash` covers every value of a model under an adapter,
+and is the same however the model is loaded. Checkpoints hold it, so that an adapter never continues
+over another base.
 """
 
 import math
@@ -15,13 +18,14 @@ from rollstream.storage.lora import attached_adapter, base_state
 from rollstream.storage.models import ModelRows, parameter_names
 from rollstream.storage.weights.tensors import state_hash, tensor_bytes
 
-HASHED_NUMBERS = 1 << 24  # 64 MiB as float32
+HASHED_NUMBERS = 1 << 24  # read and hashed at a time: 64 MiB as float32
 
 
 @dataclass(frozen=True, slots=True)
 class StartingModel:
-    """The model that training starts from: whole, or with empty parameters (on the meta device)
-    that each rank fills with its `rows`.
+    """The model that training starts from. Without `rows` it is whole. With `rows` its parameters
+    have no memory yet (torch's meta device), and each rank reads its own rows of them from the
+    checkpoint folder through this reader.
     """
 
     model: PreTrainedModel
@@ -29,8 +33,9 @@ class StartingModel:
 
 
 def model_hash(start: StartingModel) -> str:
-    """Returns an xxh3-128 hash; ranks with equal initial models get equal hashes. Each rank
-    computes its own, without a collective operation.
+    """Returns an xxh3-128 hash, which is equal at ranks with equal starting models. It covers all
+    tensors in memory, and adapter settings. Of parameters that are read by rows it covers only
+    `ModelRows.identity`: the files' headers, and the first row of each tensor.
     """
     hasher, tensors = xxhash.xxh3_128(), start.model.state_dict()
     adapter = attached_adapter(start.model)
@@ -46,9 +51,9 @@ def model_hash(start: StartingModel) -> str:
 
 
 def base_hash(start: StartingModel, dtype: torch.dtype) -> str:
-    """Returns the `state_hash` of the model without adapters, without a collective operation. A
-    model that is read by rows is rounded to `dtype` and hashed as float32, with at most
-    `HASHED_NUMBERS` numbers in memory, or one row if that is larger.
+    """Returns the `state_hash` of all tensors of the model without its adapters. Parameters that
+    are read by rows are rounded to `dtype`, as a whole model under an adapter is, and hashed as
+    float32. At most `HASHED_NUMBERS` of their numbers are in memory, or one row if that is larger.
     """
     state, rows = base_state(start.model.state_dict()), start.rows
     if rows is None:

@@ -1,6 +1,9 @@
-"""Divides a model's tensors among ranks (`shard_model`), and gathers whole tensors again, each at
-the rank that owns it (`TensorOwnership`). The gathering functions are collectives: every rank calls
-them in the same order.
+"""Divides a model's parameters among the trainer's ranks (`shard_model`): each rank holds a slice
+of every parameter, consecutive rows of its first dimension. For publishing, whole tensors are
+gathered again, each at the one rank that owns it (`TensorOwnership`, `gather_rows`), or at every
+rank if they are small (`gather_everywhere`).
+
+The gathering functions are collectives: every rank must call them, in the same order.
 """
 
 import warnings
@@ -34,7 +37,8 @@ def gather_rows(
     group: dist.ProcessGroup | None = None,
 ) -> Tensor | None:
     """Return the whole tensor of this shape, in new host memory, at rank `owner`, and None at the
-    others. `mine` are this rank's rows; they must be in host memory if a `group` is given.
+    others. `mine` are this rank's rows of it. The ranks communicate through the process group of
+    training, or through `group`, which works in host memory: then `mine` must be there.
     """
     if ranks.size == 1:
         return mine.detach().to("cpu", copy=True)
@@ -52,8 +56,9 @@ def gather_everywhere(
     dtype: torch.dtype,
     ranks: Ranks,
 ) -> dict[str, Tensor]:
-    """Return the whole tensors as `dtype`, in new host memory at every rank. A single collective
-    sends all of them, so they must be small together.
+    """Return the whole tensors as `dtype`, in new host memory at every rank. `slices` are this
+    rank's rows of the tensors with these `shapes`. A single collective sends all of them, so they
+    must be small together, as an adapter's are.
     """
     padded = {name: _padded(rows.to(dtype), shapes[name], ranks) for name, rows in slices.items()}
     mine = torch.cat([rows.flatten() for rows in padded.values()])
@@ -68,7 +73,7 @@ def gather_everywhere(
 
 
 def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
-    """Return the rows, padded to the number that every rank sends."""
+    """Return the rows of a tensor of this shape, padded to the number that every rank sends."""
     each = rows_per_rank(shape[0], ranks.size)
     if rows.shape[0] == each:
         return rows.contiguous()
@@ -78,9 +83,12 @@ def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
 
 
 class TensorOwnership:
-    """Gathers each whole tensor at the rank that owns it, under its checkpoint names. `names` are
-    those of the stored tensors without adapters; `tied` maps each further name of such a tensor to
-    the stored one. The owners are planned before the model is sharded; a tensor has one owner.
+    """Plans which rank owns each tensor of a model, balanced by bytes, and gathers tensors at their
+    owners. It must be created before the model is sharded.
+
+    A tensor is stored once, though tied parameters give it several names: `names` are the names
+    under which tensors are stored, and `tied` maps each further name to one of these. An adapter's
+    tensors are in neither and have no owner.
     """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
@@ -93,8 +101,9 @@ class TensorOwnership:
         self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
 
     def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the whole parameters that this rank owns as `dtype`. A collective; it rounds and
-        gathers one tensor at a time, so little memory is used besides the result.
+        """Return the whole parameters that this rank owns, as `dtype`, for a model without
+        adapters. `slices` are this rank's slices of all parameters. A collective: it rounds and
+        gathers one tensor at a time, so it needs little memory besides the result.
         """
         mine: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
@@ -106,8 +115,8 @@ class TensorOwnership:
     def named(
         self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """Return the tensors that this rank contributes to a version: `parameters`, the buffers
-        that this rank owns, and the tied names of both.
+        """Return the tensors that this rank contributes to a version: `parameters` (the result of
+        `gather`) and the buffers that this rank owns, under all their names. Not a collective.
         """
         mine, values = dict(parameters), model.state_dict()
         for name in self._buffers:
@@ -125,17 +134,18 @@ def shard_model(
     """Shard `model` in place by FSDP2; afterwards each rank holds its slice of every parameter.
 
     FSDP2 is the per-parameter sharding of torch 2 (Zhao et al., "PyTorch FSDP", arXiv 2304.11277).
-    Each decoder layer is an FSDP group, the other modules are one more. Gradients are summed over
-    ranks, not averaged: an update divides by the weight of all its tokens, known only at its end.
-    With `compute` "bfloat16", layers compute in bf16 on a cast of the fp32 masters and their
-    gradients are summed in fp32; embedding, final norm and head stay fp32. With `offload` slices
-    and their gradients are in host memory; a layer's slices move to the device to be gathered.
+    It gathers the parameters of one FSDP group at a time: each decoder layer is a group, and all
+    other modules are one more. Gradients are summed over ranks, not averaged, because an update
+    divides by the weight of all its tokens, which is known only at its end. With `compute`
+    "bfloat16" layers compute in bf16, on a cast of the fp32 masters (the trained parameters), and
+    their gradients are summed in fp32; embedding, final norm and head stay fp32. With `offload`
+    slices and their gradients are in host memory, and move to the device when they are gathered.
 
-    In a model with adapters all other parameters are frozen. They are held in `compute`, embedding,
-    final norm and head too, as in one process; only the adapters' factors have fp32 masters and
-    gradients.
+    In a model with adapters all other parameters are frozen. They are held in the type `compute`,
+    also embedding, final norm and head, as in the learner of one process; only the adapters'
+    factors have fp32 masters and gradients.
     """
-    # The warning is about in-place writes into returned views; no code writes into the scores.
+    # FSDP2 warns of in-place writes into a returned view; no code writes into the scores.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     layers = decoder_layers(model)
     policy, is_frozen = MixedPrecisionPolicy(), attached_adapter(model) is not None
@@ -148,7 +158,7 @@ def shard_model(
     if offload:
         place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for layer in layers:
-        # Final norm and head after the last layer are fp32 and need fp32 input.
+        # The final norm and the head after the last layer are fp32 and need fp32 input.
         is_last = layer is layers[-1] and compute == "bfloat16" and not is_frozen
         own = replace(policy, output_dtype=torch.float32) if is_last else policy
         fully_shard(layer, mesh=mesh, mp_policy=own, offload_policy=place)
@@ -161,8 +171,9 @@ def shard_model(
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the modules that transformers lists as not to be split (`_no_split_modules`), in
-    order. A model that lists none has one FSDP group and is gathered as a whole.
+    """Return the model's decoder layers in order: the modules of the classes that transformers
+    lists as not to be split (`_no_split_modules`). Without such a list there are none, so the model
+    is a single FSDP group and is gathered as a whole.
     """
     names = set(model._no_split_modules or ())  # pyright: ignore[reportPrivateUsage]
     return [module for module in model.modules() if type(module).__name__ in names]

@@ -1,8 +1,10 @@
-"""Decides which sequences of the paced engine run and which wait, within its KV capacity, as vLLM's
-scheduler does (`PacedBatch`), and draws their tokens (`PacedSequence`). The capacity is a number of
-tokens whose keys and values (KV) are cached.
+"""Holds the sequences of the paced engine, which generates without a model: `PacedSequence` draws
+the tokens and the length of one trajectory, and `PacedBatch` decides, as vLLM's scheduler does,
+which sequences run and which must wait.
 
-docs/explanation/paced-engine.md lists the parts of vLLM's scheduler that are not modelled.
+The batch never exceeds the KV capacity, a number of tokens whose attention keys and values (KV) can
+be cached. docs/explanation/paced-engine.md lists the parts of vLLM's scheduler that are not
+modelled.
 """
 
 from dataclasses import dataclass, field
@@ -19,14 +21,14 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class PacedSequence(QueuedSequence):
-    """Holds the counts of one trajectory: `cached` tokens have KV, `emitted` tokens were emitted or
-    were part of the request. The turn is over at length `end`; its stop token is drawn at length
-    `stop_at` (−1: never).
+    """Counts the tokens of one trajectory instead of storing them: a token follows from (seed,
+    trajectory, position) and the vocabulary alone (invariant 10), so it is drawn when it is emitted
+    (`take`). Of `length` tokens `cached` have KV; `emitted` were emitted or came with the request.
 
-    No tokens are stored, because a token follows from (seed, trajectory, position) and the
-    vocabulary alone (invariant 10). A turn ends in a stop token at a drawn length; all other tokens
-    are uniform over the tokens that are no stop tokens. If the request names no stop tokens, or the
-    drawn length is beyond `tokens_max` or the context, the turn ends there, without a stop token.
+    A turn is the generation up to a stop token or a limit. It ends at length `end`: at the drawn
+    length `stop_at`, with a stop token as its last, or before that at `tokens_max` or where the
+    context is full, without a stop token. All other tokens are uniform over the tokens that are no
+    stop tokens. If the request names no stop tokens, `stop_at` is −1 (never).
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class PacedSequence(QueuedSequence):
         return self.length - self.emitted
 
     def gain(self, steps: int) -> None:
-        """Generate one token per step; each step caches the token before the new one."""
+        """Count one generated token per step; each step caches the token before the new one."""
         self.length += steps
         self.generated += steps
         self.cached += steps
@@ -68,7 +70,9 @@ class PacedSequence(QueuedSequence):
         return tokens, np.full(len(tokens), -log(self.vocabulary), np.float32)
 
     def _begin_turn(self, begin: int) -> None:
-        """Draw the length at which the turn that starts at `begin` ends, within the limits."""
+        """Set the length at which the turn ends that began at length `begin`, within the limits.
+        The draw depends on `begin`, so a resumed turn has the same end.
+        """
         request = self.request
         self.end, self.stop_at = self.length + self.room, -1
         if request.sampling.stop:
@@ -95,15 +99,18 @@ enters last is preempted at once.
 
 @dataclass(slots=True)
 class PacedBatch:
-    """Keeps the running sequences within the KV `capacity`, which held sequences use too.
+    """Keeps the running sequences within the KV `capacity`. A held sequence, which waits for its
+    environment's reply, keeps its cache and so uses the capacity too. The engine (`QueuedEngine`)
+    has the slots and the queue of waiting sequences: it calls `enter` for the first sequence of the
+    queue, and `make_room` before it decodes.
 
-    * First come, first served: the first sequence of the queue enters when a slot is free and its
-      tokens fit; no other overtakes it. A new sequence leaves `SPARE_SHARE` of the capacity free
-      for the growth of those that run.
+    * First come, first served: the first sequence enters when a slot is free and its tokens fit; no
+      other overtakes it. A new sequence must leave `SPARE_SHARE` of the capacity free for the
+      growth of the running ones.
     * When a step needs more capacity than is left, the sequence that entered last is preempted: its
       cache is dropped, it waits at the head of the queue, and it is prefilled again when it enters.
-    * The oldest sequence always fits (the context is at most the capacity), so there is always
-      progress.
+    * There is always progress, because one sequence alone fits (a context has at most `capacity`
+      tokens).
 
     A running sequence has KV for all of its tokens but the newest, which is the input of the next
     step.
@@ -118,8 +125,8 @@ class PacedBatch:
     """The number of times that a sequence lost its cache."""
 
     def enter(self, sequence: PacedSequence) -> int | None:
-        """Run a sequence and return the number of tokens to prefill; None if it does not fit. A
-        held sequence that does not fit loses its cache.
+        """Run a sequence and return the number of tokens to prefill; None if it does not fit now. A
+        sequence that was held and does not fit loses its cache, which counts as a preemption.
         """
         missing = sequence.length - 1 - sequence.cached
         if sequence.cached and self.used + missing >= self.capacity:
@@ -134,8 +141,8 @@ class PacedBatch:
         return missing
 
     def make_room(self) -> list[PacedSequence]:
-        """Preempt sequences until every remaining row can cache one more token. Returns the
-        preempted ones, the newest first.
+        """Preempt sequences until each of `rows` that remains can cache one more token. Returns the
+        preempted ones, first the one that entered last.
         """
         lost: list[PacedSequence] = []
         while self.rows and self.used + len(self.rows) > self.capacity:
@@ -145,14 +152,14 @@ class PacedBatch:
         return lost
 
     def steps_max(self, emit_every: int) -> int:
-        """Return the number of steps until the next event: a turn ends, tokens are due for
-        emission, or the cache is full. `make_room` must have been called before.
+        """Return the number of steps until the next event: a turn ends, a row has `emit_every`
+        tokens that were not emitted, or the cache is full. Call `make_room` before.
         """
         soonest = min(min(row.end - row.length, emit_every - row.pending) for row in self.rows)
         return max(1, min(soonest, (self.capacity - self.used) // len(self.rows)))
 
     def gain(self, steps: int) -> None:
-        """Generate one token per row and step."""
+        """Count one generated token per row and step."""
         for row in self.rows:
             row.gain(steps)
         self.used += steps * len(self.rows)
@@ -162,6 +169,8 @@ class PacedBatch:
         sequence.cached = 0
 
     def _fits(self, sequence: PacedSequence) -> bool:
-        """Return whether a waiting sequence fits; its first step also caches its newest token."""
+        """Return whether a waiting sequence fits, with the token that every row, also the new one,
+        caches in the next step.
+        """
         spare = int(SPARE_SHARE * self.capacity) if self.rows else 0
         return self.used + sequence.length + len(self.rows) + spare <= self.capacity

@@ -1,5 +1,7 @@
-"""Implements the engine contract without a model: lengths are drawn, tokens follow from their
-positions, and a step takes as long as a roofline (step time by batch and KV) gives.
+"""Implements the engine contract (`Engine`) without a model (`PacedEngine`), so that a run with
+many fast rollouts can be measured on a small machine. The length of an answer is drawn, its tokens
+are pseudo-random, and a decode step takes the time that a formula gives for its batch and the used
+KV cache (`Roofline`).
 
 Weights are served, patched and compared as in a real engine, though no step computes with them.
 docs/explanation/paced-engine.md describes the model of lengths, time and KV capacity.
@@ -31,15 +33,17 @@ from rollstream.streams.values import Floats, Tokens, Version
 
 
 class EngineClock(Protocol):
-    """Counts seconds of the simulated accelerator; they may pass faster than wall-clock seconds."""
+    """The clock of the simulated accelerator, on which the engine measures. Its seconds may pass
+    faster than those of the caller's clock.
+    """
 
     @property
     def scale(self) -> float:
-        """Accelerator seconds in one second of the caller's clock."""
+        """The number of accelerator seconds in one second of the caller's clock."""
         ...
 
     def now(self) -> float:
-        """Accelerator seconds since an arbitrary start."""
+        """Return the accelerator seconds since an arbitrary start."""
         ...
 
     def wait_until(self, at_s: float) -> None:
@@ -49,7 +53,7 @@ class EngineClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScaledClock:
-    """Counts real time, `scale` times as fast."""
+    """Implements `EngineClock` by real time that passes `scale` times as fast."""
 
     scale: float = 1.0
     clock: Callable[[], float] = time.monotonic
@@ -64,15 +68,17 @@ class ScaledClock:
 
 
 CATCH_UP_S_MAX = 1.0
-"""Largest pause between two polls, in the caller's seconds, for which `poll` makes up the steps: a
-longer pause is that of a stopped process, which does not decode.
+"""Longest time, in the caller's seconds, for which `poll` makes up the steps that would have ended
+since the previous poll. A longer pause means that the process was stopped, and then a real engine
+would not have decoded either.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PacedShape:
-    """Describes the engine's capacity (`slots`, tokens of context, tokens of KV), speed (roofline)
-    and answer lengths; a running trajectory is emitted every `emit_every` tokens.
+    """Describes the engine: its capacity (`slots`, tokens of one context, tokens in the KV cache),
+    its vocabulary, its speed (`roofline`) and the lengths of answers. New tokens of a running
+    trajectory are returned whenever there are `emit_every` of them.
     """
 
     slots: int
@@ -85,12 +91,13 @@ class PacedShape:
 
 
 class PacedEngine(QueuedEngine[PacedSequence]):
-    """Implements `Engine`. `tensors` are the weights of `version`, with any names and shapes; they
-    are copied.
+    """Implements `Engine`; `PacedBatch` holds the sequences. `tensors` are the weights of
+    `version`, under any names and of any shapes; they are copied.
 
-    Between two events (a turn ends, tokens are due, the cache is full) all step times are known
-    beforehand, so the engine sleeps until the next event: its processor time does not depend on how
-    long steps are. Steps continue while the caller is busy, as they do on an accelerator.
+    Until the next event (a turn ends, tokens are due, the cache is full) all step times are known
+    beforehand. So `poll` sleeps until that event and then counts all steps before it at once: the
+    engine needs little processor time, however many steps pass. Steps that would have ended while
+    the caller was busy are made up, because an accelerator would have continued meanwhile.
     """
 
     def __init__(
@@ -116,12 +123,12 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
     @property
     def batch_max(self) -> int:
-        """B_max of the roofline: the largest batch at which one more row is nearly free."""
+        """The largest batch at which one more row hardly makes a step longer (`Roofline`)."""
         return batch_max(self._shape.roofline, self.slots)
 
     @property
     def preempted(self) -> int:
-        """The number of times that a sequence lost its cache because the KV capacity was full."""
+        """How often a sequence lost its KV cache because the capacity was full."""
         return self._batch.preempted
 
     @property
@@ -129,8 +136,9 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """Run as `Engine.poll` does. An engine with rows makes at least one step, as an engine that
-        steps inside `poll` does.
+        """Return new emissions as `Engine.poll` does: make up the steps that have ended since the
+        last poll, and if these emit nothing, wait for further ones until `deadline_s` from now. An
+        engine with running sequences makes at least one step, even if it ends after that.
         """
         end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale
@@ -142,8 +150,8 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._sent()
 
     def stats(self) -> EngineStats:
-        """Return the statistics; `busy_s` is the time, in the caller's seconds, that prefill and
-        decode took.
+        """Return the statistics. `busy_s` is the time that prefill and decode took, in seconds of
+        the caller's clock.
         """
         return replace(super().stats(), busy_s=self._busy_s / self._pace.scale)
 
@@ -182,9 +190,10 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         self._busy_s += seconds
 
     def _step(self, end_s: float) -> bool:
-        """Make the steps up to the next event that have ended by now. With an empty outbox, wait
-        for those that end by `end_s`, and in any case for the first. Returns whether `poll` may
-        continue: False if no step has ended, or at `end_s` with an empty outbox.
+        """Make those of the steps up to the next event that have ended by now. If the outbox (the
+        emissions for the caller) is empty, first wait for the steps that end by `end_s`, at least
+        for one. Returns whether `poll` may continue: False if no step has ended, or if it is
+        `end_s` and the outbox is empty.
         """
         batch, now, can_wait = self._batch, self._pace.now(), not self._outbox
         steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
@@ -224,7 +233,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
 
 def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:
-    """Return a copy of every tensor, in the form in which it is served and compared."""
+    """Return copies of all tensors, in the form in which weights are served and compared."""
     kept, tied = untie(tensors)
     places = {
         name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()

@@ -1,9 +1,9 @@
-"""Draws the lengths of answers, in tokens, for the engine `paced`, which has no model that ends them:
+"""Draws the lengths of answers, in tokens, for the engine `paced`, which generates without a model:
 from a long-tailed distribution or from recorded lengths (`LengthSampler`).
 
 A length is a function of (seed, prompt, trajectory, first token of the turn) alone, so it is the
 same on every rollout and after every move (invariant 10). Lengths of answers to one prompt are
-correlated: a normal number of the prompt and one of the trajectory are added, and their sum selects
+correlated: a normal draw of the prompt and one of the trajectory are added, and their sum selects
 a quantile (a Gaussian copula). So a distribution keeps its shape at any correlation.
 """
 
@@ -24,7 +24,7 @@ from rollstream.streams.values import Tokens
 NORMAL = NormalDist()
 P99 = NORMAL.inv_cdf(0.99)
 LENGTH_POSITIONS_FROM = 1 << 40
-"""Lengths are drawn by the random numbers (`uniforms`) of positions from this one on; those of lower
+"""The random numbers (`uniforms`) of positions from this one on draw lengths; those of lower
 positions draw tokens.
 """
 HALVINGS = 60  # of an interval of log-lengths: its width is then below one token at any length
@@ -115,8 +115,8 @@ class LengthSampler:
 
 
 def read_trace(path: str) -> LengthTrace:
-    """Read a text file with one length per line, in any order; empty lines and lines that begin with
-    `#` are skipped. Raises `ConfigurationError`, which names the line that is not a length.
+    """Read a text file with one length per line, in any order. Empty lines and lines that begin
+    with `#` are skipped. Raises `ConfigurationError`, which names the line that is not a length.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

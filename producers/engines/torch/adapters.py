@@ -1,9 +1,10 @@
-"""Serves LoRA adapters of several versions over one fused base: `ServedAdapters` keeps them in the
-layout in which they are computed, and `AdapterRoutes` applies to each row of a batch the adapter of
-its version.
+"""Serves LoRA adapters of several versions at once over one base, the frozen weights of the model.
 
-Rows of different versions share all products with the base. docs/explanation/lora.md has the cost
-of several versions.
+A product is the multiplication of a batch's rows by one matrix of the base (fused from one to three
+matrices of the checkpoint). An adapter adds to it a low-rank product: the rows times two small
+matrices, its factors. `ServedAdapters` keeps the factors of each version; `AdapterRoutes` applies
+to each row of a batch those of the row's version. All rows share the product with the base.
+docs/explanation/lora.md has the cost of several versions.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,21 +27,23 @@ from rollstream.storage.lora import HIGH, LOW, PREFIX
 from rollstream.streams.values import Version
 
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
-"""The products of a layer: multiplications by its four fused matrices (`llama_weights.py`)."""
+"""Indices of a layer's products, those of its four fused matrices (`llama_weights.py`)."""
 PADDED_MAX = 2.0
-"""Largest ratio of the rows of a batched product, padding included, to the rows in use. With equal
-groups both forms take the same CPU time (8 versions, 64 rows); the batched one makes fewer calls.
+"""The low-rank products of all versions are computed in one batched call if that has at most this
+many times as many rows as are in use; the others are padding. Without padding the batched call
+takes the same CPU time as a call per version does (8 versions, 64 rows), in fewer calls.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankFactors:
-    """Holds the factors of one product: `low` is (in, k), `high` (k, out), and the low-rank product
-    of x is x @ low @ high. Stacked factors have the versions as their first dimension.
+    """Holds an adapter's factors for one product: `low` is (in, k), `high` (k, out), and the
+    low-rank product of x is x @ low @ high. Stacked factors have the versions as their first
+    dimension.
 
-    One pair has the adapters of all matrices that are fused in the product, in the product's
-    layout: norms, the scale of attention and alpha / rank are multiplied in, and matrices without
-    an adapter have zeros.
+    One pair has the adapters of all matrices that are fused in the product; k is the sum of their
+    ranks. The norm before the matrix and the scale of attention are multiplied in, as in the fused
+    base, and so is the adapter's alpha / rank. A matrix without an adapter has zeros.
     """
 
     low: Tensor
@@ -48,12 +51,14 @@ class LowRankFactors:
 
 
 LayerFactors = Sequence[Sequence[LowRankFactors | None]]
-"""The factors of each layer's products, None where none of its matrices has an adapter."""
+"""The factors by layer and product, None for a product of which no matrix has an adapter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
-    """Holds the adapter of one version; `weights` are views of its factors by checkpoint name."""
+    """Holds the adapter of one version. `weights` maps the names of its checkpoint's tensors to
+    views of its factors, through which the factors are filled and compared.
+    """
 
     layers: LayerFactors
     weights: ServedWeights
@@ -61,7 +66,7 @@ class LoadedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterStack:
-    """Holds the factors of several adapters, stacked in one tensor for each product."""
+    """Holds the factors of several adapters: for each product one stacked pair."""
 
     adapters: tuple[LoadedAdapter, ...]
     layers: LayerFactors
@@ -69,14 +74,15 @@ class AdapterStack:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoutes:
-    """Maps the n rows of a batch to adapters. `order` gathers the rows by adapter; each of `parts`
-    is an adapter with its gathered rows [begin, end); gathered row `places[i]` is row i of the
-    batch. With `order` None a single adapter serves all rows.
+    """Maps the n rows of a batch to adapters. The rows are gathered, so that those of one adapter
+    are neighbours: gathered row j is row `order[j]` of the batch, and row i of the batch is at
+    `places[i]` among the gathered ones. Each of `parts` is an adapter and the range [begin, end) of
+    its gathered rows. With `order` None a single adapter serves all rows, which are not gathered.
 
     With a `stack` the low-rank products of all versions are one batched product over the stacked
-    factors: each part is padded to as many rows as the version that has most, and the results of
-    the padding are not used. If that would pad much (`PADDED_MAX`), or the factors differ in shape,
-    there is no stack, and the products are computed version by version.
+    factors. Each part is then padded to the number of rows of the largest part, and the results of
+    the padding are not used. Without a stack the products are computed version by version: if there
+    would be much padding (`PADDED_MAX`), or if the factors of the versions differ in shape.
     """
 
     parts: tuple[tuple[LoadedAdapter, int, int], ...]
@@ -103,6 +109,7 @@ class AdapterRoutes:
         out.add_(terms.index_select(0, self.places))
 
     def _by_version(self, rows: Tensor, outputs: int, layer: int, product: int) -> Tensor:
+        """Return the low-rank products of the gathered rows, computed part by part."""
         terms = rows.new_empty(rows.shape[0], outputs)
         for adapter, begin, end in self.parts:
             factors, part = adapter.layers[layer][product], terms[begin:end]
@@ -115,11 +122,13 @@ class AdapterRoutes:
 
 @dataclass(slots=True)
 class ServedAdapters:
-    """Holds the adapters that one engine serves, by version; `newest` serves rows that name none.
+    """Holds the adapters that one engine serves (`loaded`, by version). A row names its version; a
+    row that names none is served by the `newest` one.
 
-    `norms` are those of the base, by checkpoint name. An update is prepared beside decoding; `load`
-    then only adds it. `latest` is the version that was loaded last: it is kept, because requests
-    that name it may not have arrived yet.
+    `shape` and `norms` (by checkpoint name) are those of the base. `prepare` brings an update into
+    the served layout while the engine decodes; `load` then only adds it, between two steps. The
+    version that was loaded last, `latest`, may be an old one. It is kept even if no sequence names
+    it, because the requests for which it was loaded may not have arrived yet.
     """
 
     shape: FusedShape
@@ -133,8 +142,8 @@ class ServedAdapters:
     _stack: AdapterStack | None = None
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with its adapter in the served layout. Raises `EngineRefused`, which
-        names the wrong tensor.
+        """Return the update with its adapter in the served layout, as `prepared`. Raises
+        `EngineRefused`, which names a tensor that is wrong, missing or unknown.
         """
         assert update.scaling is not None, "whole weights are no adapter"
         views: dict[str, tuple[WeightView, ...]] = {}
@@ -150,7 +159,7 @@ class ServedAdapters:
         return replace(update, prepared=LoadedAdapter(layers, weights))
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve this version beside the others, in place of its earlier load."""
+        """Serve this version beside the others. If it is loaded already, it is replaced."""
         if not isinstance(update.prepared, LoadedAdapter):
             update = self.prepare(update)
         assert isinstance(update.prepared, LoadedAdapter), "prepare sets it"
@@ -159,22 +168,24 @@ class ServedAdapters:
         self.newest = max(update.version, self.newest or update.version)
 
     def keep(self, named: Collection[Version | None]) -> None:
-        """Drop the adapters of versions that are neither named nor the newest or latest one."""
+        """Drop the adapters of all versions but those in `named`, the newest and the latest one."""
         kept = {*named, self.newest, self.latest}
         if not kept.issuperset(self.loaded):
             self.loaded = {v: adapter for v, adapter in self.loaded.items() if v in kept}
             self._stack = None
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare as `ServedWeights.compare` does, for the version that was loaded last."""
+        """Compare the served tensors of these names with `tensors`, bit by bit, as
+        `ServedWeights.compare` does, for the version that was loaded last.
+        """
         assert self._last is not None, "no adapter was loaded"
         return self._last.weights.compare(names, {**self.norms, **tensors})
 
     def routes(
         self, versions: Sequence[Version | None], repeats: int | Sequence[int] = 1
     ) -> AdapterRoutes | None:
-        """Return the routes of a batch whose sequences name these `versions` and have `repeats`
-        rows each; None while the base alone is served.
+        """Return the routes of a batch whose sequences name these `versions`. Each sequence has
+        `repeats` rows (more than one if drafts are verified). None while no adapter is loaded.
         """
         if not self.loaded or not versions:
             return None
@@ -192,7 +203,7 @@ class ServedAdapters:
         order = np.argsort(row_kinds, kind="stable")
         sizes = counts if stack is None else np.full(len(kinds), most)
         ends = np.cumsum(sizes)
-        # Row r of a part is at its begin + r; rows beyond a part's own repeat row 0.
+        # Row r of a part is gathered at its begin + r; as padding, row 0 of the batch is gathered.
         within = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = np.repeat(ends - sizes, counts) + within
         gathered, places = np.zeros(ends[-1], np.int64), np.empty(len(order), np.int64)
@@ -207,8 +218,8 @@ class ServedAdapters:
         return torch.from_numpy(values).to(self.device)  # pyright: ignore[reportUnknownMemberType]
 
     def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> AdapterStack | None:
-        """Return these adapters' factors stacked; None if their shapes differ. The newest stack is
-        kept, because adapters change far less often than rows.
+        """Return the factors of these adapters stacked; None if their shapes differ. The last stack
+        is kept for later calls, because adapters change far less often than rows.
         """
         if self._stack is None or self._stack.adapters != adapters:
             layers = _stacked_layers([adapter.layers for adapter in adapters])
@@ -224,7 +235,7 @@ class ServedAdapters:
         scaling: float,
         views: dict[str, tuple[WeightView, ...]],
     ) -> list[LowRankFactors | None]:
-        """Return the factors of one layer's products, in the order of the constants `QKV` to
+        """Return the factors of one layer's products, in the order `QKV`, `OUTPUT`, `GATE_UP`,
         `DOWN`, and add their views to `views`.
         """
         prefix = f"model.layers.{index}."
@@ -247,6 +258,10 @@ class ServedAdapters:
         scaling: float,
         views: dict[str, tuple[WeightView, ...]],
     ) -> LowRankFactors | None:
+        """Return the factors, not filled yet, of the product of the matrices `names`, before which
+        the model applies the norm `norm`; None if none of them has an adapter. Add views to
+        `views`.
+        """
         adapted = [name for name in names if f"{PREFIX}{name}{LOW}" in tensors]
         if not adapted:
             return None
@@ -267,8 +282,9 @@ class ServedAdapters:
         return LowRankFactors(low, high)
 
     def _high_view(self, part: int, parts: int, high: Tensor) -> tuple[Tensor, float]:
-        """Return, for matrix number `part` of a product of `parts` matrices, the view of its factor
-        B in `high`, outputs first, and the scale that is multiplied into it.
+        """Return, for matrix number `part` of a product of `parts` matrices, the view of `high`
+        that has the elements of the matrix's checkpoint tensor B (outputs × rank) in their order,
+        and the scale by which they are multiplied there.
         """
         if parts == 3:  # queries, keys, values
             scale = attention_scale(self.shape) or 1.0
@@ -279,6 +295,7 @@ class ServedAdapters:
     def _check(
         self, name: str, tensors: Mapping[str, Tensor], low: tuple[int, ...], high: tuple[int, ...]
     ) -> None:
+        """Raise `EngineRefused` unless the layer `name` has both tensors, of these shapes."""
         for kind, shape in ((LOW, low), (HIGH, high)):
             tensor = tensors.get(f"{PREFIX}{name}{kind}")
             if tensor is None or tuple(tensor.shape) != shape:
@@ -290,7 +307,9 @@ class ServedAdapters:
 
 
 def _stacked_layers(adapters: Sequence[LayerFactors]) -> LayerFactors | None:
-    """Stack the factors of all adapters for each product; None if their shapes differ."""
+    """Return, for each product, the factors of all adapters stacked; None if for any product their
+    shapes differ or only some adapters have factors.
+    """
     layers: list[list[LowRankFactors | None]] = []
     for parts in zip(*adapters, strict=True):
         products: list[LowRankFactors | None] = []

@@ -1,7 +1,10 @@
-"""The decoder contract: a model's decode step, verification pass and prefill, and its served
-weights.
+"""Defines what the torch engine needs of a model (`Decoder`): its served weights, and three forward
+passes. `prefill` computes the KV (attention keys and values) of tokens before the first decode
+step, `step` decodes one token of every running sequence, and `verify` checks several drafted tokens
+of each. A decoder returns logits or KV; the engine draws the tokens and decides what runs.
 
-Two decoders implement it: `llama.py` for the Llama and Qwen families, `hf_decoder.py` for others.
+`llama.py` implements it for the Llama and Qwen families, `hf_decoder.py` for other transformers
+models.
 """
 
 from dataclasses import dataclass
@@ -17,13 +20,13 @@ from rollstream.producers.engines.torch.weights import ServedWeights
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatch:
-    """The input of one prefill pass: m sequences of `new` tokens each, right-aligned, after
-    `cached` columns of KV.
+    """The input of one prefill pass: for each of m sequences `new` tokens, and the KV of `cached`
+    tokens before them. Shorter sequences are padded on the left, in both parts.
 
-    `ids` and `positions` are (m, new). `mask` (m, 1, new, cached + new) is added to attention
-    scores; every query attends at least to itself, so that padding stays finite. `past` holds the
-    cached KV (2 · layers, m, heads, cached, width), keys and values of each layer in turn; None
-    without cached columns.
+    `ids` and `positions` (in the sequence) are (m, new). `mask` (m, 1, new, cached + new) is added
+    to attention scores, 0 or -inf; every token attends at least to itself, so that the values of
+    padding stay finite. `past` is the cached KV (2 · layers, m, heads, cached, width), for each
+    layer its keys and then its values; None if `cached` is 0.
     """
 
     ids: torch.Tensor
@@ -31,16 +34,16 @@ class PrefillBatch:
     mask: torch.Tensor
     past: torch.Tensor | None
     routes: AdapterRoutes | None = None
-    """The adapters of the m · new tokens."""
+    """The LoRA adapter of each of the m · new tokens; None without adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedTokens:
-    """The input of a verification pass: n tokens of the rows 0 to `rows` - 1, at most `ahead` per
-    row. A row's tokens are consecutive and in order.
+    """The input of a verification pass: n tokens of the first `rows` rows, row after row. Each row
+    has its newest token, whose KV is not cached yet, and then its draft: `ahead` tokens at most.
 
-    `ids` and `positions` are (n,). `slots` (n,) is row · ahead + index within the row; None if
-    every row has `ahead` tokens.
+    `ids` and `positions` (in the sequence) are (n,). `slots` (n,) is the place of each token in a
+    grid of `rows` × `ahead` places, numbered row by row; None if the tokens fill the grid.
     """
 
     ids: torch.Tensor
@@ -49,12 +52,13 @@ class DraftedTokens:
     rows: int
     ahead: int
     routes: AdapterRoutes | None = None
-    """The adapters of the n tokens."""
+    """The LoRA adapter of each of the n tokens; None without adapters."""
 
 
 class Decoder(Protocol):
-    """A decoder runs one model on one device, over a KV cache with one row per running sequence.
-    `used` names the cache columns that each segment of rows attends to; earlier columns hold no KV
+    """Runs one model on one device, over a KV cache with a row for each running sequence and a
+    column for each of its tokens (`KVCache`). The caller cuts the rows into segments, `used`: each
+    names a range of rows and the column from which attention reads them. Earlier columns hold no KV
     of these rows.
     """
 
@@ -63,14 +67,15 @@ class Decoder(Protocol):
     dtype: torch.dtype
     device: torch.device
     segment_overhead_tokens: int | None
-    """Row-tokens of attention that cost as much as one more attention call per layer; None: the
-    batch is never split into segments.
+    """The number of cached tokens, over all rows, that attention reads in the time of one more
+    attention call. The caller cuts off a segment only if this saves reading as many. None: it cuts
+    off none.
     """
 
     served: ServedWeights
-    """The weights; zeros or random values until weights are loaded."""
+    """The weights in use; zeros or random values until a version is loaded."""
     adapters: ServedAdapters | None
-    """The adapters over these weights; None where the decoder cannot serve any."""
+    """The LoRA adapters over these weights; None if the decoder cannot serve any."""
 
     def step(
         self,
@@ -80,20 +85,24 @@ class Decoder(Protocol):
         used: tuple[RowSegment, ...],
         routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) after one token of each of n rows. The tokens' KV is written to
-        column `cache.column`, which is not advanced. `routes` are the adapters of the rows.
+        """Return the logits (n, vocabulary) after the newest token of each of n rows; `ids` and
+        `positions` are (n,). The tokens' KV is written to column `cache.column`; the caller then
+        advances `cache.column`. `routes` maps the rows to adapters.
         """
         ...
 
     def verify(
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) after each drafted token. The tokens' KV is written from column
-        `cache.column` on, which is not advanced. A row with fewer than `ahead` tokens leaves finite
-        values in its remaining columns.
+        """Return the logits (n, vocabulary) after each of the n tokens. Their KV is written to the
+        `ahead` columns from `cache.column` on; the caller then advances `cache.column` and hides
+        the columns of rejected tokens. A row with fewer than `ahead` tokens leaves finite values in
+        the rest of these columns.
         """
         ...
 
     def prefill(self, batch: PrefillBatch) -> torch.Tensor:
-        """The KV of the new tokens (2 · layers, m, heads, new, width), in the order of `past`."""
+        """Return the KV of the new tokens (2 · layers, m, heads, new, width), ordered as `past` is.
+        No cache is changed.
+        """
         ...

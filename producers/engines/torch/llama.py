@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
 from rollstream.producers.engines.queue import EngineWeights
+from rollstream.producers.engines.torch import attention
 from rollstream.producers.engines.torch.adapters import (
     DOWN,
     GATE_UP,
@@ -24,14 +25,6 @@ from rollstream.producers.engines.torch.adapters import (
     QKV,
     AdapterRoutes,
     ServedAdapters,
-)
-from rollstream.producers.engines.torch.attention import (
-    KVCache,
-    KVShape,
-    attend,
-    attend_ahead,
-    masks_ahead,
-    segment_masks,
 )
 from rollstream.producers.engines.torch.decoder import DraftedTokens, PrefillBatch
 from rollstream.producers.engines.torch.llama_weights import (
@@ -59,7 +52,7 @@ class FusedDecoder:
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.vocabulary = shape.vocabulary
-        self.kv = KVShape(shape.layers, shape.kv_heads, shape.width)
+        self.kv = attention.KVShape(shape.layers, shape.kv_heads, shape.width)
         # A row-token is one cached token that attention reads for one row. Measured on a CPU: about
         # 17 µs for an attention call, 27 ns for a row-token. On CUDA a launch costs as much as far
         # more row-tokens.
@@ -84,29 +77,29 @@ class FusedDecoder:
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        cache: KVCache,
+        cache: attention.KVCache,
         used: tuple[RowSegment, ...],
         routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
         s, rows = self.shape, ids.shape[0]
         hidden = self.weights.embedding.index_select(0, ids)
         rotation = self.rotations.index_select(0, positions)[:, None, None]
-        masks = segment_masks(cache, used)
+        masks = attention.segment_masks(cache, used)
         for index, layer in enumerate(self.weights.layers):
             terms = LayerTerms(index, routes)
             heads = self._heads(layer, hidden, rotation, terms)
             cache.newest(index, rows).copy_(heads[:, :, s.queries_per_kv :])
-            attended = attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
+            attended = attention.attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
             self._add_outputs(layer, hidden, attended, terms)
         return self._logits(hidden)
 
     def verify(
-        self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
+        self, drafted: DraftedTokens, cache: attention.KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
         s, rows, ahead, slots = self.shape, drafted.rows, drafted.ahead, drafted.slots
         hidden = self.weights.embedding.index_select(0, drafted.ids)
         rotation = self.rotations.index_select(0, drafted.positions)[:, None, None]
-        masks = masks_ahead(cache, used, ahead, s.queries_per_kv)
+        masks = attention.masks_ahead(cache, used, ahead, s.queries_per_kv)
         # Matrix products run over the tokens, attention over padded rows.
         size = (rows * ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
         padded = None if slots is None else hidden.new_zeros(size)
@@ -118,7 +111,7 @@ class FusedDecoder:
             heads = heads.view(rows, ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
             cache.coming(index, rows, ahead).copy_(heads[:, :, :, s.queries_per_kv :])
             queries = heads[:, :, :, : s.queries_per_kv]
-            attended = attend_ahead(queries, index, cache, used, masks)
+            attended = attention.attend_ahead(queries, index, cache, used, masks)
             if slots is not None:
                 attended = attended.index_select(0, slots)
             self._add_outputs(layer, hidden, attended, terms)

@@ -1,8 +1,10 @@
-"""Holds the weights of the fused decode path for the Llama and Qwen families in the layout that
-decodes fastest (`FusedWeights`), and checks whether that path serves a configuration
-(`fused_shape`).
+"""Holds a model's weights for the fused decode path of the engine `torch` (`llama.py`), which is
+faster than transformers' forward pass because it needs fewer operations: matrices with a common
+input are one matrix (fused), and norms and scales are multiplied into the matrices after them.
 
-A model that this path does not serve runs through transformers' forward pass (`hf_decoder.py`).
+`fused_shape` decides whether the path can serve a model (Llama and Qwen families); other models use
+`hf_decoder.py`. `FusedWeights` allocates the memory in this layout, and its `views` state where
+each tensor of a checkpoint lies in it, so that `weights.py` can load, patch and compare versions.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,14 +18,19 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rollstream.producers.engines.torch.weights import WeightView
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-ROPES = ("default", "linear", "llama3")  # their frequencies depend on the configuration alone
+FAMILIES = ("llama", "qwen2", "qwen3")  # values of `model_type`
+ROPES = ("default", "linear", "llama3")
+"""Types of rotary position embedding whose frequencies depend on the configuration alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedShape:
-    """Describes one model by sizes and switches. It has `kv_heads` × `queries_per_kv` query heads
-    of `width` dimensions; `tied` models share the embedding and the head.
+    """Describes one model by sizes and switches. Each of its `kv_heads` heads of keys and values
+    serves `queries_per_kv` query heads; a head has `width` dimensions.
+
+    In a checkpoint of a `tied` model one tensor is both embedding and output matrix (head).
+    `qkv_bias` and `output_bias`: the projections of attention have biases. `head_norms`: the
+    queries and the keys of each head are normalised (Qwen 3). `epsilon` is that of all norms.
     """
 
     layers: int
@@ -45,7 +52,7 @@ class FusedShape:
 
 
 def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
-    """Return the shape of a model, or the reason why the fused path does not serve it, as text."""
+    """Return the shape of a model, or a text with the reason why the fused path cannot serve it."""
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
     rope = config.rope_parameters
@@ -76,8 +83,8 @@ def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
 
 
 def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Tensor:
-    """Return (positions, width / 2) complex64 factors: that of each pair of dimensions at each
-    position.
+    """Return the factors of the rotary position embedding, complex64 of shape (positions,
+    width / 2): at each position, each pair of a head's dimensions is multiplied by one factor.
     """
     rope = config.rope_parameters
     if rope.get("rope_type", "default") == "default":
@@ -91,10 +98,13 @@ def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Holds the matrices of one decoder layer: query, key and value projections are one matrix,
-    gate and up another, all stored (in, out). With few rows these products are a third faster than
-    with the checkpoint's (out, in). `head_norm` is (queries_per_kv + 1, width): the norm of each
-    query head of a kv head, then the key's.
+    """Holds the matrices of one decoder layer. The projections to queries, keys and values are one
+    matrix (`qkv`), those to gate and up another. Matrices are stored as (inputs, outputs): for a
+    batch of few sequences their products are a third faster than with the checkpoint's (outputs,
+    inputs).
+
+    `head_norm`, of shape (queries_per_kv + 1, width), holds the weights of the head norms: for the
+    query heads of one kv head, which are equal, and in its last row for the key.
     """
 
     qkv: torch.Tensor
@@ -107,9 +117,12 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """Holds all weights of one model; `views` maps each checkpoint tensor to the served memory that
-    it fills. The weight of each norm is multiplied into the matrix after it, the scale of attention
-    into the queries.
+    """Allocates the served memory of one model, filled with zeros, and describes it in `views`: by
+    the name of each checkpoint tensor, the parts of the memory that it fills.
+
+    Head norms keep their weights (`FusedLayer.head_norm`). Every other norm is computed without its
+    weight, which is multiplied into the matrix after the norm; so it has no view of its own. The
+    scale of attention is multiplied into the projection to queries.
     """
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
@@ -120,8 +133,8 @@ class FusedWeights:
         s = shape
         out = (s.heads + 2 * s.kv_heads) * s.width
         self.embedding = empty(s.vocabulary, s.hidden)
-        # The output matrix is fp32 for any dtype of the layers: its rounding causes most of the
-        # difference between the engine's log-probabilities and the trainer's.
+        # The output matrix is fp32 whatever the dtype of the layers: if it were rounded, that would
+        # cause most of the difference between the engine's and the trainer's log-probabilities.
         self.head = empty(s.vocabulary, s.hidden, kind=torch.float32)
         self.layers = [
             FusedLayer(
@@ -151,6 +164,7 @@ class FusedWeights:
 def _layer_views(
     layer: FusedLayer, shape: FusedShape, prefix: str
 ) -> dict[str, tuple[WeightView, ...]]:
+    """Return the views of one layer, whose checkpoint names begin with `prefix`."""
     attention, mlp, middle = f"{prefix}self_attn.", f"{prefix}mlp.", shape.intermediate
     in_norm, post_norm = (
         f"{prefix}input_layernorm.weight",
@@ -177,23 +191,26 @@ def _layer_views(
     if layer.head_norm is not None:
         *queries, key = (_interleaved(row) for row in layer.head_norm)
         found[f"{attention}q_norm.weight"] = tuple(WeightView(query) for query in queries)
-        # The unweighted norms leave out the root of the width. In the queries it cancels against
-        # the scale of attention; in the keys it is multiplied in here.
+        # An RMS norm scales a head to the length √width; the decode path scales it to length 1.
+        # For queries the missing √width cancels against the scale of attention, 1 / √width; for
+        # keys it is multiplied into the weight of the norm here.
         found[f"{attention}k_norm.weight"] = (WeightView(key, shape.width**0.5),)
     return found
 
 
 def attention_scale(shape: FusedShape) -> float | None:
-    """Return the scale of attention, which is multiplied into the queries; None if their norm
-    contains it.
+    """Return the scale of attention (1 / √width), which is multiplied into the projection to
+    queries. None with head norms: there the decode path leaves it out (`_layer_views`).
     """
     return None if shape.head_norms else shape.width**-0.5
 
 
 def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
-    """Return views of the queries, keys and values in a served projection, outputs first, in the
-    checkpoint's order. The memory orders heads by kv head, each with its queries, its key and its
-    value, so that queries are multiplied with the cache without a copy.
+    """Return views of the queries, keys and values in a served projection (matrix or bias), with
+    the outputs as first dimension and in the checkpoint's order.
+
+    The memory has another order: for each kv head its queries, its key, its value. So the products
+    of queries with the KV cache need no copy.
     """
     by_head = served.unflatten(-1, (shape.kv_heads, shape.queries_per_kv + 2, shape.width))
     by_head = by_head.movedim((-3, -2, -1), (0, 1, 2))
@@ -202,9 +219,10 @@ def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, .
 
 
 def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
-    """Return a view in the checkpoint's order of dimensions; the memory has dimension i of a head
-    next to dimension i + width / 2, because both rotate as a pair. This order changes no attention
-    score, and makes the rotation by position one complex product.
+    """Return a view in which the dimensions of a head have the checkpoint's order. In the memory
+    dimension i + width / 2 follows dimension i, because the two are rotated as a pair. So the
+    rotation by position is one complex product. Queries and keys have the same order, so attention
+    scores do not change.
     """
     return served.unflatten(dimension, (-1, 2)).transpose(dimension, dimension + 1)
 

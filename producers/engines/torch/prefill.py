@@ -1,6 +1,9 @@
-"""Computes the KV of prompts (`extend_caches`) and caches it by prefix (`PrefixCache`), so that a
-prompt is prefilled once for its group and its KV is copied to each row. No KV is reused across
-versions.
+"""Computes the KV of sequences before their first decode step (prefill), and caches it for prompts.
+
+`extend_caches` computes the KV of new tokens after cached ones, many sequences per forward pass.
+`PrefixCache` uses it to prefill a prompt once for its group; the KV is then copied to the row of
+each sample. The cache is emptied when the weights change, so no prompt's KV is used under another
+version. The newest token of a sequence is not prefilled: it is the input of the first step.
 """
 
 from collections import OrderedDict
@@ -14,13 +17,14 @@ from rollstream.producers.engines.torch.decoder import Decoder, PrefillBatch
 from rollstream.producers.engines.torch.rows import TorchSequence
 from rollstream.streams.values import Tokens, Version
 
-PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alone is longer
+PASS_TOKENS = 4096  # of one forward pass, padding included, unless one sequence alone has more
 
 
 @dataclass(frozen=True, slots=True)
 class CacheExtension:
     """Holds the new tokens of a sequence, and `past`, the KV of its cached tokens before them:
-    (2 · layers, heads, length, width), or None. `version` names the adapter; None: the newest.
+    (2 · layers, heads, length, width), or None without any. Where versions are adapters, `version`
+    is the one to compute with; None: the newest.
     """
 
     tokens: Tokens
@@ -35,8 +39,8 @@ class CacheExtension:
 def extend_caches(
     decoder: Decoder, extensions: Sequence[CacheExtension]
 ) -> list[torch.Tensor | None]:
-    """Return the KV of each sequence, of past and new tokens; None for an empty sequence. Sequences
-    of similar length are packed into few forward passes.
+    """Return the KV of each sequence, of its past and new tokens together; None for a sequence
+    without tokens. Sequences with similar numbers of new tokens share a forward pass.
     """
     found: list[torch.Tensor | None] = [extension.past for extension in extensions]
     waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
@@ -51,7 +55,9 @@ def extend_caches(
 
 
 def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[list[int]]:
-    """Split indices, shortest sequence first, into passes of at most `PASS_TOKENS`."""
+    """Split these indices of extensions, which ascend by the number of new tokens, into passes of
+    at most `PASS_TOKENS` tokens.
+    """
     passes: list[list[int]] = []
     for index in ascending:
         length = len(extensions[index].tokens)
@@ -64,7 +70,8 @@ def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[
 
 def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatch:
     """Return the input of one pass. New tokens are padded on the left, so every newest token is in
-    the last column. A token attends to the past, to itself, and to the new tokens before it.
+    the last column. A token attends to the past, to itself, and to the new tokens before it;
+    padding attends to itself, so that its values stay finite.
     """
     rows = len(extensions)
     new = max(len(extension.tokens) for extension in extensions)
@@ -97,6 +104,7 @@ def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatc
 def _packed_past(
     decoder: Decoder, extensions: Sequence[CacheExtension], before: int
 ) -> torch.Tensor:
+    """Return the past of all extensions in one tensor, padded on the left to `before` tokens."""
     shape = decoder.kv
     packed = torch.zeros(
         2 * shape.layers,
@@ -114,24 +122,27 @@ def _packed_past(
 
 
 PrefixKey = tuple[Version | None, bytes]
-"""The version under which a sequence is generated (None: the newest), and its tokens."""
+"""The version that a sequence asks for (None: the newest), and the bytes of its tokens without the
+newest one.
+"""
 
 
 def _key(sequence: TorchSequence) -> PrefixKey:
     return sequence.request.version, sequence.prefix.tobytes()
 
 
-AHEAD_TOKENS = 1024  # most tokens prefilled at once, unless one prompt alone is longer
-AHEAD_PROMPTS = 32
+AHEAD_TOKENS = 1024  # most tokens that a miss prefills, unless one prompt alone has more
+AHEAD_PROMPTS = 32  # most prompts that a miss prefills
 
 
 class PrefixCache:
-    """Holds the KV of prompts, at most `tokens_max` tokens or one longer prompt; the least recently
-    used ones are evicted.
+    """Holds the KV of prompts, each without its newest token: of `tokens_max` tokens in all at
+    most, or of one longer prompt. The least recently used ones are evicted.
 
-    An entry is found by the tokens and the adapter's version. The engine drops entries when their
-    weights change (`clear`) or their adapter is dropped (`keep`). The prompts of waiting sequences
-    are prefilled ahead, many per pass, before slots are free for them.
+    An entry is found by the tokens and, where versions are adapters, the version. The engine drops
+    the entries when the weights change (`clear`), or those of an adapter when it is dropped
+    (`keep`). The prompts of waiting sequences are prefilled ahead, many per pass, before slots are
+    free for them.
     """
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
@@ -140,8 +151,8 @@ class PrefixCache:
         self._tokens = 0
 
     def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
-        """Return the KV of the first waiting sequence, without its newest token; None if the
-        sequence has one token. A miss also prefills sequences behind it.
+        """Return the KV of the first of these waiting sequences, without its newest token; None if
+        it has no other token. A miss also prefills sequences that wait behind it.
         """
         first = _key(next(iter(waiting)))
         if not first[1]:
@@ -162,6 +173,9 @@ class PrefixCache:
             self._tokens -= self._entries.pop(key).shape[2]
 
     def _prefill(self, waiting: Iterable[TorchSequence]) -> None:
+        """Add an entry for the first waiting sequence, and for as many behind it as the bounds
+        `AHEAD_TOKENS` and `AHEAD_PROMPTS` allow; then evict entries, but never that of the first.
+        """
         ahead: dict[PrefixKey, CacheExtension] = {}
         budget = min(AHEAD_TOKENS, self.tokens_max)
         for sequence in waiting:

@@ -1,6 +1,10 @@
-"""Keeps the rows of a batch: their order, in which attention reads little padding (`RowLayout`),
-their newest tokens on the device (`TokenBuffer`), and the host state of their sequences
-(`TorchSequence`).
+"""Holds the parts of the batch that the engine `torch` decodes (`batch.py`), in which each running
+sequence has a row.
+
+`RowLayout` decides the order of the rows, so that attention reads little padding. `TokenBuffer`
+holds the rows' newest tokens on the device that computes, and `TorchSequence` a sequence's older
+tokens on the host: tokens are copied to the host once per block of steps, not at every step. The
+batch itself keeps the KV cache in the order of the rows.
 """
 
 from collections.abc import Sequence
@@ -17,11 +21,14 @@ from rollstream.streams.values import Floats, Tokens
 
 
 class TokenBuffer:
-    """Buffers the newest generated tokens of all rows on the device, with the uniform numbers of
-    the next steps: a block of steps × rows that is copied to the host on demand.
+    """Buffers the newest generated tokens of all rows, and their log-probabilities, on the device:
+    in a block with a column for each of `steps` steps, which `read` copies to the host. It also has
+    the uniform random numbers with which the tokens of these steps are drawn; they are computed on
+    the host, and `push` copies them to the device.
 
-    `column` is the newest filled column, whose token is the input of a row's next step. `steps`
-    columns fit beside column 0, which is copied from the last column of the previous block.
+    `column` is the newest filled column: it has the tokens that are the inputs of the next step.
+    Column 0 is filled when a block begins, with the newest tokens of the previous block. When the
+    last column is filled (`full`), the caller reads all rows and calls `restart`.
     """
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
@@ -35,6 +42,7 @@ class TokenBuffer:
 
     @property
     def full(self) -> bool:
+        """Whether the block has no room for another step."""
         return self.column == self.steps
 
     def inputs(self, rows: int) -> torch.Tensor:
@@ -46,7 +54,7 @@ class TokenBuffer:
         return self._uniforms[self.column + 1, :rows, None]
 
     def append(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
-        """Add the (rows, 1) tokens and log-probabilities of one step."""
+        """Fill the next column with the (rows, 1) tokens and log-probabilities of one step."""
         self.column += 1
         rows = tokens.shape[0]
         self.tokens[self.column, :rows] = tokens[:, 0]
@@ -54,22 +62,25 @@ class TokenBuffer:
         self._on_host = None
 
     def enter(self, row: int, token: int, key: int, position: int) -> None:
-        """Set a new sequence's newest token, at index `position` of the trajectory, as the next
-        input of `row`.
+        """Prepare `row` for a new sequence: its newest `token`, at index `position` of the
+        trajectory `key`, becomes the input of the next step, and the next random numbers are those
+        of this trajectory.
         """
         self.tokens[self.column, row] = token
         self._draw(slice(row, row + 1), np.array([key], np.uint64), np.array([position]))
 
     def move(self, source: int, target: int) -> None:
-        """Move the state that a row's next steps need; its earlier columns stay in `source`."""
+        """Move a row: its newest token and its next random numbers, which are all that its next
+        steps need. Its tokens of earlier columns stay in the row `source`.
+        """
         self.tokens[self.column, target] = self.tokens[self.column, source]
         self.logprobs[self.column, target] = self.logprobs[self.column, source]
         self._drawn[self.column + 1 :, target] = self._drawn[self.column + 1 :, source]
         self._on_host = None
 
     def restart(self, keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> None:
-        """Empty the block and keep the newest column as column 0; `positions` are the indices of
-        the newest tokens.
+        """Begin a new block; the newest column becomes its column 0. `keys` are the trajectories of
+        the rows, `positions` the indices of their newest tokens in these.
         """
         rows = len(keys)
         self.tokens[0, :rows] = self.tokens[self.column, :rows]
@@ -78,13 +89,15 @@ class TokenBuffer:
         self._draw(slice(0, rows), keys, positions)
 
     def push(self) -> None:
-        """Copy the drawn uniforms to the device; call it after any `enter`, `move` or `restart`."""
+        """Copy the random numbers to the device. To be called after `enter`, `move` or `restart`,
+        before the next step.
+        """
         if self.device.type != "cpu":
             self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
 
     def read(self, pieces: list[tuple[int, int, int]]) -> tuple[Tokens, Floats]:
-        """Return tokens and log-probabilities of the pieces `(row, first column, last column)`,
-        joined.
+        """Return the tokens and log-probabilities of one sequence, which are in these pieces
+        `(row, first column, last column)`: in several if its row was moved.
         """
         if self._on_host is None:
             end = self.column + 1
@@ -99,19 +112,24 @@ class TokenBuffer:
         )
 
     def _draw(self, rows: slice, keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> None:
+        """Compute the random numbers of these rows for the rest of the block."""
         ahead = np.arange(1, self.steps - self.column + 1)
         self._drawn[self.column + 1 :, rows] = uniforms(keys, positions + ahead[:, None])
 
 
 RowMove = tuple[int, int]
+"""A row's index before and after a move."""
 
-# 48, 144, 432, …: the best classes in a test on the long-tailed trace; finer ones move more rows.
+# Length classes end at 48, 144, 432, … tokens. These were the best in a test on a trace with
+# long-tailed lengths; with finer classes more rows are moved.
 CLASS_FIRST, CLASS_GROWTH = 48, 3
 
 
 @dataclass(frozen=True, slots=True)
 class RowSegment:
-    """Names rows `[begin, end)`, for which one attention call reads the columns from `column`."""
+    """Names the rows `[begin, end)`, for which one attention call reads the KV cache from column
+    `column` on: the column in which the longest of them begins.
+    """
 
     begin: int
     end: int
@@ -119,7 +137,9 @@ class RowSegment:
 
 
 def length_classes(context_max: int) -> tuple[int, ...]:
-    """Return the longest length of every class but the last, ascending."""
+    """Return the largest length of every length class, ascending, without that of the last class,
+    which has no bound.
+    """
     bounds: list[int] = []
     bound = CLASS_FIRST
     while bound < context_max:
@@ -129,13 +149,15 @@ def length_classes(context_max: int) -> tuple[int, ...]:
 
 
 class RowLayout:
-    """Orders the rows such that attention reads little padding. Rows of similar length are
-    neighbours: there is a region per length class, and region 0 has the longest class.
+    """Orders the rows so that attention reads little padding: it reads neighbouring rows from the
+    column in which the longest of them begins, so rows of similar length should be neighbours.
+    There is a region of neighbouring rows for each length class; region 0 has the longest rows.
 
-    Rows in use are packed at the front. The last row of a region replaces a row that leaves it, the
-    last row of the next region replaces that one, and so on. All rows grow by one token per step,
-    so a row rarely changes its region. The layout only counts and plans: methods return the moves
-    `(from, to)` that the caller makes in order. `spare` is a row outside of the batch for swaps.
+    The used rows have the indices from 0 on, without gaps. If a row leaves, the last row of its
+    region takes its place, the last row of the next region takes the place of that one, and so on.
+    All rows grow by one token per step, so a row rarely changes its region. The layout only counts
+    and plans: its methods return moves `(from, to)`, which the caller makes in this order. `spare`
+    is the index of a row outside of the batch, for swaps. `bounds` are the `length_classes`.
     """
 
     def __init__(self, bounds: Sequence[int], spare: int) -> None:
@@ -144,11 +166,11 @@ class RowLayout:
         self.spare = spare
 
     def region(self, length: int) -> int:
-        """Return the region of a row of this length."""
+        """Return the region for a row of this length."""
         return max(r for r, ceiling in enumerate(self.ceilings) if length <= ceiling)
 
     def insert(self, region: int) -> tuple[int, list[RowMove]]:
-        """Add a row to this region. Returns its index and the moves after which it is free."""
+        """Add a row to this region. Returns its index, and the moves that make this index free."""
         hole = sum(self.counts)
         moves: list[RowMove] = []
         for later in range(len(self.counts) - 1, region, -1):
@@ -160,7 +182,7 @@ class RowLayout:
         return hole, moves
 
     def remove(self, row: int) -> list[RowMove]:
-        """Remove a row; the moves pack the others."""
+        """Remove a row. Returns the moves that close the gap."""
         moves: list[RowMove] = []
         end, hole, is_past = 0, row, False
         for region, count in enumerate(self.counts):
@@ -174,8 +196,9 @@ class RowLayout:
         return moves
 
     def promote(self, row: int, region: int) -> list[RowMove]:
-        """Move a row from its region to the next longer one; the moves swap it to the border
-        between the two.
+        """Move a row that outgrew its length class from `region` to the region before it, that of
+        the next longer class. The moves swap it with the first row of `region`, whose place then
+        belongs to the region before.
         """
         first = sum(self.counts[:region])
         self.counts[region] -= 1
@@ -186,11 +209,13 @@ class RowLayout:
 def row_segments(
     counts: Sequence[int], columns: Sequence[int], overhead_tokens: int
 ) -> tuple[RowSegment, ...]:
-    """Return the segments for attention calls. `counts` holds the rows of each region, `columns`
-    the first column of its longest row.
+    """Return the segments, for each of which attention is called once. `counts` holds the number of
+    rows of each region, `columns` the column in which its longest row begins.
 
-    A region is merged with the one before it if the padding that it then reads costs less than a
-    call of its own, which costs as much as reading `overhead_tokens`.
+    A region is a segment of its own, or joins the segment of the region before it. That segment
+    begins in an earlier column, so the region's rows are then read with padding. A region joins if
+    this padding costs less than a call of its own, which costs as much as reading
+    `overhead_tokens`.
     """
     merged: list[RowSegment] = []
     begin = 0
@@ -208,15 +233,16 @@ def row_segments(
 
 
 class TorchSequence(QueuedSequence):
-    """Holds the host state of a trajectory: its tokens, and the places of its newest tokens on the
-    device.
+    """Holds one trajectory of the engine on the host: its tokens, and where its newer tokens are on
+    the device.
 
     `tokens[:length]` are on the host. While the sequence is in the batch (`row` ≥ 0), newer tokens
-    are in the columns of the token buffer: first in `pieces` `(row, first column, last column)` of
-    rows that it had before it moved, then in its own row from column `first` on.
+    are in the `TokenBuffer`: first in `pieces` `(row, first column, last column)`, in rows that it
+    had before it was moved, then in its present row from column `first` on.
 
-    While the sequence is held, `parked` is the KV of its tokens without the newest generated one
-    and those appended since.
+    A held sequence, which waits for its environment's tokens, is not in the batch. `parked` is its
+    KV, that of all tokens before the newest generated one. That token, and tokens appended after
+    it, have no KV yet. `key` selects the trajectory's random numbers.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
@@ -231,23 +257,28 @@ class TorchSequence(QueuedSequence):
 
     @property
     def prefix(self) -> Tokens:
-        """The tokens that must be cached before the next step: all but the newest, which is the
-        input of the step.
+        """The tokens of which the next step needs the KV: all but the newest, which is the step's
+        input.
         """
         return self.tokens[: self.length - 1]
 
     @property
     def limit(self) -> int:
-        """The length at which the turn ends: `tokens_max` generated tokens, or a full context."""
+        """The length at which the turn ends at the latest: with `tokens_max` generated tokens, or a
+        full context.
+        """
         return self.length + self.room
 
     def gain(self, tokens: Tokens) -> None:
-        """Add generated tokens."""
+        """Add generated tokens that were copied from the device."""
         self.tokens[self.length : self.length + len(tokens)] = tokens
         self.length += len(tokens)
         self.generated += len(tokens)
 
     def append(self, tokens: Tokens) -> Tokens:
+        """Add the environment's tokens, as `QueuedSequence.append` does, and room for the next
+        turn.
+        """
         before = self.tokens[: self.length]
         kept = super().append(tokens)
         self.tokens = np.concatenate((before, kept, np.empty(self.room, np.uint32)))

@@ -3,7 +3,7 @@ verification passes, each over the rows' drafts, while these are faster, and pla
 
 A plain step draws one token per row. A pass draws several: `drafting` (`draft_verify.py`) proposes
 each row's next tokens from earlier answers, and one forward pass of the model verifies them. `gate`
-(`gate.py`) measures both and decides. The tokens are those of `DecodeBatch`, up to rounding.
+(`gate.py`) decides by measured times. The tokens are those of `DecodeBatch`, up to rounding.
 Weights change only between two passes or steps, as without drafts.
 """
 

@@ -1,8 +1,10 @@
-"""Serves versions that are streamed into an engine: the engine's own memory is the base of deltas,
-so no second copy of the weights is kept.
+"""Updates the weights of an engine whose own memory is the base of deltas (`StreamedWeights`), so
+that no second copy of the weights is kept.
 
-An update is prepared beside decoding: `_Pass` reads, decodes and verifies its tensors.
-`StreamedWeights.load` then makes the writes. docs/explanation/weights.md (Applied) has all steps.
+An update has two steps. `prepare`, beside decoding, reads the tensors that change back from the
+served memory, applies the deltas, verifies the results, and collects the new values in a file
+(`_Pass`). `load`, between two decode steps, copies them into the served memory.
+docs/explanation/weights.md (Streamed into the engine) has all steps.
 """
 
 import mmap
@@ -40,18 +42,19 @@ from rollstream.storage.weights.manifest import Manifest, TensorEntry
 from rollstream.storage.weights.streamed import ReadElements, StreamedTensors, TensorPart, WrongBase
 from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_hasher
 
-ALIGNMENT = 64  # bytes, of arrays in a file
+ALIGNMENT = 64  # each array in a file begins at a multiple of so many bytes
 PATCH_SHARE = 6
-"""A part in which more than 1 in this many elements changed is written whole: all its elements take
-less room than the changed ones with their positions.
+"""A part of a tensor (`TensorPart`) is written whole if more than 1 in this many of its elements
+changed: all its elements then take less room than the changed ones with their positions.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PartWrite:
-    """Writes the checkpoint's elements `values` to a range of a tensor that begins at position
-    `begin`: into the served memory of each of `views`, with the factors of its columns, and into
-    `kept`, the tensor's own copy, if it has one.
+    """Writes a range of one tensor, from position `begin` on; `values` are the checkpoint's
+    elements. They are written into the served memory of each view of `views`, multiplied by the
+    factors beside the view, one per column, and unchanged into `kept`, the engine's copy of the
+    tensor, if there is one.
     """
 
     views: Sequence[tuple[WeightView, Tensor | None]]
@@ -68,9 +71,9 @@ class PartWrite:
 
 @dataclass(frozen=True, slots=True)
 class StreamedWrites:
-    """Holds an update after every tensor was verified against its hash: the writes, whose values
-    are in files, the new tensors without served memory (`norms`), and the other tensors that cannot
-    be read back from the new weights (`kept`).
+    """Holds a prepared update, whose new tensors match their hashes: the `writes`, with their
+    values in files; the new tensors that have no served memory of their own (`norms`); and those
+    that cannot be read back bit for bit from the served memory after the update (`kept`).
     """
 
     writes: tuple[TensorWrite | PartWrite, ...]
@@ -80,10 +83,10 @@ class StreamedWrites:
 
 @dataclass(slots=True)
 class StreamedWeights:
-    """Updates the weights of one engine through the views of `served`. `kept` are the tensors that
-    cannot be read back from the served memory (`exact_view`), by the engine's names. One thread at
-    a time uses an instance, except that `prepare` and `compare`, which change no weights, may run
-    beside decoding.
+    """Updates the weights of one engine through the views of `served`. `kept` holds copies of the
+    tensors that cannot be read back from the served memory (`exact_view`), by the engine's names.
+    One thread at a time uses an instance, except that `prepare` and `compare`, which change no
+    weights, may run beside decoding.
     """
 
     served: ServedWeights
@@ -92,15 +95,18 @@ class StreamedWeights:
     """The served version's manifest; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Decode all tensors of the update from the served ones, compare them with their hashes,
-        and return the update with `prepared` set. Raises `WrongBase`, which names all tensors that
-        differ from their hashes, and `EngineRefused`, which names a tensor that the model cannot
+        """Return the update with `prepared` set. Each tensor that differs from the served version's
+        is decoded and compared with its hash; so is a tensor whose norm differs, because the norm
+        is multiplied into it. Raises `WrongBase`, which names the tensors that do not have their
+        hashes after their deltas, and `EngineRefused`, which names a tensor that the model cannot
         serve.
         """
         return replace(update, prepared=_Pass(self, _streamed(update)).collect())
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve the update. After an error during the writes no version is held."""
+        """Serve the update. Raises `EngineRefused` if it was prepared for another served version.
+        After an error during the writes no version is held.
+        """
         prepared, tensors = update.prepared, _streamed(update)
         if not isinstance(prepared, StreamedWrites):
             prepared = _Pass(self, tensors).collect()
@@ -117,8 +123,9 @@ class StreamedWeights:
         self.manifest, self.served.held = tensors.manifest, update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served tensors with the hashes of the served version: a tensor is the same if
-        the elements read back have the manifest's hash and serving them again gives the same bits.
+        """Compare the served tensors of these names with their hashes in the manifest of `tensors`.
+        A tensor is the same if its elements, read back, have that hash, and if serving these
+        elements again gives the bits of the served memory.
         """
         assert isinstance(tensors, StreamedTensors), "a streamed engine is given streamed versions"
         own = {name: self.stored(name, tensors) for name in self.served.shapes}
@@ -129,8 +136,8 @@ class StreamedWeights:
         return WeightComparison(len(asked), tuple(differing))
 
     def stored(self, name: str, tensors: StreamedTensors) -> tuple[str, TensorEntry]:
-        """Return the name under which a version stores the engine's tensor `name`, and its entry.
-        Raises `EngineRefused` if the version lacks it.
+        """Return the name under which the version of `tensors` stores the engine's tensor `name`,
+        and its entry in the manifest. Raises `EngineRefused` if the version lacks it.
         """
         weights = tensors.manifest.weights
         held = weights.owner(self.served.held_as(name, tensors))
@@ -139,7 +146,9 @@ class StreamedWeights:
         return held, weights.tensors[held]
 
     def reader(self, name: str, dtype: str) -> ReadElements:
-        """Return a function that reads a range of the checkpoint's elements of a served tensor."""
+        """Return a function that reads ranges of a served tensor, as the checkpoint's elements:
+        from the engine's copy if there is one, else back from the served memory.
+        """
         kept, element = self.kept.get(name), element_of(dtype)
         view = None if kept is not None else self.exact_view(name, dtype, self.kept)
 
@@ -154,14 +163,18 @@ class StreamedWeights:
         return read
 
     def exact_view(self, name: str, dtype: str, norms: Mapping[str, Tensor]) -> WeightView | None:
-        """Return a view from which the tensor can be read bit for bit; None if it must be kept.
+        """Return a view from which the tensor can be read bit for bit; None if there is none, so
+        that the engine must keep a copy.
 
-        A served element is the checkpoint's element, times factors, in the type of the layers. The
-        checkpoint's element can be read back in two cases: a 16-bit element in fp32, unless a
-        factor is 0 or not finite (its product with a factor keeps 24 bits, so the quotient rounds
-        to the same 16), and any element without a factor in a type that holds it. Other tensors are
-        kept as they arrive: norms, and in layers of 16 bits the matrices whose norm or scale is
-        multiplied in.
+        A served element is the checkpoint's element, times factors, in the type of the layers. It
+        can be turned back into the checkpoint's element in two cases:
+
+        * A 16-bit element is served in fp32 and no factor is 0 or not finite: the product keeps 24
+          bits, so the quotient rounds to the same 16.
+        * An element has no factor and is served in a type that holds it exactly.
+
+        So copies are kept of norms, and in layers of 16 bits of the matrices into which a norm or a
+        scale is multiplied.
         """
         for view in self.served.views.get(name, ()):
             if is_exact(view, DTYPES[dtype], norms):
@@ -182,8 +195,8 @@ class StreamedWeights:
 
 
 def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> EngineWeights:
-    """Serve these tensors, and return the object that applies updates to them. If the first version
-    is streamed, all later ones must be.
+    """Serve the tensors of the first version, and return the object that applies later updates. If
+    the first version is streamed, all later ones must be.
     """
     if not isinstance(tensors, StreamedTensors):
         served.fill(tensors)
@@ -194,14 +207,18 @@ def open_weights(served: ServedWeights, tensors: Mapping[str, Tensor]) -> Engine
 
 
 class _WriteFile:
-    """Collects the writes of an update; their arrays are in a file."""
+    """Collects the writes of an update. Their arrays are stored in a file and mapped into memory by
+    `writes`, so they take no memory of the process.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._writes: list[Callable[[mmap.mmap], TensorWrite | PartWrite]] = []
 
     def add(self, write: Callable[..., TensorWrite | PartWrite], *arrays: Tensor) -> None:
-        """Add the result of `write`, which is called with these arrays, mapped from the file."""
+        """Store the arrays in the file and add a write, which `writes` makes later by calling
+        `write` with the arrays as mapped from the file.
+        """
         places: list[tuple[torch.dtype, int, int]] = []
         for array in arrays:
             begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
@@ -220,7 +237,9 @@ class _WriteFile:
         self._writes.append(lambda _: write)
 
     def writes(self) -> tuple[TensorWrite | PartWrite, ...]:
-        """Return the writes in the order of `add`; the caller may then close the file."""
+        """Return the writes in the order in which they were added. The caller may then close the
+        file: the mapping stays.
+        """
         self._file.write(bytes(1))  # an empty file cannot be mapped
         self._file.flush()
         mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -228,8 +247,9 @@ class _WriteFile:
 
 
 class _Pass:
-    """Makes one pass over a version's tensors: decodes them from the tensors that the engine
-    serves, a segment of elements at a time, verifies them, and collects the writes in a file.
+    """Makes one pass over a version's tensors, a part of a tensor at a time: decodes those that
+    change from the tensors that the engine serves, verifies them, and collects the writes in a
+    file.
     """
 
     def __init__(self, weights: StreamedWeights, tensors: StreamedTensors) -> None:
@@ -244,7 +264,9 @@ class _Pass:
                 )
 
     def collect(self) -> StreamedWrites:
-        """Verify all tensors and return their writes; the served weights do not change."""
+        """Return the writes of all tensors that change, after their verification. The served
+        weights do not change. Norms come first: they are factors of the other tensors.
+        """
         wrong: set[str] = set()
         norms: dict[str, Tensor] = {}
         for name in self._own.keys() - self._weights.served.views.keys():
@@ -269,7 +291,9 @@ class _Pass:
             return StreamedWrites(file.writes(), norms, kept)
 
     def _kept_from_now(self, name: str, norms: Mapping[str, Tensor]) -> Tensor | None:
-        """Return memory for a tensor that cannot be read back from the new weights, else None."""
+        """Return memory for the engine's copy of a tensor if the new weights need one, else None:
+        the present copy, or new memory, which a write fills.
+        """
         _, entry = self._own[name]
         if self._weights.exact_view(name, entry.dtype, norms) is not None:
             return None
@@ -279,6 +303,7 @@ class _Pass:
     def _collect_tensor(
         self, file: _WriteFile, name: str, norms: Mapping[str, Tensor], kept: Tensor | None
     ) -> None:
+        """Add the writes of a tensor, if it or a norm before it changes; `kept` is its copy."""
         columns, (stored, entry) = self._changed_columns(name, norms), self._own[name]
         if not (self._tensors.differs(stored) or len(columns)):
             return
@@ -313,7 +338,7 @@ class _Pass:
             yield part
 
     def _norm(self, name: str) -> Tensor:
-        """Return a tensor without served memory: it is small, and kept."""
+        """Return the new values of a tensor without served memory, a norm: small, so it is kept."""
         _, entry = self._own[name]
         norm = torch.empty(prod(entry.shape), dtype=DTYPES[entry.dtype])
         for part in self._parts(name):
@@ -321,7 +346,7 @@ class _Pass:
         return norm.view(entry.shape)
 
     def _changed_columns(self, name: str, norms: Mapping[str, Tensor]) -> Indices:
-        """Return the columns of a matrix whose factor changes."""
+        """Return the columns of a matrix whose factors change because the norm before it does."""
         found = [
             np.flatnonzero((bits_of_elements(norms[view.norm]) != bits_of_elements(before)).numpy())
             for view in self._weights.served.views[name]
@@ -337,7 +362,7 @@ def _add_patches(
     indices: Indices,
     values: Tensor,
 ) -> None:
-    """Add the writes of the checkpoint's elements at these positions."""
+    """Add the writes of single elements of a tensor: the checkpoint's `values` at `indices`."""
     for view, factor in views:
         if factor is not None:
             factor = factor[_device_indices(indices % len(factor), factor)]

@@ -1,8 +1,10 @@
-"""Holds the weights that an engine serves, by checkpoint tensor: loads all of them, patches some
-elements, and compares them with the tensors from which they came.
+"""Holds the weights that an engine serves (`ServedWeights`), in the memory from which it decodes.
 
-Everything is checked before anything is written, because a failed update must not leave a mixture
-of two versions.
+That memory may differ from the checkpoint: matrices are transposed and joined, and the weights of
+a norm multiplied into the matrix after it. `WeightView` states where a checkpoint tensor is in it.
+An update writes the elements that changed, or all tensors, in two steps: `prepare` checks all and
+computes the new values beside decoding; `load` copies them between two decode steps. So a wrong
+update is refused before anything is written. `compare` checks the memory against the checkpoint.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -24,14 +26,15 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """Describes the place of one checkpoint tensor in the served memory. `view` holds the tensor's
-    elements in its order; the shapes may differ. It is a strided view, so copies, index arithmetic
-    and comparisons follow from its shape and strides.
+    """Describes the place of one checkpoint tensor in the served memory. `view` is a strided view
+    of that memory; in row-major order its elements are in the order of the checkpoint tensor's. Its
+    shape may differ. Copies, index arithmetic and comparisons follow from its shape and strides.
 
-    A served element is the checkpoint's times `scale`, times the factor of its column. The factor
-    is the weight of `norm` times the root of the number of columns: the decoder's norm before the
-    matrix is computed without both. Every element goes through the same operations in fp32, whether
-    its whole tensor is loaded or the element is patched, so both give the same bits.
+    A served element is the checkpoint's element times `scale`, times the factor of its column. The
+    factor is the column's weight in the norm tensor named `norm`, times the root of the number of
+    columns: the decoder, which norms the matrix's input, leaves both out. Every element goes
+    through the same operations in fp32, whether its whole tensor is loaded or only the element is
+    patched, so both give the same bits.
     """
 
     view: Tensor
@@ -39,8 +42,8 @@ class WeightView:
     norm: str | None = None
 
     def served(self, values: Tensor, factor: Tensor | None) -> Tensor:
-        """Returns the served form of checkpoint `values`; `factor` holds the factors of their
-        columns.
+        """Returns the served elements for the checkpoint's elements `values`; `factor` holds the
+        factors of their columns.
         """
         values = values.to(self.view.device)
         if self.scale is None and factor is None:
@@ -53,7 +56,7 @@ class WeightView:
         return exact.to(self.view.dtype)
 
     def factor(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """Returns the factor of each column, from the checkpoint's norm; None without a norm."""
+        """Returns the factor of each column, made from the norm in `tensors`; None without one."""
         if self.norm is None:
             return None
         norm = tensors[self.norm]
@@ -64,7 +67,9 @@ class WeightView:
         self.view.copy_(self.served(tensor, factor).view(self.view.shape))
 
     def positions(self, indices: Indices) -> Indices:
-        """Returns the positions in `flat` of flat checkpoint indices."""
+        """Returns where in `flat` the elements with these indices in the flattened checkpoint
+        tensor are.
+        """
         rest, found = indices, np.full(len(indices), self.view.storage_offset(), np.int64)
         dimensions = _merged(self.view)
         for size, stride in dimensions[:0:-1]:
@@ -74,7 +79,7 @@ class WeightView:
 
     @property
     def flat(self) -> Tensor:
-        """The whole storage of `view` as one dimension."""
+        """The whole storage of `view`, other tensors' elements included, as one dimension."""
         storage = self.view.untyped_storage()
         elements = storage.nbytes() // self.view.element_size()
         return torch.empty(0, dtype=self.view.dtype, device=self.view.device).set_(
@@ -82,8 +87,9 @@ class WeightView:
         )
 
     def rowwise(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the view and a tensor of checkpoint order, both permuted to the order of the
-        served memory, so that a copy runs along it; the tensor is made contiguous.
+        """Returns `view` and a checkpoint tensor with the dimensions of both in the order in which
+        the served memory has them, so that a copy of the one to the other writes the memory in its
+        order. The returned tensor is contiguous.
         """
         order = sorted(range(self.view.ndim), key=lambda i: -self.view.stride(i))
         return self.view.permute(order), tensor.view(self.view.shape).permute(order).contiguous()
@@ -106,8 +112,9 @@ def check_tensors(
     tensors: Mapping[str, torch.Tensor],
     finite: Container[str] | None = None,
 ) -> None:
-    """Raise `EngineRefused`, which names the first tensor that is missing, has a wrong shape or, of
-    those in `finite` (None: all), has values that are not finite.
+    """Raise `EngineRefused`, which names the tensor, if an expected tensor is missing, has a wrong
+    shape or has values that are not finite; values are checked for the names in `finite` (None: all
+    names).
     """
     for name, shape in expected.items():
         tensor = tensors.get(name)
@@ -153,9 +160,9 @@ def _check_finite(name: str, tensor: torch.Tensor) -> None:
         raise EngineRefused(f"weights: tensor {name!r} holds values that are not finite")
 
 
-FILL_COLUMNS = 8  # a matrix after a norm is written whole when 1 in this many columns changed
-FILL_SHARE_MAX = 0.25  # above this share of elements in whole tensors, everything is loaded
-NORM_ROWS = 16  # a norm is read back through this many rows of the smallest matrix after it
+FILL_COLUMNS = 8  # if 1 in this many elements of a norm changed, the matrix after it is rewritten
+FILL_SHARE_MAX = 0.25  # if whole tensors have more than this share of all elements, all are loaded
+NORM_ROWS = 16  # a norm is compared in this many rows of the smallest matrix that it multiplies
 COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs little memory
 
 
@@ -177,7 +184,9 @@ class TensorWrite:
 
 @dataclass(frozen=True, slots=True)
 class PreparedWrites:
-    """Holds a checked update: `writes` turn the weights of `base` into it; None: load all."""
+    """Holds a checked update: `writes` turn the served weights of version `base` into those of the
+    update. With `writes` None all tensors are to be loaded.
+    """
 
     base: Version | None
     writes: tuple[TensorWrite, ...] | None
@@ -185,8 +194,8 @@ class PreparedWrites:
 
 @dataclass(slots=True)
 class _NormChange:
-    """Names the elements of a norm that changed, which are columns of the matrix after it; None:
-    all.
+    """Lists the elements of a norm that changed (None: all); each is a column of the matrix after
+    it, whose served elements change too.
     """
 
     columns: Indices | None
@@ -194,11 +203,11 @@ class _NormChange:
 
 @dataclass(slots=True)
 class ServedWeights:
-    """Holds the weights that one engine serves. `views` maps a checkpoint name to the served memory
-    that the tensor fills; a norm has no entry, because it is multiplied into the matrix after it.
-    `shapes` has every expected tensor. `tied` has the other names under which a checkpoint may hold
-    a tensor. `held` is the version that is completely served; None during a load and after a failed
-    one.
+    """Holds the weights that one engine serves. `views` maps a checkpoint name to the places that
+    the tensor fills in the served memory; a norm that is multiplied into the matrix after it has no
+    entry. `shapes` has every expected tensor. `tied` has the other names under which a checkpoint
+    may hold a tensor. `held` is the version that is completely served; None during a load and after
+    a failed one.
     """
 
     views: Mapping[str, tuple[WeightView, ...]]
@@ -207,8 +216,8 @@ class ServedWeights:
     held: Version | None = None
 
     def fill(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
-        """Serve these weights. Raises `EngineRefused`, which names the wrong tensor, before
-        anything is written.
+        """Write all of these tensors into the served memory. Unless they are `checked` already,
+        raises `EngineRefused`, which names a wrong tensor, before anything is written.
         """
         by_name = self._by_expected_name(tensors)
         if not checked:
@@ -218,7 +227,9 @@ class ServedWeights:
                 view.fill(by_name[name], view.factor(by_name))
 
     def plan(self, update: WeightUpdate) -> PreparedWrites:
-        """Check an update and compute its writes. Raises `EngineRefused`, which names the error."""
+        """Check an update and compute its writes, without writing. Raises `EngineRefused`, which
+        names the fault.
+        """
         by_name = self._by_expected_name(update.tensors)
         if update.patches is None or self._is_mostly_whole(update):
             check_tensors(self.shapes, by_name)
@@ -248,10 +259,10 @@ class ServedWeights:
         return PreparedWrites(update.base, tuple(writes))
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Returns the update with `prepared` set. All slow work of a patch is done here (checks,
-        index arithmetic, products with norms, casts). Served memory is not written, so the call may
-        run beside decoding; `load` then only copies. The patches are used only if their base is
-        held, else all tensors are loaded. Raises `EngineRefused` as `plan` does.
+        """Returns the update with `prepared` set, for `load`. All slow work of a patch is done here
+        (checks, index arithmetic, products with norms, casts). Served memory is not written, so the
+        call may run beside decoding. The patches are used only if the update's base is held, else
+        `load` loads all tensors. Raises `EngineRefused` as `plan` does.
         """
         if update.base is None or update.base != self.held:
             update = replace(update, base=None, patches=None)
@@ -273,8 +284,8 @@ class ServedWeights:
         self.held = update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
-        """Compare the served bits with those that loading these tensors gives; names of tensors
-        that are not served are ignored.
+        """Compare the served bits of the tensors `names` with the bits that loading `tensors` would
+        give; names of tensors that are not served are ignored.
         """
         by_name = self._by_expected_name(tensors)
         expected_names = {other: name for name, others in self.tied.items() for other in others}
@@ -327,14 +338,18 @@ class ServedWeights:
         return patches, whole
 
     def _is_mostly_whole(self, update: WeightUpdate) -> bool:
-        """Returns whether so many tensors are replaced whole that loading all is faster."""
+        """Returns whether tensors that the update replaces whole have so many elements that loading
+        all tensors is faster.
+        """
         sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
         restated = sum(sizes.get(name, 0) for name in update.whole)
         return restated > FILL_SHARE_MAX * sum(sizes.values())
 
 
 def _is_wide(norm_change: _NormChange, tensor: Tensor) -> bool:
-    """Returns whether so many columns of a norm changed that the matrix is written whole."""
+    """Returns whether so many elements of a norm changed that the matrix after it, the checkpoint's
+    `tensor`, is written whole.
+    """
     columns = norm_change.columns
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
@@ -353,7 +368,7 @@ def _elements(
 def _columns(
     view: WeightView, norm_change: _NormChange, tensor: Tensor, by_name: Mapping[str, Tensor]
 ) -> TensorWrite:
-    """Returns a write of the elements that a changed norm changes in the matrix after it."""
+    """Returns a write of the columns that a changed norm changes in the matrix after it."""
     assert norm_change.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width

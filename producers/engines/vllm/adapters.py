@@ -1,8 +1,10 @@
-"""Serves LoRA adapters of several versions in one vLLM engine, over base weights that never change.
+"""Serves LoRA adapters of several versions in one vLLM engine, over base weights that never change
+(`VllmAdapters`). `open_core_and_weights` opens such an engine, or one that serves whole weights.
 
-Under `keep_version` each version is an adapter of its own in vLLM. Under the in-flight modes all
-requests follow one adapter, whose factors are replaced in place between two steps. No request reads
-keys and values of another version (docs/explanation/lora.md).
+Under `keep_version` each version is an adapter of its own in vLLM, and requests name their version.
+Under the in-flight modes all requests follow one adapter, whose factors (the matrices A and B) are
+replaced between two decode steps. No request takes keys and values of another version from vLLM's
+prefix cache (docs/explanation/lora.md).
 """
 
 import json
@@ -39,7 +41,7 @@ FOLLOWED = ("newest", 1)
 larger, because the terms of trainers start at 1.
 """
 TOGETHER = 8
-"""Limit of adapters in one step: vLLM allocates memory for the factors of so many. Requests of
+"""Most adapters in one decode step: vLLM allocates memory for the factors of that many. Requests of
 further versions wait inside vLLM.
 """
 
@@ -53,21 +55,25 @@ def adapter_name(version: Version) -> tuple[str, int]:
 
 
 def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: int) -> AdapterSizes:
-    """Return the room for adapters of this rank on all matrices but the embeddings and the head,
-    for as many versions as an engine with these slots can have in use.
+    """Return the room that vLLM must have for adapters of this rank: on all matrices of the model
+    but the embeddings and the head, and for as many versions as an engine with these slots can have
+    in use.
     """
     matrices = {
         name.split(".")[-2]
         for name, shape in needed.shapes.items()
         if len(shape) == 2 and shape[0] != vocabulary
     }
-    kept = 2 * slots + 4  # running and waiting trajectories, the newest and the latest version
+    # One per running or waiting trajectory; the newest version, the last loaded one, and two spare.
+    kept = 2 * slots + 4
     return AdapterSizes(rank, tuple(sorted(matrices)), min(TOGETHER, kept), kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedAdapter:
-    """Holds the files of a checked adapter; vLLM multiplies its factor B by `scaling`."""
+    """Holds a checked adapter as the two files of PEFT, the library for adapters: the `tensors`
+    (safetensors) and their `config` (JSON). vLLM multiplies the factor B by `scaling`.
+    """
 
     tensors: bytes
     config: str
@@ -76,24 +82,28 @@ class PreparedAdapter:
 
 @dataclass(slots=True)
 class VllmAdapters:
-    """Serves the adapters of one engine, `loaded` by version; `load` replaces the adapter that
-    requests without a version follow, and `load_beside` adds one.
+    """Serves the adapters of one engine; implements `EngineWeights`. An update is checked by
+    `prepare`. Then `load` replaces the adapter that requests without a version follow, or
+    `load_beside` adds the adapter under its own version. `keep` unloads those that are not used.
     """
 
     core: LocalCore
     needed: ExpectedTensors
+    """The tensors of the base, which give the shapes of the factors."""
     rank: int
+    """The largest rank of an adapter."""
     loaded: dict[Version, ServedAdapter] = field(default_factory=dict[Version, ServedAdapter])
     followed: Version | None = None
     """The version of requests that name none; None while every request must name one."""
     _loads: int = 0
     _latest: Version | None = None
+    """The version that was loaded last."""
     _scaling: float = 1.0
     """The scaling of the adapter that was loaded last."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with the files of its adapter. Raises `EngineRefused`, which names the
-        wrong tensor.
+        """Check the adapter of an update, and return the update with its files (`PreparedAdapter`).
+        Raises `EngineRefused`, which names the wrong tensor.
         """
         assert update.scaling is not None, "whole weights are no adapter"
         rank = self._check(update.tensors)
@@ -109,9 +119,9 @@ class VllmAdapters:
         return replace(update, prepared=PreparedAdapter(data, json.dumps(config), alpha / rank))
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve this version to the requests that name none, in place of the version before. A
-        version that is served beside others is loaded again under its own name. The engine must not
-        make a step during the call.
+        """Serve this version to the requests that name none, in place of the version that they
+        followed. A version that is served already is loaded again under the name that it has. The
+        engine must not make a step during the call.
         """
         before = self.loaded.get(update.version)
         if before is not None:
@@ -135,8 +145,8 @@ class VllmAdapters:
         return None if named is None else self.loaded[named]
 
     def keep(self, named: Collection[Version | None]) -> None:
-        """Unload the adapters of versions that are neither named nor followed, except the newest
-        version and the version that was loaded last.
+        """Unload the adapters that are not used. Kept are `named`, the versions of the engine's
+        sequences, the followed version, the newest one and the one that was loaded last.
         """
         kept = {*named, self.followed, self._latest, max(self.loaded, default=None)}
         for version in self.loaded.keys() - kept:
@@ -158,11 +168,11 @@ class VllmAdapters:
     def _load(self, update: WeightUpdate, name: str, number: int) -> None:
         """Load the adapter under this name and id. Raises `EngineRefused` if vLLM does not load it.
 
-        vLLM reads an adapter from a PEFT folder, which exists only during the load: vLLM keeps as
-        many adapters as an engine can have in use (`AdapterSizes.kept`), so it reads none a second
-        time. Every load has a path of its own. vLLM keys blocks of its prefix cache by the name and
-        the path of a request's adapter, so no request reads keys and values of another version or
-        of an earlier load.
+        vLLM reads an adapter from a folder with PEFT's files, which exists only during the load:
+        vLLM keeps as many adapters as an engine can have in use (`AdapterSizes.kept`), so it reads
+        none a second time. Every load has a path of its own. vLLM keys the blocks of its prefix
+        cache by the name and the path of a request's adapter, so a request finds no keys and values
+        of another version or of an earlier load there.
         """
         if not isinstance(update.prepared, PreparedAdapter):
             update = self.prepare(update)
@@ -183,7 +193,9 @@ class VllmAdapters:
         self._latest, self._scaling = update.version, prepared.scaling
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """Check names, shapes and values, and return the largest rank."""
+        """Check names, shapes and values of an adapter's factors, and return the largest rank among
+        them. Raises `EngineRefused`.
+        """
         wanted: dict[str, tuple[int, ...]] = {}
         ranks = [1]
         for name in tensors:
@@ -211,10 +223,10 @@ def open_core_and_weights(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> tuple[EngineCore, EngineWeights, VllmAdapters | None]:
-    """Open the core of an engine, on this machine or at a URL, and return it with its weights, and
-    its adapters if the run trains one. It has dummy weights until the first load. At most `drafts`
-    tokens of a sequence are drafted per step. Raises `ConfigurationError` or `EngineRefused`, which
-    names the missing part.
+    """Open the core of an engine (vLLM, on this machine or at a URL), and return it with its
+    weights, and with its adapters if the run trains adapters (`options.adapter_rank`). The core has
+    dummy weights until the first load. At most `drafts` tokens of a sequence are drafted per step.
+    Raises `ConfigurationError` or `EngineRefused`, which names the missing part.
     """
     rank = options.adapter_rank
     if settings.url is not None:

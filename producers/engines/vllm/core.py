@@ -1,5 +1,6 @@
-"""Implements `EngineCore` (`protocol.py`) with vLLM's engine on this machine; all code that uses
-vLLM's request and output classes is here. docs/how-to/vllm.md compares the ways to run vLLM.
+"""Implements `EngineCore` (`protocol.py`) with a vLLM engine on this machine (`LocalCore`), in this
+process or in one of its own. `open_core` opens one, or returns a released one. Only this file uses
+vLLM's request and output classes. docs/how-to/vllm.md compares the ways to run vLLM.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -39,15 +40,15 @@ from rollstream.producers.engines.vllm.staging import NamedTensors, StagedFile
 from rollstream.storage.weights.mapped import MappedTensors
 from rollstream.streams.values import Sampling
 
-CHECK_S = 1.0
+CHECK_S = 1.0  # between two checks that the core's process lives
 
 
 def call_core(client: Any, method: str, *arguments: Any) -> Any:
-    """Return the core's result. Raises vLLM's `EngineDeadError` if the core's process has ended.
+    """Call a method of vLLM's core, which runs in another process, through vLLM's client; return
+    its result. Raises vLLM's `EngineDeadError` if the core's process has ended.
 
-    vLLM 0.32's own `call_utility` waits without end if the core's process dies during a call,
-    because no code fails the pending future. A rollout that hangs there neither generates nor is
-    restarted, so this function checks once a second that the core is alive.
+    vLLM 0.32's own `call_utility` waits for ever if the core's process dies during a call. A
+    rollout that hangs there neither generates nor is restarted, so this checks once a second.
     """
     from rollstream.producers.engines.vllm.release import EngineCoreRequestType
 
@@ -62,27 +63,27 @@ def call_core(client: Any, method: str, *arguments: Any) -> Any:
 
 
 def replace_core_calls(client: Any) -> None:
-    """Make vLLM's own calls to its core go through `call_core`, without a time limit."""
+    """Make vLLM's own calls to its core go through `call_core`, which has no time limit."""
     client.call_utility = partial(call_core, client)
 
 
 WORKER_CLASS = "rollstream.producers.engines.vllm.worker.WorkerExtension"
 BACKEND = "rollstream"
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py: MaxLoRARanks
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # all that vLLM takes (vllm/config/lora.py)
 FP32_HEAD = {"head_dtype": "float32"}
 """Makes vLLM compute the head in float32, as the trainer does: a lower precision causes most of the
 difference between the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
 """
 
-# Engines of one process share torch's process groups, and collecting one engine destroys the groups
-# of the next, so no engine is ever closed: the next one of the same model and shape reuses it.
+# All engines of a process share torch's process groups, which would end when Python frees one of
+# the engines. So none is ever freed: a released one is used again for the same model and shape.
 _CORES: list["LocalCore"] = []
 
 
 class LocalCore:
-    """Runs one model in vLLM, with dummy weights until weights are loaded. With `shape.process`
-    vLLM's core runs in a process of its own, which computes between the calls of `step` too;
-    otherwise it runs in this process, where each step is a call.
+    """Runs one model in vLLM, with dummy weights until weights are loaded. vLLM's core (scheduler
+    and workers) is a process of its own with `shape.process`, and computes between two calls of
+    `step` too; otherwise it is in this process and computes in `step` only.
     """
 
     def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
@@ -148,8 +149,8 @@ class LocalCore:
         return outputs
 
     def pause(self) -> PauseResult:
-        """Make no step until `resume`. Returns the outputs of the last steps. All tokens that were
-        returned up to here are of the version that was served before the pause.
+        """Make no step until `resume`, and return the outputs of earlier steps. All tokens returned
+        up to here are of the version that was served before the pause.
         """
         if not self.has_process:
             return PauseResult([])
@@ -187,7 +188,7 @@ class LocalCore:
         return self.call_all(method, *arguments)[0]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Return the results of a method of all workers."""
+        """Return the results of a method of all workers (`worker.py`)."""
         with self._locked():
             return list(self._engine.collective_rpc(method, args=arguments))
 
@@ -198,8 +199,8 @@ class LocalCore:
         tensors: NamedTensors,
         held: MappedTensors | None = None,
     ) -> list[Any]:
-        """Return the results of a method of all workers, whose last argument are these tensors. To
-        another process they travel in shared memory, or in the file that holds them (`held`).
+        """Return the results of a method of all workers; its last argument is `tensors`. Workers in
+        another process read them from shared memory, or from the file that has them (`held`).
         """
         if not self.has_process:
             return self.call_all(method, *arguments, tensors)
@@ -207,13 +208,13 @@ class LocalCore:
             return self.call_all("call_staged", method, arguments, file.path, file.entries)
 
     def draft_from(self, source: Any, window: str, forced: bool | None, counters_path: str) -> None:
-        """Draft from this history (`worker.py`) and write the counts to the counters at this path;
-        with None, stop drafting.
+        """Draft from this history and count drafts in the file `counters_path`; without a `source`,
+        stop drafting. `worker.py` has the meaning of `window` and `forced`.
         """
         self.call("draft_from", source, window, forced, counters_path)
 
     def stamp(self, version: str) -> None:
-        """Stamp the tokens of later steps with this version, whose weights are loaded."""
+        """Stamp the tokens of later steps with this version, whose weights were just loaded."""
         self.loads += 1
         with self._locked():
             self._engine.set_weight_version(version)
@@ -241,7 +242,7 @@ class LocalCore:
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
-        """Lock the engine. Raises `EngineRefused` if its process has ended."""
+        """Hold the lock; vLLM's `EngineDeadError` (its process has ended) is an `EngineRefused`."""
         from rollstream.producers.engines.vllm.release import EngineDeadError
 
         try:
@@ -279,7 +280,7 @@ class LocalCore:
 
 
 def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
-    """Reuse a released core of this model and shape, else open one. Raises `EngineRefused` for a
+    """Return a released core of this model and shape, else a new one. Raises `EngineRefused` for a
     model that vLLM cannot serve on this machine, `ConfigurationError` for an unknown argument.
     """
     for core in _CORES:
@@ -331,7 +332,7 @@ def _lora_request(adapter: ServedAdapter, load_inplace: bool = False) -> Any:
 
 
 def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
-    """Return the arguments for LoRA adapters. vLLM takes only some ranks, and pads smaller ones."""
+    """Return the arguments for LoRA adapters, with the smallest sufficient rank of `LORA_RANKS`."""
     return {
         "enable_lora": sizes is not None,
         "max_lora_rank": 16 if sizes is None else min(r for r in LORA_RANKS if r >= sizes.rank),
@@ -342,7 +343,7 @@ def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
 
 
 def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's arguments; a table that vLLM does not convert itself becomes its class."""
+    """Return the user's arguments; a table that vLLM does not convert itself becomes its class."""
     from rollstream.producers.engines.vllm.release import KVTransferConfig
 
     typed = dict(args)
@@ -352,7 +353,7 @@ def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
-    """Return the arguments that Rollstream sets; users may not set those of `OWN_ARGUMENTS`."""
+    """Return the arguments that Rollstream sets; users may not set those in `OWN_ARGUMENTS`."""
     from rollstream.producers.engines.vllm.release import WeightTransferConfig
 
     return {
@@ -374,8 +375,8 @@ def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
         "kv_cache_memory_bytes": shape.kv_bytes,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
-        # Off within one process, where an unfinished step would end under the next version, and
-        # with drafts, because a draft needs the tokens of the step before.
+        # Off (False) where the core is in this process: an unfinished step would end under the next
+        # version. Off with drafts: a draft needs the tokens of the step before. None: vLLM decides.
         "async_scheduling": None if shape.process and not shape.drafts else False,
         "speculative_config": draft_config(shape.drafts, shape.slots, shape.eager),
         "worker_extension_cls": WORKER_CLASS,

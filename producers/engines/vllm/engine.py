@@ -1,8 +1,9 @@
-"""Generates through vLLM, as `rollstream.producers.engines.base.Engine` requires. vLLM runs in this
+"""Generates through vLLM (`VllmEngine`, an `Engine` of `engines/base.py`). vLLM runs in this
 process, in one of its own, or on a server by URL; the engine starts no thread.
 
-A running sequence is one request to vLLM; the life of one request is a stay (`VllmSequence`). At
-the end of a stay vLLM's own version stamps must equal those of the emissions (invariant 3).
+A running sequence is one request to vLLM; the life of one request is a stay (`VllmSequence`). vLLM
+stamps each token with the version that generated it. At the end of a stay these stamps must equal
+the versions under which the tokens were emitted, that is passed on to the rollout (invariant 3).
 docs/how-to/vllm.md describes requests and updates.
 """
 
@@ -84,7 +85,7 @@ class VllmSequence(QueuedSequence):
         return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # fits int64
 
     def gain(self, tokens: list[int], logprobs: list[float], ended: bool = False) -> None:
-        """Add the tokens of one step; `ended` marks the last step of the stay."""
+        """Add the new tokens of one decode step; `ended` marks the last step of the stay."""
         if self.stay_drafts is not None and tokens:
             self.stay_drafts.gained(len(tokens), ended)
         self.tokens += tokens
@@ -99,7 +100,7 @@ class VllmSequence(QueuedSequence):
         self.key, self.stay_tokens, self.emitted_versions = key, 0, []
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
-        """Return `emitted_versions` after the pending tokens were added under `version`."""
+        """Add the pending tokens to `emitted_versions` under `version`, and return it."""
         stamp = str(version)
         if self.pending and (not self.emitted_versions or self.emitted_versions[-1][0] != stamp):
             self.emitted_versions.append((stamp, self.stay_tokens - len(self.pending)))
@@ -111,8 +112,8 @@ class VllmSequence(QueuedSequence):
         return kept
 
     def take(self, version: Version) -> tuple[Tokens, Floats, Drafts | None]:
-        """Return the tokens that were not emitted yet, with their log-probabilities and drafts;
-        they are stamped with `version`.
+        """Remove and return the tokens that were not emitted yet, with their log-probabilities and
+        draft statistics; they are emitted under `version`.
         """
         self.stamps(version)
         drafts = self.stay_drafts.take() if self.stay_drafts is not None and self.pending else None
@@ -122,8 +123,8 @@ class VllmSequence(QueuedSequence):
 
 
 class WorkerDrafts:
-    """Turns on drafts beside the model (`proposer.py`) for an engine with at most `slots` sequences
-    in vLLM, and reads the draft statistics that the workers write.
+    """Makes vLLM's workers, the processes that compute, draft tokens (`proposer.py`), for an engine
+    with at most `slots` sequences, and reads the draft statistics that the workers write.
     """
 
     def __init__(self, core: LocalCore, source: DraftSource, gate: DraftGate, slots: int) -> None:
@@ -134,7 +135,7 @@ class WorkerDrafts:
         return self._counters.stats()
 
     def open_stay(self, stay: int, others: Iterable[StayDrafts | None]) -> StayDrafts:
-        """Return counters for a new stay, at a place that none of the `others` uses."""
+        """Return statistics for a new stay, in a place of the counters that no other stay uses."""
         taken = {other.place for other in others if other is not None}
         place = next(place for place in count() if place not in taken)
         return StayDrafts(self._counters, place, stay)
@@ -143,8 +144,8 @@ class WorkerDrafts:
 def open_drafts(
     core: EngineCore, source: DraftSource | None, gate: DraftGate, slots: int
 ) -> WorkerDrafts | None:
-    """Turn drafting on and return its statistics; None without a source. Raises `EngineRefused`
-    where vLLM cannot read the history.
+    """Turn drafting on and return its statistics; None without a source. Raises `EngineRefused` if
+    vLLM cannot draft from the source.
     """
     if source is None:
         return None
@@ -157,9 +158,9 @@ def open_drafts(
 
 
 def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:
-    """Return the source from which the workers draft. A core in this process drafts from `source`
-    itself, the rollout's own history. A core in a process of its own maps the node's history by the
-    returned path. Raises `EngineRefused` if there is no history of the node.
+    """Return the source from which the workers draft. vLLM's core in this process drafts from
+    `source` itself. A core in a process of its own can read only the part of it that is the node's
+    history, a file that it maps by the returned path. Raises `EngineRefused` if there is none.
     """
     if not core.has_process:
         return source
@@ -179,8 +180,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
 
     `tensors` are the weights of `version` under their checkpoint names, of any floating dtype. With
     `settings.process` vLLM computes in a process of its own, also between calls; without, only
-    inside `poll`. A core in another process must be able to map the draft source by name
-    (`worker_source`).
+    inside `poll`. In the first case drafts come from the node's history only (`worker_source`).
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         )
         weakref.finalize(self, self._core.release).atexit = False
         self._drafting = open_drafts(self._core, options.drafts, gate, self.slots)
-        self._inside: dict[str, VllmSequence] = {}  # by key
+        self._inside: dict[str, VllmSequence] = {}  # sequences with a request in vLLM, by its key
         self._stays = 0
         self._dropped: frozenset[str] = frozenset()
         """Requests that vLLM dropped when it was paused last."""
@@ -271,9 +271,9 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return emission
 
     def _load(self, update: WeightUpdate, mode: UpdateMode) -> None:
-        """1. Load the new weights.  2. Queue the sequences again that vLLM has not started, or has
-        dropped: their prompts must not be taken from a cache of other weights.  3. Resume decoding,
-        with or without the KV cache, as the mode requires.
+        """1. Load the new weights.  2. End the stay of each sequence that vLLM has not started, or
+        has dropped, and queue it again: its next stay finds no keys and values of other weights in
+        the prefix cache.  3. Resume decoding, with or without the KV cache, as the mode requires.
         """
         super()._load(update, mode)  # 1
         idle = [s for s in self._rows if not s.stay_tokens or s.key in self._dropped]  # 2
@@ -285,7 +285,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         self._core.resume()
 
     def _flush(self) -> None:
-        """Stop stepping until `_load`, and emit all tokens."""
+        """Pause vLLM until `_load`, and emit all tokens that it has generated."""
         paused = self._core.pause()
         self._dropped = paused.dropped
         self._take(paused.outputs)
@@ -339,8 +339,8 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return sequence.take(sequence.request.version or self.version)
 
     def _park(self, sequence: VllmSequence) -> None:
-        """Do nothing: vLLM has ended the stay, and keeps its KV in the prefix cache while there is
-        room.
+        """Do nothing for a sequence between two turns: its stay has ended, and vLLM keeps its keys
+        and values in the prefix cache while there is room.
         """
 
     def _release(self, sequence: VllmSequence) -> None:
@@ -369,8 +369,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
     def _check_stamps(self, sequence: VllmSequence, output: StepOutput) -> None:
         """Raise `EngineRefused` unless vLLM's stamps of this stay equal the emitted versions.
         Stamps do not cover adapters, so a trajectory that names its version is not checked: its
-        tokens come from LoRA requests, whose adapter is that version from the first to the last
-        token.
+        request names that version's adapter, which generates it from the first to the last token.
         """
         if sequence.request.version is not None:
             return

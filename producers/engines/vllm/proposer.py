@@ -1,10 +1,10 @@
-"""Proposes drafts inside vLLM's worker from the history of the rollouts, as a proposer of vLLM's
-kind `custom_class`.
+"""Connects vLLM's speculative decoding to the history of earlier answers: a draft proposer of
+vLLM's kind `custom_class`, which runs inside vLLM's worker.
 
-vLLM calls it after every step and verifies its drafts with its own sampler: a wrong draft costs
-time and changes no distribution. Without a history there are no drafts. vLLM does not pass the
-requests to it, so it reads vLLM's batch (model runner V1, the one that takes custom proposers).
-`proposer_speculation.py` chooses the drafts.
+After every step vLLM calls `propose` for the next drafts, and verifies them with its own sampler: a
+wrong draft costs time, and the distribution of tokens stays the model's. vLLM does not pass the
+requests along, so this reads them from vLLM's batch (model runner V1, the one that takes custom
+proposers). `proposer_speculation.py` chooses the drafts.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,25 @@ from rollstream.producers.engines.vllm.proposer_speculation import (
 )
 
 PROPOSER_CLASS = "rollstream.producers.engines.vllm.proposer.HistoryProposer"
+# Names of a request's extra arguments, which vLLM carries from the engine to the proposer.
 _ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rollstream_stay"
 
 
 def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
-    """Return the extra arguments of a request to vLLM, which identify its sequence in the history
-    and in the draft counters.
+    """Return the extra arguments of a request to vLLM. `prompt` and `group` select the earlier
+    answers to draft from; `stay` is the number of this request to vLLM (a trajectory may make
+    several) and `place` where its draft counters are (`DraftCounters`).
     """
     return dict(zip(_ARGUMENTS, (prompt, group, place, stay), strict=True))
 
 
 def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
-    """Return vLLM's `speculative_config` for at most `drafts` tokens per draft; None: no drafts.
+    """Return vLLM's `speculative_config` for drafts of at most `drafts` tokens and batches of up to
+    `slots` rows; None if `drafts` is 0: no speculative decoding.
 
-    vLLM pads a request that enters with one token to compute by that many drafts of −1, so that
-    CUDA graphs fit. It does not pad if the number is given per batch size, so on the CPU the number
-    is given that way.
+    vLLM pads a request that enters with a single token to compute: it adds drafts of −1, so that
+    CUDA graphs fit. On the CPU this would cost time for nothing. vLLM does not pad if the number of
+    drafted tokens is given per batch size, so on the CPU it is given that way.
     """
     if not drafts:
         return None
@@ -49,7 +52,9 @@ def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None
 
 
 class HistoryProposer:
-    """Implements the methods that vLLM calls, and `draft_from`, which our worker calls."""
+    """Implements the methods that vLLM calls on a proposer, and `draft_from`, by which this
+    project's worker (`worker.py`) turns drafts on and off. It proposes none before that call.
+    """
 
     def __init__(self, vllm_config: Any) -> None:
         self._vocabulary = int(vllm_config.model_config.get_vocab_size())
@@ -64,12 +69,13 @@ class HistoryProposer:
         runner: Any,
         speculation: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None,
     ) -> None:
-        """Draft from the source of `speculation`, under its gate and by its clock, and write the
-        counts to its counters; with None, stop drafting.
+        """Start to draft with `speculation`: a source of drafts, the gate that decides when they
+        save time, the clock that measures steps for it, and the counters to write. With None, stop
+        drafting.
 
-        vLLM would propose zeros for the whole batch as soon as one sequence is within a longest
-        draft of the end of its context. The drafts made here end before the context does, so that
-        limit is raised.
+        As soon as a longest draft would not fit into the context of one sequence, vLLM gives the
+        whole batch drafts of zeros. Here no draft passes the end of its sequence's context, so the
+        limit from which vLLM does that is raised.
         """
         self._runner = runner
         runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
@@ -85,8 +91,9 @@ class HistoryProposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Return the drafts of all rows of the batch; vLLM passes the arguments by position as to
-        its other proposers.
+        """Return the next draft of each row of the batch, [] for a row without one.
+        `sampled_token_ids` are the tokens of the last step; row i of `token_ids_cpu` begins with
+        the `num_tokens_no_spec[i]` tokens of its sequence. vLLM passes the arguments by position.
         """
         if self._speculation is None or self._speculation.can_skip(
             self._runner.input_batch.req_ids
@@ -101,8 +108,8 @@ class HistoryProposer:
         )
 
     def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> SteppedRequest:
-        """Return the row after the step. vLLM drops tokens after a stop token, and pads drafts
-        with −1.
+        """Return the request in this row as it is after the step. Tokens after a stop token are
+        left out, because vLLM drops them; so are drafts of −1, with which vLLM pads.
         """
         batch = self._runner.input_batch
         request = self._runner.requests[batch.req_ids[row]]

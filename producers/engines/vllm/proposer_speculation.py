@@ -1,8 +1,9 @@
-"""Decides after each step of vLLM which rows draft how many tokens (`ProposerSpeculation`), and
-counts how many of these are accepted (`DraftCounters`).
+"""Decides after each step of vLLM which rows of the batch draft how many tokens, and counts what
+becomes of the drafts. A draft is looked up in the history, the earlier answers to the same prompt.
 
-vLLM's worker drafts and counts; the rollout reads the counts from shared memory, in the same or in
-another process. docs/explanation/drafts.md (On vLLM) has the cases.
+`ProposerSpeculation` runs in vLLM's worker, perhaps in another process than the rollout. It writes
+its counts to shared memory (`DraftCounters`), from which the rollout takes them for each sequence
+(`StayDrafts`). docs/explanation/drafts.md (On vLLM) lists the cases.
 """
 
 import mmap
@@ -21,17 +22,18 @@ from rollstream.producers.engines.vllm.staging import open_shared
 from rollstream.storage.weights.streamed import path_of_open_file
 from rollstream.streams.values import Drafts, accepted_tokens
 
-_ALL, _EACH = len(fields(DraftStats)), 6  # in words; a place begins with its stay
+_ALL, _EACH = len(fields(DraftStats)), 6  # numbers of the totals, and of one place
 
 
 class DraftCounters:
-    """Reads and writes the counters in a mapped file, which only one process writes: vLLM's worker.
+    """Reads and writes counters in a mapped file of 64-bit floats. Only vLLM's worker writes them.
     The rollout reads them there, because a call to the worker would wait for the end of a step.
 
-    The counts are kept in total and for each stay (one request to vLLM, see `engine.py`). A stay
-    has a place of its own in the file, where its numbers only grow, so a reader that takes
-    differences counts each event exactly once. The counts of a step are written before the rollout
-    gets its tokens.
+    The file has the totals (`DraftStats`), then a number of places, each with the counts of one
+    stay. A stay is one request to vLLM; a trajectory that is resumed has several (`engine.py`). A
+    place holds the stay's number and five counts. These only grow while the stay lasts, so a reader
+    that takes differences counts each event exactly once; the next stay in the place begins at 0.
+    The counts of a step are written before the rollout gets the step's tokens.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,11 +46,14 @@ class DraftCounters:
             self._words[at] = number
 
     def stats(self) -> DraftStats:
+        """Return the totals."""
         *counts, lookup_s = self._words[:_ALL].tolist()
         return DraftStats(*map(int, counts), lookup_s=lookup_s)
 
     def add(self, place: int, stay: int, drafts: Drafts) -> None:
-        """Add counts to this stay, which owns the place from here on."""
+        """Add counts to those of this stay. If the place has another stay's counts, they are
+        dropped first.
+        """
         words, at = self._words, _ALL + place * _EACH
         if words[at] != stay:
             for other in range(at + 1, at + _EACH):
@@ -62,7 +67,7 @@ class DraftCounters:
 
     def of(self, place: int, stay: int) -> list[float]:
         """Return the counts of a stay: accepted tokens, drafted tokens, look-ups, drafts found,
-        look-up seconds.
+        look-up seconds. All are 0 if the place has none of this stay yet.
         """
         at = _ALL + place * _EACH
         whose, *numbers = map(float, self._words[at : at + _EACH])
@@ -71,8 +76,8 @@ class DraftCounters:
 
 @contextmanager
 def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
-    """Create counters, all zero; yields them and the path at which another process can map them
-    during the context.
+    """Create counters with this number of places, all zero. Yields them, and the path at which
+    another process can map them while the context is open.
     """
     with open_shared("rollstream-tally") as file:
         file.write(bytes(8 * (_ALL + places * _EACH)))
@@ -82,19 +87,23 @@ def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
 
 @dataclass(slots=True)
 class StayDrafts:
-    """Collects the draft statistics of one stay in vLLM: the drafted tokens, and the look-ups."""
+    """Collects the draft statistics of one stay, in the rollout: which tokens are accepted drafts,
+    known from the number of tokens per step (`gained`), and the worker's counts of drafted tokens
+    and look-ups.
+    """
 
     counters: DraftCounters
     place: int
     stay: int
     accepted: int = 0
+    """Accepted tokens of the stay so far."""
     statistics: DraftsBuilder = field(default_factory=DraftsBuilder)
     reported: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
     def gained(self, count: int, ended: bool) -> None:
-        """Add the `count` tokens of one step: accepted ones, and after them one that the model
-        drew. If an accepted token ended the stay, no drawn one follows; only the worker's counts
-        show that case.
+        """Add the `count` tokens of one step; `ended`: they are the stay's last. They are accepted
+        drafted tokens and then one that the model sampled itself. Only if an accepted token ended
+        the stay are all of them accepted, which the worker's count shows.
         """
         accepted = count - 1
         if ended:
@@ -103,8 +112,8 @@ class StayDrafts:
         self.statistics.add_pass(0, accepted, count)
 
     def take(self) -> Drafts:
-        """Return the statistics since the last call. They include the worker's counts for tokens
-        that have not arrived here yet.
+        """Return the statistics since the last call. If the worker is a step ahead, its counts
+        already include drafts for tokens that have not arrived here yet.
         """
         now = self._counted()
         _, guessed, asked, found, seconds = (a - b for a, b in zip(now, self.reported, strict=True))
@@ -118,19 +127,21 @@ class StayDrafts:
         return self.statistics.take()
 
     def _counted(self) -> list[float]:
+        """Return the worker's counts of this stay (`DraftCounters.of`)."""
         return self.counters.of(self.place, self.stay)
 
 
-TRIAL_EVERY_TOKENS = 16  # tokens of a row between two drafts that are only compared
-TRIAL_TOKENS = 8
-IDLE_STEPS = 8  # steps from one look at the batch to the next while there are no drafts
+TRIAL_EVERY_TOKENS = 16  # tokens of a row from one trial draft to the next (`_trial`)
+TRIAL_TOKENS = 8  # length of a trial draft
+IDLE_STEPS = 8  # while drafting is off, `step` is called at every eighth step only (`can_skip`)
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedRequest:
-    """Describes a request after a step that verified `draft` and generated `gained` (empty while
-    its prompt is being prefilled). It has `tokens` in all and may generate `room` more. Counts of
-    its present `stay` are written to its `place`.
+    """Describes a request in vLLM after a step that verified `draft` and generated `gained` (empty
+    while the prompt is being prefilled). `key` is the request's id; `prompt` and `group` are its
+    keys in the history. The request has `tokens` in all and may generate `room` more. The counts of
+    its `stay` are written to `place`.
     """
 
     key: str
@@ -146,8 +157,8 @@ class SteppedRequest:
 
 @dataclass(slots=True)
 class _ProposerRow(DraftedSequence):
-    """Holds the draft state of a row. `tried` is the draft of its present trial, looked up when the
-    row had `tried_at` tokens.
+    """Holds the draft state of one row of the batch. `tried` is its newest trial draft, which was
+    looked up when the row had `tried_at` tokens (`_trial`).
     """
 
     tried: Draft = NO_DRAFT
@@ -156,21 +167,24 @@ class _ProposerRow(DraftedSequence):
 
 @dataclass
 class ProposerSpeculation(Speculation):
-    """Makes the drafts of one engine; writes all counts to `counters` after each step.
+    """Makes the drafts of one engine, and writes all counts to `counters` after each step. The gate
+    (`DraftGate`) measures the steps and turns drafting off while it costs time.
 
-    vLLM packs the tokens of a step without padding and takes a different number of them from each
-    row, so drafts need not have equal lengths.
+    vLLM packs the tokens of a step without padding, a different number from each row, so drafts
+    need not have equal lengths.
     """
 
     counters: DraftCounters | None = None
     _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
+    """Draft states of the batch at the last call of `step`, by request."""
     _began: float | None = field(default=None, init=False)
+    """When that call began."""
     _steps: int = field(default=1, init=False)
-    """Steps since the last look at the batch, plus one."""
+    """Steps of vLLM since that call, if the next one is not skipped."""
 
     def can_skip(self, keys: Sequence[str]) -> bool:
-        """Return whether `step` need not be called for these requests, to save time: the gate is
-        off, and the batch is the same as at the last look.
+        """Return whether the caller may leave out `step` for these requests, to save time: drafting
+        is off, the batch is that of the last call of `step`, and few steps were left out since.
         """
         is_awake = self.gate.on or self.gate.probing
         if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
@@ -215,8 +229,9 @@ class ProposerSpeculation(Speculation):
     def _measure(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]], began: float, steps: int
     ) -> None:
-        """Record the time of `steps` steps; with 0 it is not recorded, because prompts were
-        prefilled or the batch changed.
+        """Count the last step if it verified drafts, and record in the gate the mean time of the
+        `steps` steps since the last call of `step`. `steps` is 0 if prompts were prefilled or the
+        batch changed: then no time is recorded. `began` is when the present call began.
         """
         guessed = sum(len(seen.draft) for seen, _ in rows)
         gained = sum(len(seen.gained) for seen, _ in rows)
@@ -233,8 +248,8 @@ class ProposerSpeculation(Speculation):
     def _make_drafts(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]
     ) -> dict[str, list[int]]:
-        """Return drafts of the lengths that save time; no draft contains the last token that its
-        request may generate.
+        """Return a draft for each request, of the length that saves most time. A draft leaves room
+        for one more token, which the model samples after the accepted ones.
         """
         longest: list[list[int]] = []
         for seen, row in rows:
@@ -245,10 +260,12 @@ class ProposerSpeculation(Speculation):
         return {seen.key: draft[:length] for (seen, _), draft, length in cut}
 
     def _trial(self, row: _ProposerRow, seen: SteppedRequest) -> None:
-        """Compare the last trial draft with the tokens generated since; look up the next one.
+        """Compare the row's last trial draft with the tokens generated since, and look up the next
+        one. Nothing verifies a trial draft: while drafting is off, trials show how many drafted
+        tokens would be accepted.
 
-        Trials are made while the gate is off. The draft is looked up before the tokens exist:
-        otherwise a history that already contains these tokens would appear to have predicted them.
+        The draft is looked up before the tokens exist: otherwise a history that already contains
+        these tokens would appear to have predicted them.
         """
         if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
             self.add_trial(row.tried, seen.tokens[row.tried_at :].tolist())
@@ -263,4 +280,5 @@ class ProposerSpeculation(Speculation):
             self.counters.write(self.stats())
 
     def _newest(self, seen: SteppedRequest) -> list[int]:
+        """Return the newest tokens of the request, as many as a look-up uses."""
         return seen.tokens[-self.source.context :].tolist()

@@ -1,7 +1,9 @@
-"""All names of vLLM that the engine uses: the list to check when the supported release changes.
+"""Imports all names of vLLM that this project uses: the list to check when the supported release
+changes.
 
-Importing this module imports vLLM, so callers import it inside functions, after they called
-`require_vllm` (`environment.py`), which checks the installed release.
+Importing this module imports vLLM, so modules of the rollout import it inside functions, after they
+called `require_vllm` (`environment.py`), which checks the installed release. `worker.py` and
+`transfer.py` import it at their top, because only vLLM's workers load these two.
 """
 
 from vllm import EngineArgs, SamplingParams

@@ -1,9 +1,11 @@
-"""Makes messages to vLLM's workers from chunks of an update: tensors within a process, and for
-another process of this machine a staged file in shared memory.
+"""Passes the tensors of a weight update to vLLM's workers when these are another process of this
+machine: the tensors are staged in a file in shared memory, and a message has the position of each
+one.
 
-At most two chunks of an update are staged at any time. Tensors that are in a file already
-(`MappedTensors`) are not copied: the messages describe that file, and each worker reads its own
-part of it.
+An update is cut into chunks (`weights.py`), each of whole tensors or of patches (the changed
+elements of tensors). `StagedChunks` stages them, at most two at any time; the workers read them
+with `staged_tensors` and `read_staged_patches`. Tensors that are in a file already
+(`MappedTensors`) are not copied: the messages describe that file.
 """
 
 import mmap
@@ -25,14 +27,14 @@ from rollstream.storage.weights.resident import TensorPatch
 from rollstream.storage.weights.streamed import path_of_open_file
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_of
 
-ALIGNMENT = 64
-# A file may be larger than the memory (mman.h: MAP_NORESERVE).
+ALIGNMENT = 64  # bytes, of each tensor's begin in a staged file
+# Without MAP_NORESERVE (0x4000 in mman.h) the kernel could refuse a file larger than the memory.
 PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
 STAGED_MAX = 2  # chunks: one is loaded while the next one is written
 
 
 class StagedTensor(TypedDict):
-    """Describes where one tensor is in a staged file; `begin` and `bytes` count bytes."""
+    """Describes one tensor and where it is in a staged file: `bytes` bytes from byte `begin` on."""
 
     name: str
     dtype: str
@@ -42,10 +44,10 @@ class StagedTensor(TypedDict):
 
 
 class StagedFile:
-    """Holds named tensors in a file that other processes open by `path`. It is a copy in shared
-    memory, which is written once and exists until `close`, or the file `held` that has the tensors
-    already. `entries` describe the tensors by plain values: a message between the processes
-    contains names, types, shapes and offsets only.
+    """Holds named tensors in a file that other processes open by `path`. Without `held` the file is
+    in shared memory: it gets a copy of the tensors, and exists until `close`. Otherwise it is the
+    file of `held`, which has the tensors already. `entries` describe the tensors by plain values
+    (names, types, shapes, offsets); a message contains nothing else.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class StagedFile:
         return path_of_open_file(self._file)
 
     def close(self) -> None:
+        """Give up the copy; its memory is freed once no worker has the file mapped."""
         if self._file is not None:
             self._file.close()
 
@@ -82,8 +85,8 @@ class StagedFile:
 
 
 def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that `entries` describe. They share the file's memory and must not be
-    written.
+    """Return the tensors that `entries` describe in the file at `path`, for a worker. They share
+    the file's memory and must not be written.
     """
     if not entries:
         return []
@@ -100,8 +103,8 @@ def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str
 
 
 def open_shared(name: str) -> IO[bytes]:
-    """Open an empty file in memory; the kernel frees it when its last user ends. Outside Linux it
-    is a temporary file.
+    """Open an empty file in memory, without a name on disk; the kernel frees it when no process has
+    it open or mapped. Outside Linux it is a temporary file.
     """
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create(name), "w+b")
@@ -110,29 +113,32 @@ def open_shared(name: str) -> IO[bytes]:
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
 ChunkMessage = Mapping[str, Any]
-"""Arguments of vLLM's `update_weights`: the fields of `transfer.Chunk`."""
+"""Arguments of vLLM's `update_weights`: some fields of `transfer.WeightChunk`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage:
-    """A message to the workers, with the file of its tensors; the receiver of this object closes
-    the file after the workers loaded the message.
+    """Holds a chunk: a message to the workers, and the file of its tensors. The sender of the
+    message closes the file after the workers have loaded the tensors.
     """
 
     file: StagedFile
     patched: tuple[tuple[list[int], str], ...] | None = None
-    """Shapes and types of the tensors that patches change; None: whole tensors."""
+    """Shapes and types of the tensors that the patches in the file change, in their order; None if
+    the file has whole tensors.
+    """
 
     @property
     def message(self) -> ChunkMessage:
+        """The message itself: plain values that name the file and describe its tensors."""
         described = {"path": self.file.path, "entries": self.file.entries}
         return described if self.patched is None else described | {"patched": self.patched}
 
 
 class StagedChunks:
-    """Holds the chunks of one update, at most `STAGED_MAX` of them in shared memory. The
-    constructor stages the first `STAGED_MAX` chunks. Chunk n + 2 is staged once chunk n is loaded,
-    in a thread beside the loading of chunk n + 1.
+    """Holds the chunks of one update, at most `STAGED_MAX` (2) of them in shared memory. `staged`
+    stages a chunk whenever it is asked for the next one. The constructor stages the first two;
+    chunk n + 2 is staged once chunk n is loaded, in a thread beside the loading of chunk n + 1.
     """
 
     def __init__(self, staged: Iterator[StagedMessage]) -> None:
@@ -142,11 +148,12 @@ class StagedChunks:
         """Whether `messages` was called: a staged chunk is loaded once."""
 
     def messages(self) -> Iterator[ChunkMessage]:
-        """Yield the message of each chunk; a chunk's memory is released when the next message is
-        requested. Raises an error that occurs while a chunk is staged.
+        """Yield the message of each chunk, once. The caller must have loaded a chunk when it
+        requests the next message, because the chunk's memory is then released. Raises an error that
+        occurs while a chunk is staged.
         """
         self.is_used = True
-        # Each call returns a staged chunk, waiting for the thread, or None after the last chunk.
+        # Each item, when called, waits until its chunk is staged and returns it; None is the end.
         pending = deque[Callable[[], StagedMessage | None]](
             lambda chunk=chunk: chunk for chunk in self.first
         )
@@ -159,34 +166,40 @@ class StagedChunks:
 
 
 def stage_tensors(tensors: NamedTensors, held: MappedTensors | None = None) -> StagedMessage:
+    """Stage a chunk of whole tensors; those of `held` are not copied."""
     return StagedMessage(StagedFile(tensors, held))
 
 
 def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:
+    """Stage a chunk of patches."""
     return StagedMessage(StagedFile(patch_parts(patches)), describe_patches(patches))
 
 
 def patch_parts(patches: Sequence[TensorPatch]) -> list[tuple[str, torch.Tensor]]:
-    """Return the positions and the values of each patch, one after the other."""
+    """Return the patches as named tensors: for each patch its positions, then its values, both
+    under the name of the tensor that it changes.
+    """
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 
 
 def describe_patches(patches: Sequence[TensorPatch]) -> tuple[tuple[list[int], str], ...]:
-    """Return shapes and types of the tensors that the patches change."""
+    """Return the shape and the type of the tensor that each patch changes."""
     return tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
 
 
 def read_staged_patches(
     path: str, entries: Sequence[StagedTensor], patched: Sequence[tuple[list[int], str]]
 ) -> list[TensorPatch]:
-    """Return the patches in a staged file."""
+    """Return the patches in a staged file, for a worker; the arguments are the message's fields."""
     return patches_from_parts(staged_tensors(path, entries), patched)
 
 
 def patches_from_parts(
     parts: NamedTensors, patched: Sequence[tuple[list[int], str]]
 ) -> list[TensorPatch]:
-    """Return patches from their positions and values, which come one after the other."""
+    """Return the patches of which `patch_parts` made these parts and `describe_patches` made
+    `patched`.
+    """
     return [
         TensorPatch(name, tuple(shape), DTYPES[kind], indices, values)
         for (shape, kind), (name, indices), (_, values) in zip(

@@ -1,9 +1,10 @@
-"""Loads weight versions into vLLM, and compares the served weights with the tensors from which they
-were loaded.
+"""Loads weight versions into one vLLM engine, and compares the served weights with the tensors from
+which they were loaded (`VllmWeights`).
 
-An update is checked before any weight is written, and loaded in chunks. From the start of a load
-until one succeeds, no version is held. All work that can run beside decoding is done in
-`VllmWeights.prepare`.
+`prepare` runs beside decoding: it checks an update and decides whether to load it as patches (only
+the changed elements) or as whole tensors. `load` runs between two decode steps and passes it in
+chunks to vLLM's workers, one per GPU. No weight is written before the check has passed. From the
+start of a load until one succeeds, no version counts as served (`held` is None).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,14 +33,16 @@ from rollstream.streams.values import Version
 Item = TypeVar("Item")
 
 CHUNK_BYTES = 256 << 20
-WHOLE_SHARE_MAX = 0.25  # of the elements: as a patch, a whole tensor takes three times its bytes
+# Of all elements. Above it an update is loaded whole, because a whole tensor that is passed as a
+# patch takes three times its bytes.
+WHOLE_SHARE_MAX = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedUpdate:
-    """Holds a checked update. `patches` turn the weights of `base` into the new version; with None
-    all tensors are loaded. `chunks` has them as staged files, if the workers are in another
-    process.
+    """Holds a checked update. `patches` turn the weights of `base` into the new version; if it is
+    None, all tensors are loaded. If the workers are in another process, `chunks` has the patches or
+    tensors in files in shared memory (`staging.py`).
     """
 
     base: Version | None
@@ -50,10 +53,10 @@ class PreparedUpdate:
 def check_update(
     update: WeightUpdate, needed: ExpectedTensors, held: Version | None, in_place: bool
 ) -> PreparedUpdate:
-    """Check an update and choose between patches and whole tensors. Patches are used only if
-    `held`, the served version, is their base and vLLM stores its matrices unpacked (`in_place`). On
-    the CPU vLLM packs its matrices, so there a version is always loaded whole. Raises
-    `EngineRefused`, which names the wrong tensor.
+    """Check an update and choose between patches and whole tensors. Patches are used only if their
+    base is `held`, the served version; if vLLM stores its matrices as a checkpoint does
+    (`in_place`; on the CPU it repacks them); and if not too much of the update is whole tensors
+    (`WHOLE_SHARE_MAX`). Raises `EngineRefused`, which names the wrong tensor.
     """
     own = needed.own(update.tensors)
     usable = in_place and update.base is not None and update.base == held
@@ -70,7 +73,7 @@ def check_update(
 def whole_chunks(
     needed: ExpectedTensors, tensors: Mapping[str, torch.Tensor], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield all tensors of a version in the order of its layers, at least one per chunk."""
+    """Yield chunks of all tensors of a version, in the order of its layers."""
     own = needed.own(tensors)
     return _cut(own.items(), [tensor.nbytes for tensor in own.values()], bytes_max)
 
@@ -78,12 +81,15 @@ def whole_chunks(
 def patch_chunks(
     patches: Sequence[TensorPatch], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[TensorPatch]]:
-    """Yield chunks of patches, sized by the whole tensors to which vLLM expands them."""
+    """Yield chunks of patches. A patch counts with the size of its whole tensor, because vLLM
+    expands it to that.
+    """
     sizes = [torch.Size(p.shape).numel() * p.values.element_size() for p in patches]
     return _cut(patches, sizes, bytes_max)
 
 
 def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterator[list[Item]]:
+    """Yield the items in chunks of at most `bytes_max` bytes; a larger item is a chunk alone."""
     chunk: list[Item] = []
     total = 0
     for item, size in zip(items, sizes, strict=True):
@@ -97,9 +103,9 @@ def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterato
 
 
 def _named(update: WeightUpdate, needed: ExpectedTensors) -> tuple[list[TensorPatch], set[str]]:
-    """Return the patches, and the names of whole tensors, under the names that vLLM loads. A delta
-    holds tied tensors once, under any of their names. Tensors that the model does not have are left
-    out.
+    """Return the patches of an update, and the names of its whole tensors, both under the names by
+    which vLLM loads them: a delta holds tied tensors once, under any of their names. Tensors that
+    the model does not have are left out.
     """
     owners = untie(update.tensors)[1]
     patches: list[TensorPatch] = []
@@ -132,8 +138,8 @@ def _is_mostly_whole(update: WeightUpdate, own: Mapping[str, torch.Tensor]) -> b
 
 
 class VllmWeights:
-    """Updates and compares the weights of one vLLM engine. With `in_place` vLLM stores its matrices
-    as a checkpoint does, so that they can be patched.
+    """Updates and compares the weights of one vLLM engine; implements `EngineWeights`. With
+    `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched.
     """
 
     def __init__(self, core: LocalCore, needed: ExpectedTensors, in_place: bool) -> None:
@@ -145,10 +151,10 @@ class VllmWeights:
         """Return the update with `prepared` set. Raises `EngineRefused`, which names the wrong
         tensor.
 
-        All work that can run beside decoding is done here: checks, and for a core in another
-        process the copy to shared memory of as many chunks as may be staged. The other chunks are
-        copied while earlier ones are loaded. Tensors in a file (`MappedTensors`) are not copied:
-        workers map the file, load their own parts of it, and compare what they serve with it.
+        All work that can run beside decoding is done here: the checks, and if vLLM's core is in
+        another process, the copy of the first chunks to shared memory. The other chunks are copied
+        while earlier ones are loaded. Tensors in a file (`MappedTensors`) are not copied: workers
+        map the file, load their own parts of it, and compare what they serve with it.
         """
         prepared = check_update(update, self._needed, self.held, self._in_place)
         if self._core.has_process:
@@ -156,7 +162,9 @@ class VllmWeights:
         return replace(update, prepared=prepared)
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve these weights. After `EngineRefused` no version is held."""
+        """Serve these weights. Prepares the update again if its preparation cannot be applied any
+        more. After `EngineRefused` no version is served as a whole.
+        """
         prepared = update.prepared
         if not isinstance(prepared, PreparedUpdate) or not self._is_applicable(prepared):
             prepared = self.prepare(update).prepared
@@ -191,11 +199,14 @@ class VllmWeights:
         return WeightComparison(read, differing)
 
     def _is_applicable(self, prepared: PreparedUpdate) -> bool:
-        """Return whether the prepared update can be applied to the weights that are served now."""
+        """Return whether the prepared update can be applied to the weights that are served now: its
+        staged files are unused, and patches are of the served version.
+        """
         is_used = prepared.chunks is not None and prepared.chunks.is_used
         return not is_used and (prepared.patches is None or prepared.base == self.held)
 
     def _messages(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[ChunkMessage]:
+        """Yield the messages that pass the update to the workers, one per chunk."""
         if prepared.chunks is not None:
             yield from prepared.chunks.messages()
         elif prepared.patches is not None:
@@ -204,6 +215,7 @@ class VllmWeights:
             yield from ({"tensors": some} for some in whole_chunks(self._needed, update.tensors))
 
     def _staged(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[StagedMessage]:
+        """Yield the update's chunks; each is put into a file in shared memory when requested."""
         if prepared.patches is not None:
             yield from map(stage_patches, patch_chunks(prepared.patches))
         else:

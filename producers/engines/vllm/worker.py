@@ -1,8 +1,10 @@
-"""Extends vLLM's worker by methods that load weights, read them back, and turn drafts on.
+"""Extends vLLM's worker, the part of vLLM that computes the model, perhaps in a process of its own:
+`WorkerExtension` compares the served weights with given ones and ends failed updates, and
+`DraftingWorker` turns drafts on. The rollout's engine calls their methods through vLLM.
 
 vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
-transfer engine there, replaces a faulty function of the sampler (`patch_sampler`), and makes a
-worker in another process end with the rollout that started it (`end_with_parent`).
+transfer engine that loads weights (`VersionTransfer`), replaces a faulty function of the sampler
+(`patch_sampler`), and makes a worker process end with its rollout (`end_with_parent`).
 """
 
 import ctypes
@@ -36,11 +38,13 @@ from rollstream.producers.engines.vllm.staging import NamedTensors, StagedTensor
 from rollstream.producers.engines.vllm.transfer import VersionTransfer, is_elsewhere, loaded_part
 from rollstream.storage.lora import HIGH
 
-NODE_TOKENS = 1 << 18  # tokens of a node's history, the default of rollouts.drafts_tokens
+NODE_TOKENS = 1 << 18  # size of a node's draft history; the default of rollouts.drafts_tokens
 
 
 class DraftingWorker:
-    """Adds to vLLM's worker the method that turns drafts on; it uses the worker's attributes."""
+    """Adds to vLLM's worker the method that turns drafts on and off. vLLM combines this class with
+    its own, so the method uses attributes of vLLM's worker.
+    """
 
     model_runner: Any
     rank: int
@@ -48,9 +52,11 @@ class DraftingWorker:
     def draft_from(
         self, source: DraftSource | str | None, window: str, forced: bool | None, counters_path: str
     ) -> None:
-        """Draft from this history, or from the one in this file; with None, stop drafting. With
-        several workers vLLM uses the drafts of the first, so only that one writes counts. `window`
-        names a rule in `WINDOW_RULES`, `forced` fixes the gate.
+        """Draft from `source`: a history of earlier answers, or the path of a node's shared one.
+        None stops drafting. `window` names the rule for the length of drafts (`WINDOW_RULES`).
+        `forced` True or False: always or never draft; None: a gate decides by measured times.
+        Counts of drafts are written to the file `counters_path`, by the first worker only: of
+        several workers vLLM uses the drafts of the first.
         """
         runner = self.model_runner
         if source is None:
@@ -69,9 +75,9 @@ class DraftingWorker:
 
 
 def skip_empty_verification(runner: Any) -> None:
-    """Make later steps without drafts plain ones. A runner that can verify drafts runs verification
-    in every step, also without drafts; for a small model, this rejection sampling of no drafts
-    takes a tenth of a step or more. Idempotent.
+    """Make every later step that has no drafts a plain decode step. vLLM's model runner, once it
+    can verify drafts, verifies in every step, even if there are none, which takes a tenth of a
+    small model's step or more. Idempotent.
     """
     if "_prepare_inputs" in vars(runner):
         return
@@ -90,11 +96,12 @@ def skip_empty_verification(runner: Any) -> None:
 
 
 def patch_sampler() -> None:
-    """Replace a faulty function of vLLM; does nothing if triton is installed.
+    """Replace the faulty function `expand_batch_to_tokens` of vLLM by `expand_to_tokens`; does
+    nothing if triton is installed.
 
     vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory
-    that was never written (upstream issue 55005): its kernel for the CPU writes into a copy that is
-    never read. The function that calls the kernel is replaced.
+    that was never written (upstream issue 55005): the kernel for the CPU, which that function
+    calls, writes into a copy that is never read.
     """
     if not HAS_TRITON:
         rejection_sampler.expand_batch_to_tokens = expand_to_tokens
@@ -107,19 +114,22 @@ def expand_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Expand a value per request to one per drafted token; `replace_from` becomes `replace_to`."""
+    """Repeat the value of each request (`x`) for each of its drafted tokens; `cu_num_tokens` are
+    the running totals of these tokens. A value equal to `replace_from` becomes `replace_to`.
+    """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x)
     return values.repeat_interleave(counts, output_size=num_tokens)
 
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_POLL_S = 0.5
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h: the kernel sends a signal when the parent dies
+_POLL_S = 0.5  # between two checks for the parent, where the kernel sends no such signal
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends, also after `kill -9`: otherwise a worker would keep
-    computing and keep its memory. Does nothing if Python's multiprocessing did not start it.
+    """End this process when its parent, the rollout, ends, even by `kill -9`: otherwise a worker
+    would continue to compute and keep its memory. Does nothing if Python's multiprocessing did not
+    start this process.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
@@ -149,27 +159,31 @@ if "rollstream" not in WeightTransferEngineFactory._registry:
 
 
 class WorkerExtension(DraftingWorker):
-    """Adds methods to vLLM's worker that load and compare weights; they use its attributes."""
+    """Adds to vLLM's worker the methods by which the engine compares the served weights with the
+    tensors that it loaded, bit for bit, and ends failed updates. They use attributes of vLLM's
+    worker. A worker may serve a part of each tensor (tensor or pipeline parallelism).
+    """
 
     weight_transfer_engine: Any
     _weight_update_active: bool
 
     def give_up_update(self) -> None:
-        """End an update that failed between chunks, as vLLM's own methods do when a chunk fails."""
+        """End an update that failed between two of its chunks, as vLLM does when a chunk fails."""
         self._weight_update_active = False
         self.weight_transfer_engine.give_up()
 
     def call_staged(
         self, method: str, arguments: tuple[Any, ...], path: str, entries: list[StagedTensor]
     ) -> Any:
-        """Return the result of a method of this class whose last argument are a staged file's
-        tensors.
+        """Call a method of this class with `arguments` and, as its last argument, the tensors that
+        `entries` describe in the staged file at `path`; returns its result. So tensors reach a
+        worker in another process without being sent in the call.
         """
         return getattr(self, method)(*arguments, staged_tensors(path, entries))
 
     def compare_part(self, names: list[str], tensors: NamedTensors) -> PartState:
-        """Compare the bits that this worker serves under all these names of one tensor with those
-        that loading the whole tensor gives at its rank.
+        """Compare this worker's part of one tensor, under each of its `names`, with the part that
+        this worker would serve after loading the whole tensor. `tensors` has that tensor alone.
         """
         ((_, tensor),) = tensors
         model = self.model_runner.get_model()
@@ -180,8 +194,9 @@ class WorkerExtension(DraftingWorker):
         return combined([_compared(part.copies(), wanted) for part in parts])
 
     def differing_factors(self, adapter: int, scaling: float, factors: NamedTensors) -> list[str]:
-        """Return the names of an adapter's factors whose served bits differ from those that loading
-        `factors` gives at this worker; the padding of a rank must be zero.
+        """Return the names of those factors of an adapter whose served bits differ from the ones
+        that this worker would serve after loading `factors`. vLLM multiplies the second factor by
+        `scaling`, and pads factors to its largest adapter rank; the padding must be zero.
         """
         manager = self.model_runner.lora_manager._adapter_manager
         differing: list[str] = []

@@ -1,7 +1,9 @@
-"""`rollstream fork RUN --at STEP --out DIR`: creates a run from another run's checkpoint
-(docs/reference/fork.md). The parent is only read, and may be running. If its log is lost, RUN is
-the URL of its store; the command then also prints the recovery point: the step at which the fork
-begins, and the losses.
+"""`rollstream fork RUN --at STEP --out DIR`: creates a new run that begins at a checkpoint of
+another run, its parent (docs/reference/fork.md). The parent is only read, and may be running.
+
+This module finds the parent and prints the result; `runs/fork.py` makes the fork. If the parent's
+log and folder are lost, RUN is the URL of its store. The command then also prints the recovery
+point (`RecoveryPoint`): the step at which the fork begins, and what of the parent is lost.
 """
 
 import argparse
@@ -36,7 +38,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Create the fork and print its starting point; `rollstream run DIR` starts it."""
+    """Create the fork in the folder of `--out` and print where it begins. It does not run yet:
+    `rollstream run DIR` starts it.
+    """
     from rollstream.config.run_folder import run_folder
     from rollstream.runs.parentage import parent_of_folder, parent_of_store
 
@@ -50,6 +54,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
+    """Find the checkpoint, check the fork's settings, compute which prompts are left for it, and
+    only then write it.
+    """
     from rollstream.consumers.trainer.checkpoint import TrainerState
     from rollstream.runs.fork import (  # imports torch, which takes seconds
         check_folders,
@@ -82,6 +89,7 @@ def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
 
 
 def _warn_other_step(asked: str, taken: CheckpointId) -> None:
+    """Print a note if the checkpoint that was taken is of an earlier step than `--at`."""
     if asked.isdecimal() and int(asked) != taken.step:
         note = f"no checkpoint of step {int(asked)} is kept; the fork begins at step {taken.step}"
         print(f"rollstream: {note}", file=sys.stderr)
@@ -90,6 +98,9 @@ def _warn_other_step(asked: str, taken: CheckpointId) -> None:
 def _print_fork(
     wanted: "ForkPlan", parentage: "Parentage", lost: "RecoveryPoint | None", as_json: bool
 ) -> None:
+    """Print what the fork took over (step, checkpoint, state hash, prompts), the recovery point if
+    the parent's log is lost, and the changed settings.
+    """
     folder, left = wanted.folder.path, parentage.prompts
     if as_json:
         line = {
@@ -113,6 +124,7 @@ def _print_fork(
 
 
 def _recovery_lines(lost: "RecoveryPoint") -> Iterator[str]:
+    """Yields the recovery point as text."""
     yield (
         f"  recovery point: step {lost.step} of {lost.reached} trained ones; "
         f"{lost.reached - lost.step} steps are trained again, on new trajectories"

@@ -1,8 +1,10 @@
-"""`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories.
+"""`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories, without
+rollouts, and writes a report.
 
-Sources are logs and archives of runs, and files of JSON lines; they are only read. First all their
-trajectories are gathered into a log in DIR, then the trainer reads that log as in a run. The same
-command resumes where it was interrupted; other sources or conditions in the same DIR are refused.
+Sources are runs, archives of runs, and files of JSON lines; they are only read. First the
+trajectories that meet `--where` are gathered into a log in DIR; then a trainer with the settings of
+CONFIG, but without a limit on lag, trains on the groups of that log. The same command resumes where
+it was interrupted; a command with other sources or another `--where` is refused in the same DIR.
 """
 
 import argparse
@@ -17,14 +19,7 @@ from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import load
 from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.consumers.replay.offline_log import (
-    JsonLines,
-    LabelledSource,
-    RecordedSource,
-    SourceTrajectory,
-    TextEncoder,
-    check_tokens,
-)
+from rollstream.consumers.replay import offline_log
 from rollstream.errors import ConfigurationError
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
@@ -33,7 +28,7 @@ from rollstream.runs.replay import is_wanted_trajectory, needs_steps, parse_cond
 from rollstream.streams.admissible import REFUSAL_KINDS
 from rollstream.streams.values import Address
 
-JSONL = (".jsonl", ".ndjson")
+JSONL = (".jsonl", ".ndjson")  # a source with such a name is a file, any other a run or archive
 GATHERED_TEXTS = {
     "logprobs_computed": "of them had no log-probabilities: those of the initial model are used",
     "filtered_out": "others are left out by --where",
@@ -45,10 +40,13 @@ GATHERED_TEXTS = {
         for kind in REFUSAL_KINDS
     },
 }
+"""A count of `gather_sources` → the text that is printed after its number."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Gather the trajectories, train, and write the report."""
+    """Gather the trajectories, train on them, write the report, and print the result. Refuses a
+    DIR inside the folder of a source run, and one that holds another replay.
+    """
     folder = RunFolder(Path(arguments.out).absolute())
     for named in arguments.runs:
         path = Path(named).absolute()
@@ -93,9 +91,9 @@ def _gather_and_train(
     request: dict[str, Any],
     recorded: dict[str, Any],
 ) -> dict[str, Any]:
-    """Gathers the trajectories and trains on them; returns the counts. `recorded` is the request
-    and result of an earlier call in this folder: once it holds `gathered`, the sources are not read
-    again.
+    """Gathers the trajectories and trains on them; returns the counts. `request` is recorded in the
+    folder before anything is gathered. `recorded` is what an earlier call recorded there, its
+    request and its result so far: once it holds `gathered`, the sources are not read again.
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in recorded else _sources(arguments, configuration, stack)
@@ -120,12 +118,14 @@ def _gather_and_train(
 
 def _sources(
     arguments: argparse.Namespace, c: Configuration, stack: ExitStack
-) -> list[LabelledSource]:
-    """Opens the sources, each under a distinct name."""
+) -> list[offline_log.LabelledSource]:
+    """Opens the sources for as long as `stack` is open. Each gets a distinct label, which the names
+    of its trajectories get as a prefix, and the filter of `--where`.
+    """
     conditions = parse_conditions(arguments.where)
     with_steps = needs_steps(conditions)
     encode = _tokenizer(Path(str(c.model.path)))
-    found: list[LabelledSource] = []
+    found: list[offline_log.LabelledSource] = []
     for number, named in enumerate(arguments.runs):
         path = Path(named)
         label = path.stem if path.suffix in JSONL else path.name
@@ -134,36 +134,45 @@ def _sources(
             if not path.is_file():
                 raise ConfigurationError(f"{named}: no such file; is the path right?")
             steps: dict[Address, int] = {}
-            source = JsonLines(path, encode)
+            source = offline_log.JsonLines(path, encode)
         else:
             opened: replay_output.ReplaySource = stack.enter_context(
                 replay_output.open_replay_source(named, arguments.name)
             )
             steps = opened.recorded().step_of() if with_steps else {}
-            source = RecordedSource(opened.log)
-        found.append(LabelledSource(label, source, partial(_is_wanted, conditions, steps)))
+            source = offline_log.RecordedSource(opened.log)
+        found.append(
+            offline_log.LabelledSource(label, source, partial(_is_wanted, conditions, steps))
+        )
     return found
 
 
 def _is_wanted(
-    conditions: list[FieldCondition], steps: dict[Address, int], trajectory: SourceTrajectory
+    conditions: list[FieldCondition],
+    steps: dict[Address, int],
+    trajectory: offline_log.SourceTrajectory,
 ) -> bool:
+    """Whether a trajectory meets all conditions; `steps` are the steps that trained trajectories of
+    its source, by address.
+    """
     step = None if trajectory.at is None else steps.get(trajectory.at)
     return not conditions or is_wanted_trajectory(
         conditions, trajectory.record, trajectory.timestamp_ms, step
     )
 
 
-def _check(sources: list[LabelledSource], vocabulary: int) -> None:
-    """Validate every line of every file before anything is written."""
+def _check(sources: list[offline_log.LabelledSource], vocabulary: int) -> None:
+    """Validate every line of every file before anything is written; raises `ConfigurationError`."""
     for labelled in sources:
-        if isinstance(labelled.source, JsonLines):
+        if isinstance(labelled.source, offline_log.JsonLines):
             for trajectory in labelled.source.trajectories():
-                check_tokens(labelled.label, trajectory.record, vocabulary)
+                offline_log.check_tokens(labelled.label, trajectory.record, vocabulary)
 
 
-def _tokenizer(model: Path) -> TextEncoder | None:
-    """Returns a function from text to tokens, without special tokens; None without a tokenizer."""
+def _tokenizer(model: Path) -> offline_log.TextEncoder | None:
+    """Returns a function from text to tokens that adds no special tokens; None if the model's
+    folder has no tokenizer.
+    """
     path = model / "tokenizer.json"
     if not path.is_file():
         return None

@@ -65,7 +65,7 @@ def _add_kinds(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the selected kind of replay."""
+    """Run the selected kind of replay, and return its exit code."""
     form = _form(arguments)
     if form == "to":
         from rollstream.cli.change.steps import publish
@@ -106,4 +106,5 @@ def _form(arguments: argparse.Namespace) -> str:
 
 
 def _option(name: str) -> str:
+    """Returns the command-line name of an argument, without the dashes."""
     return {"overrides": "set"}.get(name, name.replace("_", "-"))

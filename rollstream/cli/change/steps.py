@@ -1,9 +1,10 @@
-"""`rollstream replay RUN`: `--from-step N --out DIR` repeats training steps on the recorded data,
-`--to BUS` copies the run's records to another bus.
+"""Two kinds of `rollstream replay RUN`: `--from-step N --out DIR` trains the run's steps after N
+again on the recorded data (`main`), `--to BUS` copies its records to another bus (`publish`).
 
-A repeated step is right if its state hash equals that in the ledger. With other settings or a
-selection of trajectories (`--set`, `--where`) the steps after N are an experiment and are not
-compared. The run is only read; the same command resumes an interrupted replay.
+Training begins at the newest checkpoint up to step N. A repeated step is right if its state hash
+equals the one in the run's ledger. With other settings or a selection of trajectories (`--set`,
+`--where`) the steps after N are an experiment, and only those up to N are compared. The run is only
+read; the same command resumes an interrupted replay.
 """
 
 import argparse
@@ -18,15 +19,8 @@ from rollstream.analysis.fields import check_topic
 from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, model_folder, run_folder, write_configuration
+from rollstream.consumers.replay import topic_copy
 from rollstream.consumers.replay.recorded_steps import RecordedSteps
-from rollstream.consumers.replay.topic_copy import (
-    HISTORY,
-    CopiedTopic,
-    CopyRequest,
-    copy_topic,
-    count_records,
-    prepare_target,
-)
 from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import OverlaidRun, write_overlay
 from rollstream.report.summary import open_history, read_history, summarise
@@ -39,11 +33,12 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import is_dead_letter_topic
 
 OVERLAY_FILE = "beside.html"
+"""Name of the page that shows run and replay together."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Repeat the steps, compare state hashes with the ledger, and write the reports. Exit code 1 if
-    a step differs.
+    """Train the steps again, compare their state hashes with the run's ledger, and write the
+    reports. Returns the exit code: 1 if a step differs, else 0.
     """
     run = run_folder(arguments.runs[0])
     out = Path(arguments.out).absolute()
@@ -72,8 +67,9 @@ def _request(
     recorded: RecordedSteps,
     before: dict[str, Any] | None,
 ) -> replay.ReplayRequest:
-    """Returns the request of the command line. A resumed replay keeps its last step, even if the
-    run has made further steps. `before` is the request and result of an earlier call.
+    """Returns what the command line asks for. `before` is the request that the folder of an
+    interrupted replay records, None in a new folder: its last step stays the last one, even if the
+    run has made further steps meanwhile.
     """
     last = arguments.to_step
     if last is None and before is not None:
@@ -91,7 +87,10 @@ def _repeat_steps(
     before: dict[str, Any] | None,
     folder: RunFolder,
 ) -> dict[str, Any]:
-    """Repeats the steps; returns the counts and the differing steps."""
+    """Trains the steps into `folder`, and returns the counts of steps by kind and the numbers of
+    those that differ. The request is stored in the folder before, so that an interrupted replay can
+    be resumed, and the result after.
+    """
     model = model_folder(request.before, request.folder.path).absolute()
     own = folder, replay_output.replay_configuration(request.now, folder.path, model)
     start, learner = replay.find_replay_start(store, request, before, own)
@@ -122,7 +121,9 @@ def _repeat_steps(
 def _reports(
     request: replay.ReplayRequest, folder: RunFolder, source: LogView, store: ObjectStore
 ) -> list[Path]:
-    """Writes the replay's report and a page that compares it with the run; returns both paths."""
+    """Writes the replay's report, and a page with the curves of run and replay; returns the paths
+    of both.
+    """
     history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
@@ -136,6 +137,7 @@ def _reports(
 
 
 def _print_start(request: replay.ReplayRequest, start: int, named: str) -> None:
+    """Print which steps are trained. `start` is the step of the checkpoint called `named`."""
     repeated, further = request.first - start, request.last - request.first
     warn(
         f"from {named}: {repeated} steps are repeated up to step {request.first}, "
@@ -158,19 +160,21 @@ def _print_result(request: replay.ReplayRequest, result: dict[str, Any], pages: 
 
 
 def publish(arguments: argparse.Namespace) -> int:
-    """Copy the topics, verify the copies, and print the count and hash of each topic."""
-    topics = arguments.topic or (["trajectories"] if arguments.where else [*HISTORY])
+    """Copy the topics to another bus, byte for byte, and print the number and the hash of each
+    topic's records; `--where` selects records. Returns the exit code 0.
+    """
+    topics = arguments.topic or (["trajectories"] if arguments.where else [*topic_copy.HISTORY])
     for topic in topics:
         check_topic(topic)
         if is_dead_letter_topic(topic):
             raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
     with replay_output.open_replay_source(arguments.runs[0], arguments.name) as source:
         here = _present(source, topics, bool(arguments.topic))
-        wanted = CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
+        wanted = topic_copy.CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
         with closing(open_bus(arguments.to)) as target:
-            prepare_target(source.log, target, wanted)
-            with progress_bar("records", count_records(source.log, here)) as advance:
-                done = [copy_topic(source.log, target, t, wanted, advance) for t in here]
+            topic_copy.prepare_target(source.log, target, wanted)
+            with progress_bar("records", topic_copy.count_records(source.log, here)) as advance:
+                done = [topic_copy.copy_topic(source.log, target, t, wanted, advance) for t in here]
     if arguments.json:
         found = [dataclasses.asdict(copied) for copied in done]
         print(json.dumps({"to": arguments.to, "topics": found}))
@@ -180,11 +184,12 @@ def publish(arguments: argparse.Namespace) -> int:
 
 
 def _present(source: replay_output.ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
-    """Returns the topics with records in the source. Raises `ConfigurationError` if a topic that
-    the user `named` has none, or if all are empty.
+    """Returns those of `topics` that have records in the source. Raises `ConfigurationError` if
+    none has. If the user `named` the topics, each must have some; else empty ones are left out with
+    a warning.
     """
     here: list[str] = []
-    history = ", ".join(HISTORY)
+    history = ", ".join(topic_copy.HISTORY)
     for topic in dict.fromkeys(topics):
         if any(source.log.end(topic).values()):
             here.append(topic)
@@ -203,6 +208,7 @@ def _present(source: replay_output.ReplaySource, topics: Sequence[str], named: b
 def _keep(
     source: replay_output.ReplaySource, where: Sequence[str], topics: Sequence[str]
 ) -> Callable[[Message], bool] | None:
+    """Returns the filter of the messages to copy, by the conditions `where`; None without any."""
     if not where:
         return None
     conditions = {topic: replay.parse_conditions(where, topic) for topic in topics}
@@ -212,7 +218,7 @@ def _keep(
     return replay.message_filter(conditions, source.recorded().step_of() if with_steps else {})
 
 
-def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:
+def _print_copied(done: Sequence[topic_copy.CopiedTopic], to: str) -> None:
     for copied in done:
         more = [
             f"{number} {what}"

@@ -1,6 +1,9 @@
-"""`rollstream checkpoints list | show`: the trainer's checkpoints in a run's store.
+"""`rollstream checkpoints list | show`: lists the trainer's checkpoints in a run's store, or shows
+one: its files, counts, open groups, and the positions from which a trainer would read the log.
 
-Reads only the store, so it works for a running run, a finished one, and a bucket without a run.
+A checkpoint is `unfinished` until it has its manifest, which is written last. It is `damaged` if
+its manifest or state cannot be read, and otherwise `whole`; tensors are not read. The command reads
+only the store, so it works for a running run, a finished one, and a bucket alone.
 """
 
 import argparse
@@ -29,8 +32,9 @@ from rollstream.storage.checkpoints import (
 )
 from rollstream.storage.stores.base import ObjectStore
 
-_NAME = re.compile(r"s\d{8,}-t\d{4,}")
+_NAME = re.compile(r"s\d{8,}-t\d{4,}")  # step and term
 CheckpointLine = dict[str, Any]
+"""A checkpoint as a JSON object: `checkpoint_line`, or with more keys `checkpoint_detail_line`."""
 ACTIONS = {
     "list": "list the checkpoints, oldest first; also unfinished and damaged ones",
     "show": "show one checkpoint: tensors, positions, open groups, counts",
@@ -51,7 +55,9 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 1 if the requested checkpoint is missing or a listed one is damaged."""
+    """Run `list` or `show`. The exit code is 1 if the requested checkpoint is missing or a listed
+    one is damaged.
+    """
     store = find_store(arguments.run)
     return _list(store, arguments) if arguments.action == "list" else _show(store, arguments)
 
@@ -92,8 +98,9 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
-    """Finds a checkpoint by `latest`, a step (its highest term) or a full name. Raises
-    `ObjectMissing`, listing the kept ones.
+    """Returns the checkpoint that `text` names: `latest`, a step (of several terms the highest
+    counts) or a full name. Only checkpoints with a manifest count. Raises `ObjectMissing`, which
+    lists those, if there is no such one, and `ConfigurationError` if `text` has another form.
     """
     if text != LATEST and not text.isdecimal() and not _NAME.fullmatch(text):
         raise ConfigurationError(
@@ -113,7 +120,9 @@ def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
 
 
 def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> CheckpointLine:
-    """Returns a checkpoint in short; `state` is whole, unfinished or damaged (with a `problem`)."""
+    """Returns a checkpoint in short. `state` is `whole`, `unfinished` or `damaged` (then `problem`
+    states why); only a whole one has sizes, counts and positions.
+    """
     line: CheckpointLine = {
         "checkpoint": str(stored.id),
         "step": stored.id.step,
@@ -138,7 +147,13 @@ def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> CheckpointL
 
 
 def checkpoint_detail_line(store: ObjectStore, wanted: CheckpointId) -> CheckpointLine:
-    """Returns a checkpoint with positions, open groups, counts and files."""
+    """Returns a checkpoint with the keys of `checkpoint_line` and its files (name → bytes),
+    positions, open groups and counts.
+
+    A position is the `offset` of the next record to read, with the fence there: the `term` in force
+    and the `next` sequence number. Each open group has the offset of its admission and the numbers
+    of its trajectories and annotations that had arrived.
+    """
     manifest = checkpoint_manifest(store, wanted)
     state = TrainerState.decode(checkpoint_state(store, wanted))
     positions = {"ledger": {"0": state.ledger}, **state.positions}
@@ -164,6 +179,7 @@ def checkpoint_detail_line(store: ObjectStore, wanted: CheckpointId) -> Checkpoi
 
 
 def checkpoints_table(lines: list[CheckpointLine]) -> Table:
+    """Returns the table of `list`: a row per checkpoint, with – for unknown values."""
     table = plain_table(
         "checkpoint", "state", ">step", ">term", ">size", ">updates", ">open groups"
     )
@@ -181,6 +197,7 @@ def checkpoints_table(lines: list[CheckpointLine]) -> Table:
 
 
 def positions_table(line: CheckpointLine) -> Table:
+    """Returns the table of the positions in the line of `checkpoint_detail_line`."""
     table = plain_table("topic", ">partition", ">next offset", ">term", ">next sequence")
     for topic, by in line["positions"].items():
         for partition, at in by.items():

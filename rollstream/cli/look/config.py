@@ -1,5 +1,9 @@
-"""`rollstream config [RUN] [KEY]`: prints the value of each setting and the file, variable or
-option that sets it; of one setting also type, default, scope and meaning, as its class declares.
+"""`rollstream config [RUN] [KEY]`: prints each setting's value and where it is set (a file, an
+environment variable, an option or the defaults). For a single setting it also prints the type, the
+default, whether it may change between two starts of a run, and the meaning.
+
+`setting_tables` derives all but value and origin from the settings' classes (`Configuration`). The
+page docs/reference/settings.md is generated from the same tables.
 """
 
 import argparse
@@ -31,8 +35,9 @@ TYPE_NAMES: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SettingEntry:
-    """A setting. `limits` begins with a space or is empty; `default` is JSON or `required`;
-    `change` states whether it may change between two starts of a run: yes, accepted, no.
+    """Describes a setting. `key` is its dotted name, `kind` its type as text; `limits` begins with
+    a space or is empty; `default` is JSON or `required`; `change` (`yes`, `accepted` or `no`)
+    states whether it may change between two starts of a run (`CHANGES`).
     """
 
     key: str
@@ -45,7 +50,7 @@ class SettingEntry:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
-    """The settings of one table, without those of the tables below it."""
+    """Holds the settings of one TOML table, without those of the tables inside it."""
 
     name: str
     meaning: str
@@ -55,7 +60,9 @@ class SettingsTable:
 def setting_tables(
     name: str = "", model: type[Settings] = Configuration
 ) -> Iterator[SettingsTable]:
-    """Yields the table and every table below it, in the order of their classes."""
+    """Yields the table `name`, which `model` declares, and every table inside it, in the order of
+    the declarations. By default: all settings of a run.
+    """
     prefix = f"{name}." if name else ""
     plain: list[SettingEntry] = []
     below: dict[str, type[Settings]] = {}
@@ -71,7 +78,7 @@ def setting_tables(
 
 
 def type_text(annotation: Any) -> str:
-    """A type in the terms of TOML and JSON; values are in backquotes."""
+    """Returns the text of a type in the terms of TOML and JSON; values are in backquotes."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{json.dumps(one)}`" for one in arguments)
@@ -89,12 +96,14 @@ def type_text(annotation: Any) -> str:
 
 
 def plain_text(text: str | None) -> str:
-    """A docstring on one line."""
+    """Returns a docstring as one line."""
     return " ".join((text or "").split())
 
 
 def _entries(key: str, field: FieldInfo) -> Iterator[SettingEntry]:
-    """Yields the setting, and for a list of tables the settings of its items."""
+    """Yields the setting `key`, and for a list of tables (`[[key]]`) also the settings of one
+    item.
+    """
     items = [one for one in get_args(field.annotation) if isinstance(one, type)]
     item = next((one for one in items if issubclass(one, Settings)), None)
     found = [
@@ -140,7 +149,7 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Print one setting in full, or a line for each."""
+    """Print the chosen setting in full, or one line for each if there are several."""
     entries = [entry for table in setting_tables() for entry in table.settings]
     chosen = chosen_entries(arguments.key, entries)
     lines = setting_lines(arguments.run, arguments.overrides, chosen)
@@ -158,8 +167,10 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[SettingEntry]:
-    """Returns the setting of this name, with or without its table, or the settings of a table.
-    Raises `ConfigurationError`, which names the nearest setting, if there is none.
+    """Returns the settings that `key` names: the setting with this full key, else all settings of
+    this table, else every setting with this last part (`lr` for `trainer.lr`); all for None. Raises
+    `ConfigurationError`, which names the nearest setting, if there is none. For a name of another
+    framework (`FOREIGN_NAMES`) the error names the setting here.
     """
     if key is None:
         return [*entries]
@@ -181,7 +192,8 @@ def setting_lines(
     run: str | None, overrides: Sequence[str], entries: Sequence[SettingEntry]
 ) -> list[dict[str, str]]:
     """Returns each setting as a JSON object; `set_in` names the file, the variable or the option
-    that sets its value.
+    that sets its value, or `the defaults`. `run` is a run's folder or a configuration file; with
+    None the values are those of defaults, environment and overrides.
     """
     path = None if run is None else Path(run)
     layers = load_layers(path / "config.json" if path and path.is_dir() else path, overrides)
@@ -201,7 +213,9 @@ def setting_lines(
 
 
 def _value_text(key: str, values: dict[str, Any]) -> str:
-    """The value as JSON, without secrets; – for a setting of a list of tables (one per table)."""
+    """Returns the value as JSON, without secrets; – for a setting in a list of tables, which has a
+    value in each of them.
+    """
     value: Any = values
     for part in key.split("."):
         if not isinstance(value, dict):

@@ -1,4 +1,8 @@
-"""`rollstream diff A B`: compares settings, outcomes and curves of two runs."""
+"""`rollstream diff A B`: compares two runs by their settings, the endings of their groups, the
+curves of their metrics, and the state hashes of their steps. Curves and hashes are compared over
+the steps that both runs have. The runs are only read; `compare_runs` computes the comparison, and
+this file prints it.
+"""
 
 import argparse
 import json
@@ -25,8 +29,8 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the comparison. Exit code 0 whether the runs differ or not; 2 if an argument is not a
-    run.
+    """Print the comparison. The exit code is 0 whether the runs differ or not; if an argument is
+    not a run, `ConfigurationError` is raised (exit code 2).
     """
     folders = run_folder(arguments.first), run_folder(arguments.second)
     first, second = distinct_names(folders)
@@ -39,7 +43,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def render(found: RunComparison) -> RenderableType:
-    """Returns the comparison for terminals of at least 80 columns."""
+    """Returns the comparison for terminals of at least 80 columns: settings that differ, groups by
+    ending, curves, and the first step at which the states differ.
+    """
     return Group(_settings(found), Text(), _outcomes(found), Text(), _curves(found), _states(found))
 
 

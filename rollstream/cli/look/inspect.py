@@ -1,5 +1,9 @@
-"""`rollstream inspect TRAJECTORY [RUN]`: shows the facts about one trajectory, its text coloured by
-version, and optionally all tokens.
+"""`rollstream inspect TRAJECTORY [RUN]`: shows what log and archive hold about one trajectory, or
+about each one of a group: its ending, reward, versions, assignments, partials and training; its
+text, coloured by the version that generated it; and with `--logprobs` a table of its tokens.
+
+`analysis/trajectory.py` gathers the facts (`TrajectoryDetails`); this module renders them for a
+terminal, or prints them as JSON. It only reads, so it works for running and finished runs.
 """
 
 import argparse
@@ -34,9 +38,10 @@ from rollstream.streams.values import accepted_mask
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryToken:
-    """One token to show. `version` and `logprob` are None except for generated tokens. `label` is
-    `prompt`, `environment` or the version, e.g. `v3`. `is_accepted_draft` is True for a token that
-    was drafted and accepted.
+    """Holds one token to show: its id (`number`) and its text (`piece`). `label` is `prompt`,
+    `environment` (a reply in a dialogue) or, for a generated token, its version, e.g. `v3`. Only
+    generated tokens have a `version` (number) and a `logprob`. `is_accepted_draft` is True for a
+    token that was drafted and accepted.
     """
 
     number: int
@@ -48,8 +53,8 @@ class TrajectoryToken:
 
 
 def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryToken]:
-    """Returns all tokens in order. A damaged record whose arrays have unequal lengths is cut to the
-    shortest.
+    """Returns all tokens of the record in order. If it is damaged, tokens without a source are left
+    out, and generated tokens without a span or log-probability get version −1 or NaN.
     """
     logprobs: list[float] = record.logprobs.tolist()
     versions = [-1] * len(logprobs)
@@ -72,14 +77,16 @@ def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryTok
 
 VERSION_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 """Colours of versions, by version number modulo their count."""
-UNLIKELY_LOGPROB = math.log(0.1)
-ATTEMPTS_SHOWN = 12
+UNLIKELY_LOGPROB = math.log(0.1)  # tokens below this log-probability are underlined
+ATTEMPTS_SHOWN = 12  # most assignments, and most partials, that are listed
 
 
 def render_trajectory(
     details: TrajectoryDetails, text: TokenText, logprobs: bool
 ) -> RenderableType:
-    """Returns the facts, the text and, with `logprobs`, the table of tokens, for any width."""
+    """Returns the facts, then for a finished trajectory its text and, with `logprobs`, the table of
+    its tokens. Rich, which prints the result, fits it to the terminal's width.
+    """
     title = Styled(f"trajectory {details.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(details)]
     if details.record is not None:
@@ -100,7 +107,7 @@ def _facts(details: TrajectoryDetails) -> Table:
 
 
 def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
-    """Yields (label, lines) of the known facts."""
+    """Yields a label and its lines for each fact that is known."""
     record = details.record
     if record is None:
         yield "finish", ["not finished"]
@@ -121,6 +128,7 @@ def _fact_rows(details: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
 
 
 def _completion(details: TrajectoryDetails, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
+    """Yields the facts of the first completion, the one that counts (invariant 2)."""
     late = f", {details.completions - 1} later ones ignored" if details.completions > 1 else ""
     why = f": {record.reason}" if record.reason else ""
     yield "finish", [f"{record.finish}{why}, {len(record.logprobs)} tokens generated{late}"]
@@ -203,6 +211,7 @@ def _partial(one: Partial) -> str:
 
 
 def _first_and_last(lines: list[str]) -> list[str]:
+    """Returns the lines, without the middle ones above `ATTEMPTS_SHOWN`."""
     if len(lines) <= ATTEMPTS_SHOWN:
         return lines
     half = ATTEMPTS_SHOWN // 2
@@ -210,6 +219,7 @@ def _first_and_last(lines: list[str]) -> list[str]:
 
 
 def _legend(text: TokenText, record: Trajectory) -> Styled:
+    """Returns a line that explains the colours and styles of the text."""
     accepted = () if record.drafts is None else (("bold", "bold"), " accepted draft, ")
     known = "" if text.is_known else "; no tokenizer was found, so tokens are numbers"
     return Styled.assemble(
@@ -219,7 +229,7 @@ def _legend(text: TokenText, record: Trajectory) -> Styled:
 
 
 def _coloured_text(tokens: list[TrajectoryToken]) -> Styled:
-    """Returns the whole text, with a mark at each change of source or version."""
+    """Returns the whole text, with a mark such as `⟨v3⟩` where another source or version begins."""
     written = Styled()
     for label, run in groupby(tokens, key=lambda token: token.label):
         written.append(f"⟨{label}⟩", style="bold dim")
@@ -256,6 +266,7 @@ def _style(token: TrajectoryToken) -> str:
 
 
 def _clock(seconds: float) -> str:
+    """Returns a time, given in seconds since the epoch, as UTC text with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "milliseconds")[:23]
 
 

@@ -1,6 +1,8 @@
-"""`rollstream query "SELECT …"`: runs one read-only SQL query over a run's log and archive.
+"""`rollstream query RUN "SELECT …"` runs one read-only SQL query over the log and archive of a run,
+and prints the resulting rows as a table, as comma-separated values or as JSON lines.
 
-The columns are those of the views that `--tables` lists (`analysis/views.py`).
+A query reads views, for instance `steps` and `trajectories` (`analysis/views.py`); `--tables` lists
+all views with their columns. `QuerySession` runs the SQL in DuckDB.
 """
 
 import argparse
@@ -65,6 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _list_views(session: QuerySession, as_json: bool) -> None:
+    """Print each view with a sentence about it and the types of its columns."""
     for view in VIEWS.values():
         columns = session.columns(view.name)
         if as_json:

@@ -1,5 +1,8 @@
-"""`rollstream report RUN [RUN …]`: writes `report.html` and prints a summary, from log and metrics
-files alone. Several runs share one page.
+"""`rollstream report RUN [RUN …]`: writes a report as an HTML page and prints a summary, from the
+runs' logs (with their archives) and metrics files alone.
+
+One run gets a page in its own folder; several runs are compared on one page in the working
+directory. The runs may be running, stopped or finished.
 """
 
 import argparse
@@ -32,7 +35,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Report on running, stopped or finished runs."""
+    """Read the runs, write the page, and print a summary of each run, with `--json` as JSON lines.
+    Raises `ConfigurationError` for more than `RUNS_MAX` runs.
+    """
     folders = [run_folder(path) for path in arguments.runs]
     if len(folders) > RUNS_MAX:
         raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")

@@ -1,6 +1,8 @@
-"""`rollstream tail TOPIC [RUN]`: prints a topic's records by time, one readable line each.
+"""`rollstream tail TOPIC [RUN]`: prints a topic's records in the order of their timestamps, one
+readable line each, or JSON objects with `--json`.
 
-Archive and log are read as one, so truncated records appear if they were archived.
+Archive and log are read as one (`LogView`), so truncated records appear if they were archived. By
+default the last records are printed. Invalid records are printed too, with their defect.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from rollstream.storage.archive.segments import Hole, LogRecord
 from rollstream.storage.log_view import LogView
 from rollstream.streams.topics import ARCHIVED_TOPICS
 
-WAIT_S = 0.25  # longest delay of Ctrl-C
+WAIT_S = 0.25  # longest wait for new records, so Ctrl-C takes no longer
 LAST_RECORDS = 10  # records printed without --from and --last
 
 
@@ -62,7 +64,9 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Print the records, and with `--follow` new ones until Ctrl-C."""
+    """Print the selected records, and with `--follow` new ones until Ctrl-C; returns the exit
+    code.
+    """
     check_topic(arguments.topic)
     conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)
@@ -94,9 +98,12 @@ def _records(
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
 ) -> Iterator[LogRecord]:
-    """Yields the selected records of archive and log, by time; with `--follow` then new ones until
-    `stop` is set. No record is left out because it is invalid: undecodable bytes are shown as such,
-    and records below the fence of invariant 7 as void.
+    """Yields the selected records of archive and log in the order of their timestamps; then, with
+    `--follow`, new ones until `stop` is set. New records are in that order only within one poll.
+
+    No record is left out because it is invalid: undecodable bytes are yielded with the reason, and
+    records of a replaced holder (invariant 7) as void. For offsets that cannot be read a warning is
+    printed.
     """
     topic = arguments.topic
     with open_run_view(location) as view:
@@ -118,7 +125,9 @@ def _records(
 
 
 def _check_topic(view: LogView, location: RunLocation, arguments: argparse.Namespace) -> None:
-    """Raises `ConfigurationError` if the run's log or archive does not have the topic."""
+    """Raises `ConfigurationError` if neither log nor archive can have the topic, or if there is no
+    log for `--follow`.
+    """
     topic = arguments.topic
     if view.bus is None and arguments.follow:
         raise ConfigurationError(f"{location.name} has no log to follow, only an archive")
@@ -132,6 +141,7 @@ def _check_topic(view: LogView, location: RunLocation, arguments: argparse.Names
 
 
 def _warn(hole: Hole) -> None:
+    """Warn of offsets that cannot be read."""
     warn(str(hole))
 
 
@@ -149,8 +159,9 @@ def _matching(
 def _start(
     arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[FieldCondition]
 ) -> int:
-    """Returns the start offset in a partition whose records are `[begin, end)`. With conditions the
-    last matches may be anywhere, so reading starts at `begin`.
+    """Returns the offset to start from in a partition with records at `[begin, end)`. If the last
+    records are wanted and there are conditions, reading starts at `begin`, because the last records
+    that meet the conditions may be anywhere.
     """
     if arguments.start == "end":
         return end
@@ -166,7 +177,9 @@ def _last(
     conditions: Sequence[FieldCondition],
     arguments: argparse.Namespace,
 ) -> Iterator[LogRecord]:
-    """Returns the records that meet the conditions; only the last ones unless --from is given."""
+    """Returns the records that meet the conditions: all of them with `--from`, else the last ones
+    of all partitions together (`--last`, or `LAST_RECORDS`).
+    """
     wanted = _matching(records, conditions)
     if arguments.start is not None:
         return wanted
@@ -185,14 +198,18 @@ def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -
 
 
 def tail_json(one: LogRecord) -> dict[str, Any]:
-    """Returns the record as a JSON object with complete arrays."""
+    """Returns the record as a JSON object with complete arrays; `reason` is set if its bytes are
+    not a record.
+    """
     where = {"topic": one.topic, "timestamp_ms": one.timestamp_ms}
     why = {"reason": one.reason} if one.record is None else {}
     return json_value(where | record_fields(one, whole=True) | why)
 
 
 def _print(one: LogRecord, day: str, flush: bool) -> str:
-    """Print a line, preceded by its day if that changed; returns the day."""
+    """Print one record as a line. A line with the date comes first if the record's date is not
+    `day`. Returns the record's date.
+    """
     when = datetime.fromtimestamp(one.timestamp_ms / 1000, UTC)
     if when.date().isoformat() != day:
         day = when.date().isoformat()

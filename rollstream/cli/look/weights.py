@@ -1,7 +1,9 @@
-"""`rollstream weights list | show | verify | diff | export`: shows and exports weight versions.
+"""`rollstream weights list | show | verify | diff | export`: shows and exports weight versions
+(`ACTIONS` describes each action).
 
-The command reads only the store, so it works for a running run, a finished one, and a bucket
-without a run.
+The command reads only the object store and changes nothing there, so it works for a running run, a
+finished one, and a bucket without a run. `main` finds the store (`find_store`) and runs the
+action, which prints tables, or with `--json` one JSON object per line.
 """
 
 import argparse
@@ -31,9 +33,10 @@ from rollstream.streams.values import Version
 if TYPE_CHECKING:
     from rollstream.storage.weights.verify import TensorDifference
 
-SHARD_BYTES = 4 << 30  # close to the default of transformers
-LATEST = "latest"
+SHARD_BYTES = 4 << 30  # largest weight file of an export, unless one tensor is larger
+LATEST = "latest"  # names the believed version
 VersionLine = dict[str, str | int | float | bool | None]
+"""One JSON object of the output."""
 
 
 ACTIONS = {
@@ -81,7 +84,10 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Run one action. Exit code 1 if a version is missing or, with `verify`, if a hash differs."""
+    """Run one action and return the exit code: 1 if `verify` finds a wrong version, else 0. Raises
+    `ObjectMissing` (exit code 1) if a version is missing, `ConfigurationError` (2) for a wrong
+    argument.
+    """
     return _FUNCTIONS[arguments.action](find_store(arguments.run), arguments)
 
 
@@ -189,7 +195,9 @@ def _print(lines: Sequence[VersionLine]) -> None:
 
 
 def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
-    """Returns a version as a JSON object. `believed` is True for the version `latest`."""
+    """Returns a version as a JSON object. `latest` is the version that the pointer names now: only
+    that one is marked as `believed`.
+    """
     delta = manifest.delta
     return {
         "version": str(manifest.version),
@@ -207,7 +215,9 @@ def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
 
 
 def tensor_lines(manifest: Manifest) -> list[VersionLine]:
-    """Returns one JSON object per tensor; tied tensors share an object."""
+    """Returns one JSON object per stored tensor. `tied` lists the other names of the tensor in the
+    model; fields of the delta are None in a version without one.
+    """
     names: dict[str, list[str]] = {}
     for name, owner in manifest.weights.tied.items():
         names.setdefault(owner, []).append(name)
@@ -233,6 +243,7 @@ def tensor_lines(manifest: Manifest) -> list[VersionLine]:
 
 
 def difference_line(found: "TensorDifference") -> VersionLine:
+    """Returns a tensor that differs between two versions as a JSON object."""
     return {
         "tensor": found.name,
         "elements": found.elements,
@@ -242,6 +253,7 @@ def difference_line(found: "TensorDifference") -> VersionLine:
 
 
 def versions_table(lines: Iterable[VersionLine]) -> Table:
+    """Returns a table of `version_line` objects. A version without a manifest is `unfinished`."""
     table = plain_table("version", "kind", ">size", ">of full", ">delta", "created", "")
     for line in lines:
         if line["kind"] == "unfinished":
@@ -260,6 +272,7 @@ def versions_table(lines: Iterable[VersionLine]) -> Table:
 
 
 def tensors_table(lines: Iterable[VersionLine]) -> Table:
+    """Returns a table of `tensor_lines` objects."""
     table = plain_table("tensor", "type", "coding", ">changed", ">delta")
     for line in lines:
         tied = f" = {line['tied']}" if line["tied"] else ""
@@ -274,6 +287,7 @@ def tensors_table(lines: Iterable[VersionLine]) -> Table:
 
 
 def differences_table(lines: Iterable[VersionLine]) -> Table:
+    """Returns a table of `difference_line` objects."""
     table = plain_table("tensor", ">elements", ">changed", ">share", ">largest change")
     for line in lines:
         largest = line["largest"]
@@ -296,8 +310,9 @@ def _share(part: str | int | float | None, whole: str | int | float | None) -> s
 
 
 def find_store(named: str) -> ObjectStore:
-    """Opens the store of a run's folder or config.json, or a store by its folder or URL. No folder
-    or object is created. Raises `ConfigurationError` if a run has no weights yet.
+    """Opens the store of a run, named by its folder or its config.json, or a store named by its
+    folder or URL. Creates no folder or object. Raises `ConfigurationError` if the run has no store
+    yet.
     """
     path = Path(named.removeprefix("file:"))
     for folder in (path, path / "store"):
@@ -310,9 +325,12 @@ def find_store(named: str) -> ObjectStore:
 
 
 def find_version(store: ObjectStore, text: str) -> Manifest:
-    """Finds a version by `latest`, by a number (its highest kept term) or by a full name.
+    """Returns the manifest of the version that `text` names: `latest`, a full name like
+    v00000012-t0001, or a number. Of several versions with that number, published under different
+    terms, it is the one of the highest term.
 
-    Raises `ObjectMissing`, with the list of kept versions, if it is not kept.
+    Raises `ObjectMissing`, with the list of stored versions, if it is not stored, and
+    `ConfigurationError` if the text is no name of a version.
     """
     named = parse_version(text)
     if named is None and text != LATEST and not text.isdecimal():

@@ -1,6 +1,9 @@
-"""`rollstream backup RUN|URL DEST`: copies a run to a folder or an object store
-(docs/how-to/backup-and-recover.md). The run is only read, and may be running. The same command
-completes an interrupted backup.
+"""`rollstream backup RUN|URL DEST`: copies a run as of one moment, its log, its store and the files
+of its folder that a resume needs, to a folder or an object store
+(docs/how-to/backup-and-recover.md).
+
+The run is only read, and may be running. The same command completes an interrupted backup. This
+file finds the run and prints the result; `runs/backup.py` copies.
 """
 
 import argparse
@@ -33,7 +36,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Back up the run, and print the backup's contents and its recovery point."""
+    """Back up the run; prints the size of the backup and its recovery point, the step from which a
+    restored run continues. Raises `ConfigurationError` if the log or the store cannot be found.
+    """
     place = find_run_place(arguments.run, arguments.bus)
     with ExitStack() as opened:
         if place.bus is None or place.store is None:
@@ -57,27 +62,35 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def show_part(part: str) -> None:
-    """Show the part of a backup that is being copied or verified, on one terminal line."""
+    """Show the part of a backup or restore that is being copied or verified, on one line of the
+    terminal that the next call replaces.
+    """
     progress_line(part[:100])
 
 
 def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -> Path:
-    """Return the run's folder. If the run was named by its store's URL, return a temporary folder
-    with the settings that the store holds.
+    """Return the run's folder, whose `config.json` the backup includes. If the run was named by the
+    URL of its store, there is no folder: return a temporary one with a `config.json` of the
+    settings that the trainer recorded in the store. It is deleted when `opened` closes.
     """
     if place.folder is not None:
         return place.folder
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
     values = recorded_configuration(store)
     for key, url in (("bus", bus), ("store", store)):
-        if url_identity(url) == url_identity(values[key]):  # else its path inside the run's folder
+        # The store records URLs without hosts, so the given URL, which has them, replaces the
+        # recorded one. A recorded path inside the run's folder differs from it and is kept.
+        if url_identity(url) == url_identity(values[key]):
             values[key] = url
     (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return folder
 
 
 def recovery_lines(backup: Backup) -> tuple[str, ...]:
-    """Return the recovery point as text: the step from which a restored run trains on."""
+    """Return lines of text that state the recovery point. `backup.step` is the newest version; a
+    restored run loads the newest checkpoint and repeats the steps after it from the ledger, or
+    starts again if there is no checkpoint.
+    """
     if not backup.checkpoint:
         return (f"  recovery point: step {backup.step}; without a checkpoint it starts again",)
     return (
@@ -87,6 +100,7 @@ def recovery_lines(backup: Backup) -> tuple[str, ...]:
 
 
 def _print_backup(backup: Backup, destination: str) -> None:
+    """Print the result for a reader; `_json` returns it for `--json`."""
     print(f"backup of {backup.run} ({backup.id})")
     counts = {
         "log": f"{sum(sum(topic.ends) - sum(topic.begins) for topic in backup.topics):,} records",

@@ -1,4 +1,6 @@
-"""`rollstream health --port N`: returns a process's `/healthz` as an exit code, for containers."""
+"""`rollstream health --port N`: asks a process of this machine for its health by HTTP (`/healthz`)
+and returns it as an exit code, for the health check of a container.
+"""
 
 import argparse
 import json
@@ -8,7 +10,7 @@ import urllib.request
 
 from rollstream.cli.arguments import CommandParser
 
-WAIT_S = 4.0
+WAIT_S = 4.0  # a process that does not answer for so long counts as unreachable
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -24,7 +26,9 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the state. Exit code 0 for a healthy process, 1 for a stalled or unreachable one."""
+    """Print the process's state (`starting`, `running`, `stopping` or `stalled`), or with `--json`
+    its whole answer. Exit code 1 for a stalled or unreachable process, else 0.
+    """
     url = f"http://127.0.0.1:{arguments.port}/healthz"
     try:
         with urllib.request.urlopen(url, timeout=WAIT_S) as answer:

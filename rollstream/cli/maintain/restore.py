@@ -1,5 +1,7 @@
-"""`rollstream restore BACKUP DIR`: makes a run from a backup in an empty log and store, audits it
-and prints its recovery point (docs/how-to/backup-and-recover.md).
+"""`rollstream restore BACKUP DIR`: makes a run in the empty folder DIR from a backup, prints its
+recovery point (the step from which the run trains on), and audits it. Log and store of the new run
+must be empty too; the backup is verified before anything is written
+(docs/how-to/backup-and-recover.md).
 
 Exit codes: 0 restored, 1 the backup is damaged or the audit found a violation, 2 the backup is
 incomplete or the target is not empty.
@@ -31,7 +33,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Verify the backup, restore it, and audit the run that it made."""
+    """Verify the backup, restore it, print the recovery point, and audit the restored run."""
     folder = Path(arguments.folder)
     source = open_backup(arguments.backup, must_exist=True)
     try:

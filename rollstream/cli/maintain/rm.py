@@ -1,8 +1,9 @@
-"""`rollstream rm RUN|URL`: shows a run's parts in log, store and folder, asks, and deletes them
-(docs/how-to/delete-and-retain.md).
+"""`rollstream rm RUN|URL`: shows what a run has in log, store and folder, asks, and deletes it
+(docs/how-to/delete-and-retain.md). `rollstream.runs.removal` plans and deletes; this is its command
+line. Nothing of a running run or of another run is deleted.
 
-Exit codes: 0 deleted, or nothing was left; 1 the run is alive, or a server failed; 2 the argument
-names no run; 130 not confirmed.
+Exit codes: 0 deleted, or nothing was left; 1 the run is running, or log or store failed; 2 an
+argument is wrong or names no run; 130 not confirmed.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from rollstream.storage.stores.base import ListedObject
 from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RunLock
 
-LOCK_WAIT_S = 0.5
+LOCK_WAIT_S = 0.5  # for the lock of the run's folder, which a running run holds
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -40,7 +41,10 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Show the plan, ask, and delete."""
+    """Check that no process of the run lives, show the plan, ask, and delete. Returns the exit
+    code; errors with codes 1 and 2 are raised. The lock of the run's folder, if it has one, is held
+    meanwhile, so that the run cannot start.
+    """
     keep = _keeps(arguments.keep)
     place = removal.find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
     if place.bus is not None:
@@ -64,6 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _keeps(text: str) -> tuple[removal.Keep, ...]:
+    """Returns the parts that `--keep` names. Raises `ConfigurationError` for an unknown one."""
     parts = [part for part in text.split(",") if part]
     for part in parts:
         if part not in removal.KEEPS:
@@ -77,6 +82,7 @@ def _confirmed(run: str) -> bool:
 
 
 def _lines(plan: removal.RemovalPlan) -> Iterator[str]:
+    """Yields the plan as text: what to delete, what to keep, and the parts of other owners."""
     place, objects = plan.place, plan.objects
     yield f"run {place.run}"
     if plan.log is not None:
@@ -105,6 +111,7 @@ def _objects(entries: tuple[ListedObject, ...]) -> str:
 
 
 def _json(plan: removal.RemovalPlan) -> dict[str, object]:
+    """Returns the plan as one JSON object, which `--json` prints after the deletion."""
     log, objects = plan.log, plan.objects
     return {
         "run": plan.place.run,

@@ -1,5 +1,6 @@
-"""Parses `s3://bucket/prefix?endpoint=…` into typed settings, purely. Credentials are never part of
-the URL, and errors name the parameter without repeating a value that could be a secret.
+"""Parses a store's URL, `s3://bucket/prefix?endpoint=…`, into an `S3Address` (`parse_s3_url`). No
+request is sent and no file is read. A URL with credentials is refused, and errors name the
+parameter without repeating a value that could be a secret.
 """
 
 from collections.abc import Mapping
@@ -32,8 +33,10 @@ CHAIN = (
 @dataclass(frozen=True, slots=True)
 class S3Address:
     """Names the place of a store's objects and how to reach its server; its text form is safe for
-    error messages. `sse` is the server-side encryption of S3, `deadline_s` the time limit of one
-    operation.
+    error messages. `endpoint` is the URL of a server other than AWS. `path_style` puts the bucket
+    into a request's path and not into the host name; `parse_s3_url` sets it by default where there
+    is an endpoint. `sse` is the server-side encryption of S3, with `sse_kms_key_id` for a key of
+    AWS KMS, and `deadline_s` the time limit of one operation.
     """
 
     bucket: str
@@ -51,7 +54,9 @@ class S3Address:
 
 
 def parse_s3_url(url: str) -> S3Address:
-    """Return the place that an `s3:` URL names. Raises `ConfigurationError` if the URL is wrong."""
+    """Return the place that an `s3:` URL names. Raises `ConfigurationError`, with the expected
+    form, if the URL is wrong.
+    """
     try:
         split = urlsplit(url)
         given = dict(parse_qsl(split.query, True, strict_parsing=True)) if split.query else {}

@@ -1,9 +1,10 @@
-"""Sends single requests to an S3 server and returns typed values; it also cuts large objects into
-ranges. Only this file uses boto3.
+"""Sends single requests to an S3 server and returns typed values (`S3Client`). Only this file uses
+boto3. `split_range` and `plan_parts` cut a large object into the ranges of several requests.
 
-A request either returns or raises `S3Failure`; nothing is retried here. boto3's own checksums are
-off where S3 does not require them, because other servers reject the trailers. Each body is covered
-by its signature instead, and each object by its xxh3 (see `docs/reference/s3.md`).
+A request returns or raises `S3Failure`, which states whether it may have taken effect (`in_doubt`).
+Nothing is retried here: the callers do that (`errors.py`). boto3's own checksums are sent only
+where S3 requires them, because other servers reject the trailers that carry them; each body is
+covered by its request's signature instead, and each object by its xxh3 hash (docs/reference/s3.md).
 """
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -30,9 +31,10 @@ from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, TimeLimi
 
 PARTS_MAX = 10_000  # S3's limit for one upload
 PART_BYTES = 16 << 20
-FIRST_BYTES = 4 << 20  # an object up to this size costs only one request
+FIRST_BYTES = 4 << 20  # of the first request of a read, which fetches a smaller object completely
 DELETE_KEYS_MAX = 1000  # S3's limit for one request
-RANGE_BYTES = 16 << 20  # hashing included, as fast as boto3's transfers of 8 MiB (measured)
+# Of one request of a parallel read: with hashing as fast as boto3's own 8 MiB (measured).
+RANGE_BYTES = 16 << 20
 MIB = 1 << 20
 
 
@@ -50,12 +52,14 @@ def split_range(start: int, end: int, bytes_max: int) -> list[ByteRange]:
 
 
 def plan_parts(size: int) -> list[ByteRange]:
-    """Return the parts of a multipart write: 16 MiB each, more if `PARTS_MAX` were exceeded."""
+    """Return the parts of a multipart upload: of 16 MiB, or larger where that would give more than
+    `PARTS_MAX` parts.
+    """
     least = -(-size // PARTS_MAX)
     return split_range(0, size, max(PART_BYTES, -(-least // MIB) * MIB))
 
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # the most that is read from a response at once
 CONNECTIONS_MAX = 32
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -80,8 +84,8 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """Holds one page of a listing: (name, bytes) in the server's order, and in `more` the token of
-    the next page, None on the last.
+    """Holds one page of a listing: the name and size of each object, in the server's order. `more`
+    is the token that requests the next page, None on the last one.
     """
 
     entries: list[tuple[str, int]]
@@ -104,7 +108,9 @@ def _loader(path: str | None) -> Any:
 
 
 class S3Client:
-    """Sends requests about one bucket; threads may share it. Names are keys with their prefix."""
+    """Sends requests about one bucket; threads may share it. A name is an object's full key in the
+    bucket. Every method raises `S3Failure` if its request fails.
+    """
 
     def __init__(self, place: S3Address, limits: TimeLimits) -> None:
         config = Config(
@@ -131,10 +137,11 @@ class S3Client:
     def get(
         self, name: str, wanted: ByteRange, etag: str | None, take: Callable[[bytes], None]
     ) -> ObjectHead:
-        """Pass a range of the object that has `etag`, cut off at the object's end, to `take` in
-        chunks.
+        """Pass the bytes of a range to `take` in chunks, and return the head of the whole object.
+        The range is cut off at the object's end. With `etag`, a replaced object is a failure.
 
-        `take` may raise. The chunks are valid only once this call has returned.
+        `take` may raise. The chunks may be used only once this call has returned, because the
+        response may break off after some of them.
         """
         condition = {"IfMatch": etag} if etag else {}
         with _translate_failures():
@@ -156,8 +163,8 @@ class S3Client:
         return ObjectHead(size, _field(answer, "ETag"), answer.get("Metadata", {}))
 
     def get_empty(self, name: str) -> ObjectHead:
-        """Return the head of an object without bytes, of which no range can be requested. Raises an
-        `S3Failure` of kind `CONFLICT` if it has bytes.
+        """Return the head of an empty object, of which no range can be requested. Raises an
+        `S3Failure` of kind `CONFLICT` if the object has bytes.
         """
         with _translate_failures():
             answer = self._s3.get_object(Bucket=self._bucket, Key=name)
@@ -173,6 +180,7 @@ class S3Client:
         metadata: Mapping[str, str],
         condition: "WriteCondition",
     ) -> str:
+        """Write the object in one request; returns its etag."""
         with _translate_failures():
             answer = self._s3.put_object(
                 Bucket=self._bucket,
@@ -185,6 +193,7 @@ class S3Client:
         return _field(answer, "ETag")
 
     def create_upload(self, name: str, metadata: Mapping[str, str]) -> str:
+        """Begin a multipart upload; returns its id. The object appears with `complete_upload`."""
         with _translate_failures():
             answer = self._s3.create_multipart_upload(
                 Bucket=self._bucket, Key=name, Metadata=dict(metadata), **self._encryption
@@ -192,6 +201,7 @@ class S3Client:
         return _field(answer, "UploadId")
 
     def upload_part(self, name: str, upload: str, number: int, body: bytes) -> str:
+        """Upload part `number` (counted from 1); returns the part's etag."""
         with _translate_failures():
             answer = self._s3.upload_part(
                 Bucket=self._bucket, Key=name, UploadId=upload, PartNumber=number, Body=body
@@ -201,6 +211,7 @@ class S3Client:
     def complete_upload(
         self, name: str, upload: str, etags: Sequence[str], condition: "WriteCondition"
     ) -> str:
+        """Join the parts, whose `etags` are given in order; returns the object's etag."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
         with _translate_failures():
             answer = self._s3.complete_multipart_upload(
@@ -217,6 +228,7 @@ class S3Client:
             self._s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
 
     def list_page(self, prefix: str, more: str | None) -> ListingPage:
+        """Return the first page of the objects under `prefix`, or the page of the token `more`."""
         token = {"ContinuationToken": more} if more else {}
         with _translate_failures():
             answer = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **token)
@@ -230,7 +242,9 @@ class S3Client:
             self._s3.delete_object(Bucket=self._bucket, Key=name)
 
     def delete_objects(self, names: Sequence[str]) -> dict[str, S3Failure]:
-        """Delete at most `DELETE_KEYS_MAX` objects; returns the failure of each that is left."""
+        """Delete at most `DELETE_KEYS_MAX` objects; returns, by name, the failures of those that
+        were not deleted. A missing object counts as deleted.
+        """
         listed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         with _translate_failures():
             answer = self._s3.delete_objects(Bucket=self._bucket, Delete=listed)
@@ -246,7 +260,9 @@ class S3Client:
 
 @dataclass(frozen=True, slots=True)
 class WriteCondition:
-    """Makes a write take effect always, if the key is free, or if the object has this etag."""
+    """States when a write takes effect: only if the key is free (`if_absent`), only if the object
+    has the etag `if_etag`, or always (neither is set).
+    """
 
     if_absent: bool = False
     if_etag: str | None = None
@@ -270,6 +286,7 @@ def _field(answer: Mapping[str, Any], name: str) -> str:
 
 
 def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
+    """Return the range that a response holds, and the size of the whole object."""
     match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
     if match is None:
         raise S3Failure(
@@ -280,6 +297,7 @@ def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
 
 
 def _read(body: Any, take: Callable[[bytes], None]) -> int:
+    """Pass a response's bytes to `take`; returns their number."""
     taken = 0
     with body as raw:
         # read1 returns the bytes that have arrived, so a slow server cannot block the operation.
@@ -291,6 +309,7 @@ def _read(body: Any, take: Callable[[bytes], None]) -> int:
 
 @contextmanager
 def _translate_failures() -> Generator[None]:
+    """Turn every error of boto3 and of the connection into an `S3Failure`."""
     try:
         yield
     except boto.ClientError as error:

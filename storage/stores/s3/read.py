@@ -1,9 +1,10 @@
-"""A read returns the bytes of an object, or of a range of it, and never mixes two objects of the
-same name.
+"""Reads objects of one S3 bucket, whole or a range of bytes (`S3Reader`). A read never mixes the
+bytes of two objects that had the same name one after the other.
 
-The first request returns size, etag and hash. The others run in parallel and require that etag, so
-a read during which the object is replaced starts again. A failed request is repeated until its
-deadline. A complete object is checked against its hash; a range is not.
+The first request of a read returns the first bytes, and the object's size, etag and hash. Further
+requests fetch the rest in parallel and require that etag, so if the object is replaced meanwhile,
+the read starts again. A failed request is repeated until a deadline. A complete object is compared
+with the hash that its writer stored in its metadata; a range is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ _T = TypeVar("_T")
 
 
 def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
-    """Returns the results of `work` for each piece, in order, or raises the error of one piece.
+    """Calls `work` for each piece in the threads of `pool`. Returns the results in the order of the
+    pieces, or raises the error of one piece.
 
     When this function returns or raises, no piece is still running.
     """
@@ -54,27 +56,29 @@ def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_
 
 
 HASH = "xxh3"  # metadata key of the object's hash
-NONCE = "nonce"  # metadata key by which a writer recognises its own object after a lost answer
-HASH_READS = 2  # a second read repairs damage in transit, but not damage in the store
+NONCE = "nonce"  # metadata key by which a writer recognises its own object after a lost response
+HASH_READS = 2  # reads before an error: a second one repairs damage in transit, not in the store
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectContent:
-    """Bytes of an object, and the object's head (`found`)."""
+    """Holds bytes of an object, and the object's size, etag and metadata (`found`)."""
 
     data: bytes
     found: ObjectHead
 
 
 class S3Reader:
-    """Reads of one bucket; `pool` bounds the requests in flight of all reads together."""
+    """Reads objects of one bucket; threads may share it. `pool` runs the parallel requests of all
+    reads, and so bounds how many are in flight. A request that keeps failing raises `S3Failure`.
+    """
 
     def __init__(self, client: S3Client, pool: Executor, limits: TimeLimits) -> None:
         self._client, self._pool, self._limits = client, pool, limits
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> ObjectContent:
-        """Returns bytes `[start, end)`, cut off at the object's end. Raises `CorruptObject` if a
-        complete object differs from its hash.
+        """Returns the bytes `[start, end)`, cut off at the object's end; by default the complete
+        object. Raises `CorruptObject` if a complete object differs from its hash twice.
         """
         for _ in range(HASH_READS):
             content = self._read_consistent(name, start, end)
@@ -88,14 +92,16 @@ class S3Reader:
         )
 
     def head(self, name: str, deadline: Deadline | None = None) -> ObjectHead:
-        """Returns size, etag and metadata. Uses GET, because responses to HEAD carry no error code:
-        a wrong access key would look like a missing object.
+        """Returns size, etag and metadata. It uses GET, because a failed HEAD has no error code in
+        its response: a wrong access key would look like a missing object.
         """
         attempts = Attempts(deadline or Deadline(self._limits.begin_s))
         return self._read_first(name, ByteRange(0, 1), attempts).found
 
     def _read_consistent(self, name: str, start: int, end: int | None) -> ObjectContent:
-        """Returns the range; reads all of it again if the object was replaced meanwhile."""
+        """Returns the range, all of it from one object: if the object is replaced meanwhile, the
+        whole range is read again.
+        """
         attempts = Attempts(Deadline(self._limits.begin_s))
         while True:
             try:
@@ -110,6 +116,9 @@ class S3Reader:
     def _read_once(
         self, name: str, start: int, end: int | None, attempts: Attempts
     ) -> ObjectContent:
+        """Returns the range: its first `FIRST_BYTES` by one request, the rest by parallel ones.
+        Raises an `S3Failure` of kind `PRECONDITION` if the object was replaced in between.
+        """
         first_end = start + FIRST_BYTES if end is None else min(end, start + FIRST_BYTES)
         first = self._read_first(name, ByteRange(start, first_end), attempts)
         size = first.found.size
@@ -130,8 +139,8 @@ class S3Reader:
         return ObjectContent(buffer.getvalue(), first.found)
 
     def _read_first(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
-        """Returns the first bytes of a range. S3 rejects an empty range and one beyond the object's
-        end; for both this returns no bytes, and the head of the object.
+        """Returns the bytes `wanted` and the object's head. S3 rejects an empty range and a range
+        beyond the object's end; for these this returns no bytes, and the head.
         """
         if wanted.start == wanted.end:
             return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
@@ -145,6 +154,8 @@ class S3Reader:
         return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
 
     def _read_beginning(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
+        """Returns the bytes of a range that is not empty, of whatever object has the name now."""
+
         def step() -> ObjectContent:
             chunks: list[bytes] = []
 
@@ -160,6 +171,8 @@ class S3Reader:
     def _read_into(
         self, name: str, wanted: ByteRange, etag: str, target: memoryview, attempts: Attempts
     ) -> None:
+        """Read a range of the object that has this etag into `target`."""
+
         def step() -> ObjectHead:
             filled = 0
 
@@ -177,5 +190,6 @@ class S3Reader:
 
 
 def _check_deadline(deadline: Deadline) -> None:
+    """Raise an `S3Failure` if a response is still arriving at the deadline, however steadily."""
     if deadline.passed():
         raise S3Failure(FailureKind.TRANSIENT, "TooSlow", "the body did not come in time", False)

@@ -1,9 +1,10 @@
-"""Stores objects in a bucket (`s3://bucket/prefix?endpoint=…`), for any number of machines.
+"""Implements `ObjectStore` (`stores/base.py`) in a bucket of S3 or of a server with its protocol
+(`s3://bucket/prefix?endpoint=…`). `S3Store` does this with `S3Writer`, for writes, and `S3Reader`.
 
-An object appears with its one PUT, or with the completion of its parts, so a reader sees the
-complete object or none. `create` uses If-None-Match and `swap` uses If-Match; the server decides
-which writer wins. Every operation ends before its deadline: in success, or in a typed error with
-advice. `docs/reference/s3.md` has the interleavings.
+A small object is written by one PUT; a large one is uploaded in parts and appears when they are
+completed. So a reader sees the complete object or none. `create` uses If-None-Match and `swap` uses
+If-Match: the server decides which writer wins. Every operation ends by its deadline, in success or
+in a typed error with advice. docs/reference/s3.md has the interleavings.
 """
 
 import logging
@@ -45,13 +46,16 @@ from rollstream.storage.stores.s3.errors import (
 )
 from rollstream.storage.stores.s3.read import HASH, NONCE, S3Reader, run_in_parallel
 
-UPLOADS = 3  # S3 requires that the parts are uploaded again after a conflicting completion
+UPLOADS = 3  # most uploads of one object: S3 requires a new one after a conflicting completion
 _log = logging.getLogger(__name__)
+# Answers to a write that another writer has overtaken, or that repeats one which took effect.
 _LOST = (FailureKind.PRECONDITION, FailureKind.MISSING, FailureKind.NO_UPLOAD)
 
 
 class S3Writer:
-    """Writes objects to one bucket; `pool` bounds the requests in flight of all writes together."""
+    """Writes objects to one bucket. `pool` runs the requests for parts of large objects and so
+    bounds how many are in flight.
+    """
 
     def __init__(
         self, client: S3Client, reader: S3Reader, pool: Executor, limits: TimeLimits
@@ -59,6 +63,7 @@ class S3Writer:
         self._client, self._reader, self._pool, self._limits = client, reader, pool, limits
 
     def put(self, name: str, data: Data) -> str:
+        """Write or replace the object; returns its etag."""
         if len(_view(data)) > PART_BYTES:
             return self._put_multipart(name, data, WriteCondition())
         return self._put_single(name, data, WriteCondition())
@@ -70,15 +75,16 @@ class S3Writer:
         condition = WriteCondition(if_absent=True)
         if len(_view(data)) <= PART_BYTES:
             return self._put_single(name, data, condition)
-        if self._exists(name):  # only saves an upload: the write's condition decides
+        if self._exists(name):  # only saves an upload: the condition of the write decides
             raise S3Failure(FailureKind.PRECONDITION, "PreconditionFailed", "it exists", False)
         return self._put_multipart(name, data, condition)
 
     def swap(self, name: str, data: Data, etag: str) -> str:
-        """Replace the object that has `etag`; returns the new etag. Raises `S3Failure` of kind
-        `PRECONDITION` or `MISSING` if the swap was lost.
+        """Replace the object if it has `etag`; returns the new etag. Raises `S3Failure` of kind
+        `PRECONDITION` or `MISSING` if it does not.
 
-        It is always one request, because some servers ignore If-Match when parts are completed.
+        The data are never uploaded in parts, because some servers ignore If-Match when parts are
+        completed.
         """
         return self._put_single(name, data, WriteCondition(if_etag=etag))
 
@@ -110,7 +116,9 @@ class S3Writer:
         condition: WriteCondition,
         attempts: Attempts,
     ) -> str:
-        """Open the upload (1), send its parts (2), and complete it (3), or abort it on failure."""
+        """Upload an object in parts: open the upload (1), send the parts (2) and complete it (3).
+        After a failure the upload is aborted.
+        """
         upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
 
         def send(piece: tuple[int, ByteRange]) -> str:
@@ -141,11 +149,13 @@ class S3Writer:
         write: Callable[[], str],
         again: Collection[FailureKind] = RETRIED_KINDS,
     ) -> str:
-        """Return the etag that `write` returns. If its condition failed after a request in doubt,
-        the object's nonce decides whether that request had written it.
+        """Call `write` until it succeeds, again after each failure of a kind in `again`, and return
+        the object's etag.
 
-        A conditional write that is repeated after its response was lost may find its own object.
-        Each write therefore puts a nonce (a number drawn for it alone) into the object's metadata.
+        A request in doubt is one whose response was lost: it may have taken effect, and its
+        repetition then fails because of this write's own object. Each write therefore puts a nonce
+        (a number drawn for it alone) into the object's metadata. If the repetition fails so, the
+        object is examined: with this nonce the write has succeeded.
         """
         try:
             return attempts.run(write, again)
@@ -158,6 +168,7 @@ class S3Writer:
             return etag
 
     def _own_etag(self, name: str, nonce: str, deadline: Deadline) -> str | None:
+        """Return the object's etag if it has this nonce, else None."""
         try:
             found = self._reader.head(name, deadline)
         except S3Failure as failure:
@@ -176,8 +187,8 @@ class S3Writer:
         return True
 
     def _abort(self, name: str, upload: str) -> None:
-        """Free the parts if the server can be reached; parts that stay are removed by the bucket's
-        lifecycle rule.
+        """Make the server remove the uploaded parts. If it cannot be reached they stay, until the
+        bucket's lifecycle rule removes them.
         """
         try:
             self._client.abort_upload(name, upload)
@@ -194,11 +205,12 @@ IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads togethe
 
 
 class S3Store:
-    """Keeps the objects of one bucket and prefix. Threads may share it; processes and machines open
-    their own.
+    """Keeps the objects of one bucket and prefix. Threads may share a store; each process opens its
+    own.
 
-    The etag is the server's. Raises `StoreTimeout` if the server did not answer in time: that
-    request is in doubt, but nothing acknowledged is.
+    An etag is the one that the server gives. Methods raise `StoreTimeout` if the server did not
+    answer in time: a write may then have taken effect. Writes that were acknowledged before are
+    safe.
     """
 
     def __init__(self, place: S3Address) -> None:
@@ -263,8 +275,8 @@ class S3Store:
             self._attempts().run(lambda: self._client.delete(name))
 
     def delete_all(self, keys: Iterable[str]) -> None:
-        """Delete with one request per `DELETE_KEYS_MAX` keys. A server that refuses such requests
-        gets one per key from then on.
+        """Delete with one request per `DELETE_KEYS_MAX` keys. After a server has refused such a
+        request, each key is deleted by a request of its own.
         """
         every = [self._name(key) for key in keys]
         for start in range(0, len(every), DELETE_KEYS_MAX):
@@ -275,9 +287,9 @@ class S3Store:
                     self._attempts().run(lambda name=name: self._client.delete(name))
 
     def _delete_batch(self, names: Sequence[str]) -> Sequence[str]:
-        """Delete these objects by one request. Returns the names that are left: none, unless the
-        server refuses the request or one of them. The caller deletes those one by one, so that each
-        raises its own error.
+        """Delete these objects by one request. Returns the names that are left: all if the server
+        refuses such requests, else those that it refused to delete. The caller deletes these one by
+        one, so that each raises its own error.
         """
         left = names
 
@@ -299,6 +311,9 @@ class S3Store:
         return left
 
     def _listed(self, prefix: str, where: str) -> Iterator[ListedObject]:
+        """Yield the objects under this prefix, page by page. Names that no store could have written
+        are skipped; raises `StoreError` if the server does not list in order.
+        """
         more: str | None = None
         last = ""
         while True:
@@ -323,6 +338,7 @@ class S3Store:
         return Attempts(Deadline(self._limits.begin_s))
 
     def _name(self, key: str) -> str:
+        """Return the object's name in the bucket: the prefix and the key."""
         name = self._folder + check_key(key)
         if len(name) > KEY_BYTES_MAX:
             raise KeyRefused(
@@ -332,6 +348,7 @@ class S3Store:
         return name
 
     def _where(self, key: str) -> str:
+        """Return the object's place as error messages name it."""
         place = self._place
         at = f" at {place.endpoint}" if place.endpoint else ""
         return f"s3://{place.bucket}/{self._folder}{key}{at}"

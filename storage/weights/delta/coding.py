@@ -1,8 +1,9 @@
-"""Defines the encoded difference between one tensor's bytes and its parent's, and the byte streams
-that hold it.
+"""Defines the parts of a delta: how the difference of one tensor from the same tensor of the parent
+version (its base) is held (`CodedTensor`), and the format of its bytes, the payload (`StreamWriter`
+and `StreamReader`). `codec.py` and `sparse.py` encode and decode deltas with these parts.
 
 Elements are compared as bits, never as values: −0 and +0 differ, and so do two NaNs with different
-payloads.
+bits. A damaged payload raises `CorruptObject` and never takes more memory than a valid one.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,13 @@ from rollstream.errors import CorruptObject
 from rollstream.storage.stores.base import Data
 
 Coding = Literal["same", "sparse", "dense"]
-"""`same` has no payload. `sparse` holds the changed elements and needs the parent's bytes. `dense`
-holds all new bytes and needs no base.
+"""What a payload holds. `same`: nothing, because the tensor equals its base. `sparse`: the changed
+elements, so a reader needs the base. `dense`: all new elements, so a reader needs no base.
 """
 ValueCoding = Literal["ulp", "absolute", ""]
+"""How a sparse payload holds the changed elements: `ulp`, as the distance from the old value in
+representable numbers; `absolute`, as the new bits; "" without changed elements or if not sparse.
+"""
 Bits = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -29,8 +33,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """Describes an element of a dtype as raw bits, unsigned and signed. `is_float` states that the
-    top bit is a sign and the others a magnitude.
+    """Describes the elements of a dtype as integers of the same width, unsigned (`bits`) and
+    `signed`. `is_float`: the top bit is the sign, and the other bits grow with the magnitude.
     """
 
     bits: np.dtype[np.unsignedinteger]
@@ -56,7 +60,9 @@ ELEMENTS = {
 
 
 def element_of(dtype: str) -> Element:
-    """Return the element type of safetensors' dtype name; an unknown one is a `CorruptObject`."""
+    """Return the element of a dtype by its name in safetensors. Raises `CorruptObject` for an
+    unknown name.
+    """
     if dtype not in ELEMENTS:
         known = ", ".join(ELEMENTS)
         raise CorruptObject(f"a delta names dtype {dtype!r}, unknown here (known: {known})")
@@ -65,8 +71,8 @@ def element_of(dtype: str) -> Element:
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor:
-    """Holds one tensor's difference from its parent's tensor. `changed` counts elements (all of
-    them for `dense`); `values` is how a sparse difference encodes its elements.
+    """Holds the difference of one tensor from its base, as it is stored. `changed` is the number of
+    changed elements, for `dense` of all elements.
     """
 
     coding: Coding
@@ -77,15 +83,17 @@ class CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Holds replaced elements: their flat ascending positions and their new raw bits."""
+    """Holds a decoded difference: the positions of the changed elements in the flat tensor,
+    ascending, and their new bits.
+    """
 
     indices: Indices
     values: Bits
 
 
 def squash(changes: Sequence[Changes]) -> Changes:
-    """Merge the changes of consecutive versions of one tensor, oldest first, into one; later values
-    win.
+    """Merge the changes of consecutive versions of one tensor, oldest first, into one. Of several
+    changes of an element the last one counts.
     """
     assert changes, "nothing to squash"
     indices = np.concatenate([each.indices for each in reversed(changes)])
@@ -94,17 +102,19 @@ def squash(changes: Sequence[Changes]) -> Changes:
     return Changes(kept, values[first])
 
 
-NUMBER_BYTES_MAX = 10  # 64 bits, seven a byte
+NUMBER_BYTES_MAX = 10  # a number has at most 64 bits, seven in each byte
 
-# Streams are nearly memoryless, so only Huffman coding and long runs of one byte save space.
-# Searching for matches costs time, and short matches cost size too.
+# A byte of a stream hardly depends on the bytes before it. So Huffman coding and long runs of one
+# byte save space; a search for repeated sequences costs time, and short ones make the data larger.
 PARAMETERS = zstandard.ZstdCompressionParameters(
     compression_level=1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6
 )
 
 
 def corrupt_delta(what: str) -> CorruptObject:
-    """Return the error for a payload that no encoder wrote, or that has another base."""
+    """Return the error for a payload that is damaged, or that is applied to the wrong base. `what`
+    describes what was found.
+    """
     return CorruptObject(
         f"{what} in a delta: its payload is damaged or its base is not the parent; nothing was "
         "written, fetch it again or the anchor"
@@ -112,8 +122,9 @@ def corrupt_delta(what: str) -> CorruptObject:
 
 
 class StreamWriter:
-    """Builds a payload from numbers of variable length and from streams, which are bytes that zstd
-    compresses where that makes them smaller. A stream does not carry its full length.
+    """Builds a payload from two kinds of fields: numbers of variable length, and streams. A stream
+    is a run of bytes, compressed by zstd if that makes it smaller. Its uncompressed length is not
+    written: `StreamReader` must know it.
     """
 
     def __init__(self) -> None:
@@ -121,8 +132,8 @@ class StreamWriter:
         self._compressor = zstandard.ZstdCompressor(compression_params=PARAMETERS)
 
     def number(self, value: int) -> None:
-        """Write LEB128: seven bits a byte, the lowest first; a set top bit means that more
-        follow.
+        """Write a number as LEB128: seven bits in each byte, the lowest first. The top bit of a
+        byte is set if another byte follows.
         """
         assert value >= 0
         out = bytearray()
@@ -133,7 +144,9 @@ class StreamWriter:
         self._parts.append(bytes(out))
 
     def stream(self, data: Bytes) -> None:
-        """Write a number (stored length × 2, + 1 if it is a zstd frame) and the stored bytes."""
+        """Write a stream: a number, which is the stored length × 2, plus 1 if the stored bytes are
+        compressed (a zstd frame), and the stored bytes.
+        """
         raw = np.ascontiguousarray(data).data
         packed = self._compressor.compress(raw) if raw.nbytes else b""
         if len(packed) < raw.nbytes:
@@ -144,23 +157,28 @@ class StreamWriter:
             self._parts.append(bytes(raw))
 
     def flags(self, flags: Flags) -> None:
-        """Write flags, eight to a byte, the first in the lowest bit."""
+        """Write flags as a stream, eight in each byte, the first in the lowest bit."""
         self.stream(np.packbits(flags, bitorder="little"))
 
     def planes(self, numbers: Bits, count: int) -> None:
-        """Write the lowest `count` bytes of each number, first the lowest byte of every number."""
+        """Write the lowest `count` bytes of each number in planes, one stream for each: first the
+        lowest byte of every number, then the next one. High bytes are often equal, so a plane of
+        them compresses well.
+        """
         columns = numbers.view(np.uint8).reshape(len(numbers), -1)
         for plane in range(count):
             self.stream(columns[:, plane])
 
     def finish(self) -> bytes:
+        """Return the payload: all fields in the order in which they were written."""
         return b"".join(self._parts)
 
 
 class StreamReader:
-    """Takes a payload apart; every method raises `CorruptObject` rather than read past its end.
+    """Reads the fields of a payload in the order in which `StreamWriter` wrote them. Every method
+    raises `CorruptObject` if the payload does not hold what the caller expects, or ends too early.
 
-    The caller derives the full length of a stream from earlier fields. The length is checked before
+    The caller knows the uncompressed length of a stream from earlier fields. It is checked before
     memory is allocated, so a damaged payload costs no more memory than a valid one.
     """
 
@@ -170,7 +188,7 @@ class StreamReader:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def number(self, most: int) -> int:
-        """Read a number of at most `most`."""
+        """Read a number. A number above `most` is an error."""
         value = 0
         for index in range(NUMBER_BYTES_MAX):
             byte = self._take(1)[0]
@@ -182,7 +200,7 @@ class StreamReader:
         raise corrupt_delta("a number without end")
 
     def stream(self, size: int) -> Bytes:
-        """Read a stream of exactly `size` bytes."""
+        """Read a stream that has exactly `size` bytes when uncompressed."""
         stored, packed = divmod(self.number(2 * size + 1), 2)
         data = self._take(stored)
         if not packed:
@@ -200,17 +218,21 @@ class StreamReader:
         return np.frombuffer(whole, np.uint8)
 
     def flags(self, count: int) -> Flags:
+        """Read `count` flags."""
         packed = self.stream((count + 7) // 8)
         return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
     def planes(self, length: int, count: int, bits: np.dtype[np.unsignedinteger]) -> Bits:
-        """Read `length` numbers of `count` bytes each, as wide as `bits`."""
+        """Read `length` numbers, of which the lowest `count` bytes were written; the other bytes of
+        the result, whose type is `bits`, are 0.
+        """
         columns = np.zeros((length, bits.itemsize), np.uint8)
         for plane in range(count):
             columns[:, plane] = self.stream(length)
         return columns.view(bits).reshape(length)
 
     def finish(self) -> None:
+        """Raise `CorruptObject` if bytes remain after the last field."""
         if self._at != len(self._data):
             raise corrupt_delta(f"{len(self._data) - self._at:,} bytes too many")
 

@@ -1,8 +1,10 @@
-"""Encodes and decodes sparse payloads: segment after segment, each with the positions and the new
-values of its changed elements. `docs/explanation/weights.md` ("A payload, byte by byte") has the
-layout.
+"""Encodes and decodes sparse payloads, the difference of a tensor from that of the parent version:
+segment after segment, the positions and the new values of the changed elements
+(`docs/explanation/weights.md`, "A payload, byte by byte").
 
-Segments are independent of each other, so encoding needs memory for one.
+Positions are written as gaps; values as they are (`absolute`) or as steps from the old ones
+(`ulp`), whichever was smaller for the first changed elements. Numbers are written in planes, one
+stream for each of their bytes. Segments are independent, so encoding needs memory for one.
 """
 
 from collections.abc import Iterator
@@ -24,15 +26,15 @@ from rollstream.storage.weights.delta.coding import (
 
 
 def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
-    """Return the distances from old to new, counted in representable numbers (ulps, units in the
-    last place) and modulo the element's width. An optimiser moves most changed weights by one or
-    two such steps, where the changed bits themselves look random.
+    """Return the steps from old to new: distances counted in representable numbers (ulps, units in
+    the last place), modulo the element's width. An optimiser moves most changed weights by one or
+    two steps, so steps compress well, while the new bits look random.
     """
     return _ordered(new, element) - _ordered(old, element)
 
 
 def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
-    """Return the elements that are so many steps from the old ones; inverts `ulp_differences`."""
+    """Return the elements that are `steps` away from the old ones; inverts `ulp_differences`."""
     return _unordered(_ordered(old, element) + steps, element)
 
 
@@ -57,8 +59,8 @@ def _unordered(order: Bits, element: Element) -> Bits:
 
 
 def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
-    """Write non-zero steps: a flag each for the steps down, a flag each for the steps larger than
-    1, then by how much the latter exceed 2.
+    """Write non-zero steps: for each a flag whether it goes down, for each a flag whether its size
+    is above 1, then the sizes above 1, less 2.
     """
     signed = steps.view(element.signed)
     sizes = np.abs(signed).view(element.bits)  # right for the lowest number too, as unsigned
@@ -73,7 +75,7 @@ def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
 
 
 def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
-    """Read `count` non-zero steps."""
+    """Read `count` steps that `write_steps` wrote."""
     down = reader.flags(count).astype(element.bits)
     far = reader.flags(count)
     sizes = np.ones(count, element.bits)
@@ -85,8 +87,8 @@ def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
     return (sizes ^ -down) + down
 
 
-ESCAPE = 255
-LOW_PLANES_MAX = 2  # with two, the rest of any gap within a segment is below 256
+ESCAPE = 255  # this byte adds 255 to the number that the next byte continues
+LOW_PLANES_MAX = 2  # with two low bytes, the rest of any gap within a segment is below 256
 GAP_MEAN_MAX = 256  # largest mean rest of a gap; above it one more low byte is split off
 
 
@@ -95,9 +97,9 @@ def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> 
     elements before each changed one.
 
     A gap is split into low bytes and a rest; there are as many low bytes as make the rest small
-    (`GAP_MEAN_MAX`). The rests form the escaped plane (`_escape`). Gaps between random positions
-    are geometrically distributed, hence memoryless, so this plane compresses near its entropy at
-    any density; the planes of low bytes are noise.
+    (`GAP_MEAN_MAX`). The rests are written as one stream of bytes (`_escape`), the low bytes in
+    planes. Gaps between random positions are geometrically distributed, hence memoryless, so the
+    stream of rests compresses near its entropy at any density; low bytes do not compress.
     """
     planes = 0
     while elements // len(positions) >> (8 * planes) > GAP_MEAN_MAX:
@@ -156,13 +158,14 @@ TRIED = 1 << 14  # so many changed elements are coded both ways, to choose the s
 
 
 def segments(elements: int) -> Iterator[slice]:
+    """Yield the segments of a tensor with so many elements, in order."""
     for start in range(0, elements, SEGMENT):
         yield slice(start, min(start + SEGMENT, elements))
 
 
 def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding, int, bytes]:
-    """Encode `new` against `base`; returns the coding of values, the number of changed elements,
-    and the payload.
+    """Encode the elements of `new` that differ from those of `base`; returns the coding of values
+    ("" if nothing differs), the number of changed elements, and the payload.
     """
     writer = StreamWriter()
     values: ValueCoding = ""
@@ -179,8 +182,8 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding,
 
 
 def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Element) -> Changes:
-    """Return the changes that the payload makes to the elements of `base`, which stay as they are.
-    It needs memory for all changes, because nothing may be written before the whole payload is
+    """Return the changes that the payload makes to the elements of `base`; `base` is not written.
+    All changes are in memory together, so that a caller writes none before the whole payload is
     found to fit. Raises `CorruptObject` if the payload does not fit the elements.
     """
     reader = StreamReader(payload)
@@ -201,7 +204,9 @@ def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Eleme
 def read_segment(
     reader: StreamReader, base: Bits, values: ValueCoding, element: Element
 ) -> Changes:
-    """Return the changes to the elements of the next segment, at positions within it."""
+    """Return the changes of the payload's next segment, at positions within the segment; `base`
+    holds its old elements. Raises `CorruptObject` if the payload does not fit them.
+    """
     changed = reader.number(len(base))
     if not changed:
         return Changes(np.zeros(0, np.int64), np.zeros(0, element.bits))
@@ -224,6 +229,7 @@ def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:
 
 
 def _cheaper(old: Bits, new: Bits, element: Element) -> ValueCoding:
+    """Return the coding that takes fewer bytes for these values."""
     sizes: dict[ValueCoding, int] = {}
     choices: tuple[ValueCoding, ...] = ("ulp", "absolute")
     for values in choices:

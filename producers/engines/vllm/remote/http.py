@@ -1,9 +1,10 @@
-"""Makes the HTTP calls to a vLLM server (`ServerRoutes`), and encodes and decodes its wire format:
-requests for tokens, the events of a stream, and the lines of `/metrics` that are used.
-`streams.py` reads the token streams.
+"""The HTTP interface to a vLLM server, for a rollout whose engine `vllm` has a URL. `ServerRoutes`
+makes all calls except the token streams, which `streams.py` reads. The functions encode and decode
+the bodies: a request for tokens (`generate_body`), an event of its stream (`parse_output`), and
+the server's load (`parse_load`).
 
 Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored. A failed call
-is an `EngineRefused` that names the server and the route, and never the key.
+raises `EngineRefused`, which names server and route but never contains the server's API key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,24 +18,34 @@ from rollstream.errors import DecodeError, EngineRefused
 from rollstream.producers.engines.vllm.protocol import CoreLoad, CoreRequest, StepOutput
 
 REQUEST_PREFIX = "generate-tokens-"
-"""vLLM's prefix of a request's name."""
+"""vLLM puts this before the client's name of a request (`request_name`)."""
 
 
 class LogProb(msgspec.Struct, frozen=True):
+    """A generated token and the log-probability with which it was sampled."""
+
     token_id: int
     logprob: float
 
 
 class LogProbs(msgspec.Struct, frozen=True):
+    """The log-probabilities in one event, one for each of its tokens."""
+
     content: list[LogProb] | None = None
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
+    """States that the weights `version` generated the tokens from index `start` on."""
+
     version: str
     start: int
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
+    """The content of one event. Only the last event of a request has `finish_reason` and
+    `weight_versions`.
+    """
+
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     logprobs: LogProbs | None = None
@@ -42,6 +53,8 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
+    """One event of a token stream: the content, in a list of one, or an error."""
+
     choices: list[StreamChoice] = []
     error: msgspec.Raw | None = None
 
@@ -50,8 +63,8 @@ _EVENTS = msgspec.json.Decoder(StreamEvent)
 
 
 def generate_body(request: CoreRequest, name: str) -> bytes:
-    """Return the body of a request for a stream of tokens with their log-probabilities; `name` is
-    the client's name of the request.
+    """Return the body of a request for tokens with their log-probabilities, which the server sends
+    as a stream of events. `name` is this client's name of the request.
     """
     s = request.sampling
     sampling = {
@@ -77,8 +90,8 @@ def generate_body(request: CoreRequest, name: str) -> bytes:
 
 
 def parse_output(key: str, data: bytes) -> StepOutput | None:
-    """Return the output in an event, of the request `key`; None for an event without one. Raises
-    `DecodeError` for an error that the server reports, and for an event that cannot be decoded.
+    """Decode one event of the stream of the request `key`; returns None if it holds no output.
+    Raises `DecodeError` if the event reports an error of the server or cannot be decoded.
     """
     try:
         event = _EVENTS.decode(data)
@@ -99,15 +112,17 @@ def parse_output(key: str, data: bytes) -> StepOutput | None:
 
 
 def request_name(inside: str) -> str:
-    """Return the name that this client gave to a request, from vLLM's internal name. The internal
-    name has a prefix and, unless vLLM is configured otherwise, a dash and eight more characters;
-    the client's names contain no dash.
+    """Return the name that this client gave to a request; `inside` is vLLM's name of it. That is
+    `REQUEST_PREFIX`, the client's name, which contains no dash, and, unless vLLM is configured
+    otherwise, a dash and eight more characters.
     """
     return inside.removeprefix(REQUEST_PREFIX).partition("-")[0]
 
 
 def parse_load(lines: Iterable[str]) -> CoreLoad:
-    """Return the load in a page of metrics."""
+    """Return the load that the `lines` of the server's `/metrics` state (Prometheus' text format).
+    Lines with the same name and other labels are added up.
+    """
     sums = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     names = {
         "vllm:num_requests_running": "running",
@@ -125,10 +140,16 @@ ANSWER_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0  # to load a chunk of a large model into all workers of a server
 CONNECT_TIMEOUT_S = 10.0
 NO_REUSE = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+"""A connection for each request. The server closes a connection after an error and after some idle
+seconds, which may be while the next request is being sent.
+"""
 
 
 class ServerRoutes:
-    """Calls the routes of one server. Thread-safe; calls raise `EngineRefused` if it fails."""
+    """Calls the routes of the server at `url`, with `headers` (the API key) in every request.
+    Thread-safe. Every method except `is_alive` raises `EngineRefused` if the server does not answer
+    in time or cannot be reached.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url.rstrip("/")
@@ -137,18 +158,18 @@ class ServerRoutes:
             base_url=self.url,
             headers=dict(headers),
             timeout=httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            # The server closes a connection after an error and after some idle seconds, possibly
-            # while the next request is being sent.
             limits=NO_REUSE,
-            trust_env=False,  # a proxy would end long streams
+            trust_env=False,  # no proxy from the environment: it would end long streams
         )
 
     def get(self, path: str) -> httpx2.Response:
-        """Return the response, of any status."""
+        """Return the response to a GET request, whatever its status."""
         return self._send("GET", path)
 
     def probe(self, path: str) -> int:
-        """Return the status of an empty request, which shows whether the route exists."""
+        """Return the status of the response to a POST request with an empty JSON object, which
+        shows whether the route exists and whether the API key is accepted.
+        """
         return self._send("POST", path, json={}).status_code
 
     def post(
@@ -158,7 +179,9 @@ class ServerRoutes:
         query: Mapping[str, str] | None = None,
         within_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """Return the JSON of a successful response; an error status raises `EngineRefused`."""
+        """Send a POST request and return the JSON of the response, None if it is empty. Raises
+        `EngineRefused` also for an error status.
+        """
         response = self._send("POST", path, json=body, params=query, timeout=within_s)
         if response.is_error:
             text = response.text[:1000]
@@ -168,8 +191,8 @@ class ServerRoutes:
         return response.json() if response.content else None
 
     def call(self, method: str, *arguments: Any, within_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
-        """Call this method of each worker and return the results. Raises `EngineRefused` with a
-        worker's refusal.
+        """Call this method in each of the server's worker processes and return their results
+        (`worker.py` has the methods). Raises `EngineRefused` also if a worker returns a refusal.
         """
         body = {"method": method, "args": list(arguments)}
         answered = self.post("/collective_rpc", body, within_s=within_s)
@@ -180,7 +203,7 @@ class ServerRoutes:
         return results
 
     def is_alive(self) -> bool:
-        """Return whether the server answers and its engine runs."""
+        """Return whether the server answers and states that its engine runs."""
         try:
             return self._client.get("/health", timeout=CONNECT_TIMEOUT_S).is_success
         except httpx2.HTTPError:

@@ -1,9 +1,10 @@
-"""Reads the token streams of a vLLM server in one thread: each request has one HTTP response, which
-ends with the request.
+"""Reads the token streams of a vLLM server in one thread. Each request has one HTTP response, whose
+events hold its tokens, and which ends with the request.
 
-The thread queues the output of every event and then counts its tokens; `take` returns the outputs,
-in the order of each stream. Closing a stream aborts its request and drops its outputs that `take`
-has not returned. After a stream breaks, `take` returns the outputs before, then raises.
+The thread queues the output of every event and then counts its tokens, so once `settle` has seen a
+count, `take` returns these tokens. `take` keeps the order of each stream. Closing a stream aborts
+its request and drops its outputs that `take` has not returned. If any stream breaks, `take` returns
+the outputs that were queued before, then raises.
 """
 
 import asyncio
@@ -22,14 +23,16 @@ from rollstream.producers.engines.vllm.protocol import StepOutput
 from rollstream.producers.engines.vllm.remote.http import CONNECT_TIMEOUT_S, NO_REUSE, parse_output
 
 GENERATE_ROUTE = "/inference/v1/generate"
-EVENT_BYTES_MAX = 1 << 20
-SETTLE_TIMEOUT_S = 60.0
+EVENT_BYTES_MAX = 1 << 20  # a larger event breaks the stream
+SETTLE_TIMEOUT_S = 60.0  # longest wait for tokens that the server has generated
 _POLL_S = 0.001
 
 
 @dataclass(slots=True, eq=False)
 class TokenStream:
-    """Holds the stream of one request; `seen` counts the tokens that the thread has read."""
+    """Holds the stream of the request `key`, which the server knows as `name`. `seen` counts the
+    tokens that the thread has queued; `ended` is True once it reads no more.
+    """
 
     key: str
     name: str
@@ -40,14 +43,16 @@ class TokenStream:
 
 @dataclass(frozen=True, slots=True)
 class BrokenStream:
-    """Reports that a stream ended before its request."""
+    """Reports why a stream ended before its request."""
 
     why: str
 
 
 @dataclass(slots=True)
 class TokenStreams:
-    """Reads the streams of one server; each has the key of its request."""
+    """Reads the streams of the server at `url`, each under the key of its request. `headers` are
+    sent with every request; `host` names the server in errors.
+    """
 
     url: str
     headers: Mapping[str, str]
@@ -69,6 +74,7 @@ class TokenStreams:
         return len(self._open)
 
     def begin(self, key: str, name: str, body: bytes) -> None:
+        """Send a request for tokens with this body, and start to read its stream."""
         stream = self._open[key] = TokenStream(key, name)
         stream.task = asyncio.run_coroutine_threadsafe(self._read(stream, body), self._loop)
 
@@ -77,8 +83,8 @@ class TokenStreams:
         return {key: stream.name for key, stream in self._open.items()}
 
     def take(self, wait_s: float) -> list[StepOutput]:
-        """Return the outputs that have arrived; waits for the first one up to `wait_s`. Raises
-        `EngineRefused` once a stream is broken and all outputs before are returned.
+        """Return the outputs that have arrived; waits up to `wait_s` for the first one. Raises
+        `EngineRefused` if a stream broke and all outputs queued before are returned.
         """
         outputs: list[StepOutput] = []
         while self._broken is None:
@@ -100,15 +106,17 @@ class TokenStreams:
         return outputs
 
     def close(self, keys: Iterable[str]) -> None:
-        """Close these streams; no later output is from them."""
+        """Close these streams, which aborts their requests; `take` returns no more output of
+        theirs. Keys without an open stream are ignored.
+        """
         for key in keys:
             stream = self._open.pop(key, None)
             if stream is not None and stream.task is not None:
                 stream.task.cancel()
 
     def settle(self, wanted: Mapping[str, int]) -> None:
-        """Wait until the thread has read the `wanted` number of tokens of each stream, or the
-        stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
+        """Wait until the thread has queued, of each stream in `wanted`, that number of tokens, or
+        the stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
         """
         end = time.monotonic() + SETTLE_TIMEOUT_S
         for key, count in wanted.items():

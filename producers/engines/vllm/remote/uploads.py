@@ -1,9 +1,10 @@
-"""Receives the tensors that a rollout sends to a worker of a vLLM server before they are loaded:
-bytes in pieces, then a check against the hash of each tensor. It runs in the worker's process,
-beside decoding.
+"""Receives the tensors of a weight update that a rollout sends to a worker of a vLLM server, before
+they are loaded (`ChunkUploads`, in the worker's process, beside decoding).
 
-A version is a set of chunks. No tensor of a chunk is available before all of the chunk is checked.
-The first piece of the next set drops the previous set: at most one version is kept.
+An update is a set of chunks; a chunk is some tensors as one run of bytes, sent in pieces. The
+rollout claims the server, puts all pieces of a chunk in order, and has its tensors checked against
+their hashes. Only then does the worker take the chunk's tensors, when it loads the update (`pop`).
+The first piece of another set drops the previous set, so at most one update is kept.
 """
 
 import base64
@@ -19,13 +20,16 @@ from rollstream.storage.weights.tensors import tensor_hash, tensor_of
 
 @dataclass(slots=True)
 class ChunkUpload:
-    """Receives one chunk of a version; `tensors` are its tensors once they are checked."""
+    """Receives one chunk of an update. `data` has its full size from the start, and the first
+    `received` bytes are here; `tensors` is None until the chunk is checked.
+    """
 
     data: bytearray
     received: int = 0
     tensors: list[tuple[str, torch.Tensor]] | None = None
 
     def put(self, begin: int, piece: bytes) -> None:
+        """Add a piece. Raises `EngineRefused` unless it follows the bytes received so far."""
         if begin != self.received or begin + len(piece) > len(self.data):
             raise EngineRefused(
                 f"a piece at {begin} of {len(piece)} bytes does not follow {self.received} of "
@@ -35,7 +39,9 @@ class ChunkUpload:
         self.received += len(piece)
 
     def check(self, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
-        """Check all tensors; raises `CorruptObject`, which names one that differs from its hash."""
+        """Make the tensors that `entries` describe available, after each is checked against its
+        hash. Raises `CorruptObject` if bytes are missing or a tensor differs, and names the tensor.
+        """
         if self.received != len(self.data):
             raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
         view = memoryview(self.data)
@@ -50,7 +56,9 @@ class ChunkUpload:
 
 
 class ChunkUploads:
-    """Holds the uploads of one worker, from the rollout that claimed its server last (`owner`)."""
+    """Holds the uploads of one worker. They come from the rollout that claimed the server last
+    (`owner`); calls of any other rollout are refused. Chunks are named `SET/NUMBER`.
+    """
 
     def __init__(self) -> None:
         self.owner = ""
@@ -58,6 +66,7 @@ class ChunkUploads:
         self._chunks: dict[str, ChunkUpload] = {}
 
     def claim(self, owner: str) -> None:
+        """Make this rollout the owner, and drop all uploads."""
         self.owner, self._set = owner, ""
         self._chunks.clear()
 
@@ -70,7 +79,9 @@ class ChunkUploads:
             )
 
     def put(self, owner: str, name: str, size: int, begin: int, piece: str) -> None:
-        """Add a piece, in base64, of chunk `SET/NUMBER`; a new set drops the previous one."""
+        """Add a piece, in base64, to the chunk `name`, which has `size` bytes in all. A chunk of
+        another set drops the previous set.
+        """
         self.check_owner(owner)
         group = name.partition("/")[0]
         if group != self._set:
@@ -82,6 +93,9 @@ class ChunkUploads:
     def check(
         self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]
     ) -> None:
+        """Check a chunk whose pieces are all here, so that `pop` may return it. A chunk that fails
+        the check is dropped, and `CorruptObject` names the tensor.
+        """
         self.check_owner(owner)
         chunk = self._chunks.get(name)
         if chunk is None:
@@ -93,7 +107,9 @@ class ChunkUploads:
             raise
 
     def pop(self, name: str) -> list[tuple[str, torch.Tensor]]:
-        """Remove a checked chunk and return its tensors."""
+        """Remove a checked chunk and return its tensors by name. Raises `EngineRefused` if it is
+        not here or was not checked.
+        """
         chunk = self._chunks.pop(name, None)
         if chunk is None or chunk.tensors is None:
             raise EngineRefused(f"weights: chunk {name!r} is not here, or was not checked")
@@ -101,4 +117,6 @@ class ChunkUploads:
 
 
 UPLOADS = ChunkUploads()
-"""The uploads of this process: the worker's methods add, its weight-transfer engine removes."""
+"""The uploads of this worker's process: `worker.py` adds chunks when the rollout calls it, and
+`transfer.py` removes them when vLLM loads them.
+"""

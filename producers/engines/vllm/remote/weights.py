@@ -1,9 +1,9 @@
-"""Loads versions into a vLLM server over HTTP: the rollout sends the changed tensors, and each
-worker checks their hashes before they may be loaded. The rollout compares hashes of the served
-tensors with those of its own.
+"""Loads weight versions into a vLLM server over HTTP (`RemoteWeights`, in the rollout's process).
 
-`prepare` sends the tensors, beside decoding; `load` then reads the workers' own memory. From the
-start of a load until one succeeds, no version is held.
+`prepare` sends the tensors of a version, or patches (the elements that changed), in chunks while
+the server decodes; each of its workers keeps them in memory and checks their hashes (`uploads.py`).
+`load` makes the workers load what they received. From the start of a load until one succeeds, no
+version is held. `compare` compares hashes of the served tensors with hashes of the rollout's own.
 """
 
 import base64
@@ -32,17 +32,20 @@ from rollstream.producers.engines.vllm.weights import (
 from rollstream.storage.weights.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
 from rollstream.streams.values import Version
 
-PIECE_BYTES = 4 << 20  # receiving one piece delays a step of the server
-NAMES_AT_ONCE = 4
+PIECE_BYTES = 4 << 20  # of a chunk in one request, because receiving a piece delays a decode step
+NAMES_AT_ONCE = 4  # tensors whose hashes are requested at once, for the same reason
 
 Parts = Sequence[tuple[str, torch.Tensor]]
+"""The named tensors of one chunk."""
 Patched = tuple[tuple[list[int], str], ...]
+"""Shape and type of each tensor that the patches of a chunk change, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentUpdate:
-    """A checked update that is in the memory of the server's workers. `names` has the name of each
-    chunk, and for a chunk of patches the shapes and types of the patched tensors.
+    """Describes a checked update that is in the memory of the server's workers. `names` has the
+    name of each chunk, and for a chunk of patches what they change. Patches (`is_patch`) turn the
+    weights of version `base` into the new ones.
     """
 
     base: Version | None
@@ -51,8 +54,9 @@ class SentUpdate:
 
 
 class RemoteWeights:
-    """The weights of one server. With `in_place` its matrices can be patched; with `is_parallel`
-    they are split between GPUs and cannot be compared.
+    """Updates and compares the weights of one server; `needed` names the tensors of its model. With
+    `in_place` vLLM stores its matrices as a checkpoint does, so that they can be patched. With
+    `is_parallel` they are split between GPUs and cannot be compared.
     """
 
     def __init__(
@@ -65,7 +69,10 @@ class RemoteWeights:
         """The version whose weights are served whole; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Send the update. Raises `EngineRefused`, which names the wrong tensor."""
+        """Send the update to the workers, as patches where possible, and return it in the form that
+        `load` takes. The served weights do not change. Raises `EngineRefused`, which names the
+        tensor that is wrong.
+        """
         prepared = check_update(update, self._needed, self.held, self._in_place)
         self._updates_sent += 1
         names = [
@@ -76,7 +83,9 @@ class RemoteWeights:
         return replace(update, prepared=sent)
 
     def load(self, update: WeightUpdate) -> None:
-        """Serve these weights. After `EngineRefused` no version is held."""
+        """Serve these weights. An update that was not prepared, or whose patches start from another
+        version than the held one, is sent first. After `EngineRefused` no version is held.
+        """
         sent = update.prepared
         if not isinstance(sent, SentUpdate) or (sent.is_patch and sent.base != self.held):
             sent = self.prepare(update).prepared
@@ -104,7 +113,10 @@ class RemoteWeights:
     def compare(
         self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]
     ) -> WeightComparison:
-        """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
+        """Compare the served tensors of these names with `tensors`, as `Engine.read_back` does, by
+        hashes that the workers compute. Compares nothing (count 0) where tensors are split between
+        GPUs.
+        """
         if self._is_parallel:
             return WeightComparison(0, ())
         own, needed = self._needed.own(tensors), self._needed
@@ -117,7 +129,7 @@ class RemoteWeights:
         return WeightComparison(len(asked), tuple(differing))
 
     def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-        """Dtype and hash of every served copy; a few names per call, as each call delays a step."""
+        """Return dtype and hash of every copy that is served under each of these names."""
         found: dict[str, list[tuple[str, str]]] = {}
         for begin in range(0, len(places), NAMES_AT_ONCE):
             some = places[begin : begin + NAMES_AT_ONCE]
@@ -127,6 +139,7 @@ class RemoteWeights:
     def _chunks(
         self, update: WeightUpdate, prepared: PreparedUpdate
     ) -> Iterator[tuple[Parts, Patched | None]]:
+        """Yield the tensors of each chunk, and for a chunk of patches what they change."""
         if prepared.patches is None:
             whole = whole_chunks(self._needed, update.tensors)
             yield from ((parts, None) for parts in whole)
@@ -135,8 +148,9 @@ class RemoteWeights:
             yield patch_parts(patches), describe_patches(patches)
 
     def send_chunk(self, name: str, parts: Parts) -> str:
-        """Send a chunk in the layout of a staged file, piece by piece; then the workers check its
-        hashes. Returns the name.
+        """Send a chunk to all workers under this name, piece by piece, as one run of bytes in the
+        layout of a staged file (`staging.py`); then the workers check the hashes of its tensors.
+        Returns the name.
         """
         entries, hashes, size = _laid_out(parts)
         owner, received = self._core.owner, 0
@@ -151,13 +165,15 @@ class RemoteWeights:
         return name
 
     def _give_up(self) -> None:
-        """End a failed load in the workers; the next load overwrites the partly loaded weights."""
+        """End a load that failed before, so that the workers accept a new one, which overwrites the
+        partly loaded weights.
+        """
         self._routes.call("give_up_update")
         self._is_loading = False
 
 
 def _laid_out(parts: Parts) -> tuple[list[StagedTensor], list[str], int]:
-    """The entries and hashes of a chunk's tensors, and the bytes of the chunk."""
+    """Return the place and the hash of each tensor of a chunk, and the chunk's size in bytes."""
     entries: list[StagedTensor] = []
     hashes: list[str] = []
     end = 0
@@ -178,7 +194,9 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 def _differs(copies: Iterable[Sequence[str]], tensor: torch.Tensor) -> bool:
-    """Whether a served copy differs in bits from the result of loading this tensor."""
+    """Return whether any served copy (dtype and hash) differs in bits from this tensor, converted
+    to the dtype of the copy.
+    """
     for kind, wanted in copies:
         mine = tensor.to(DTYPES[kind])
         if tensor_hash(kind, tuple(mine.shape), tensor_bytes(mine)) != wanted:

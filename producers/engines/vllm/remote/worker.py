@@ -1,9 +1,10 @@
-"""Extends each worker of a vLLM server (`vllm serve --worker-extension-cls
-rollstream.producers.engines.vllm.remote.worker.ServerWorker`) by the calls that a rollout needs:
-the server's properties, its owner, the progress of its requests, and the loading of weights.
+"""Extends the workers of a vLLM server (`ServerWorker`), so that a rollout elsewhere can use the
+server as its engine: `vllm serve --worker-extension-cls
+rollstream.producers.engines.vllm.remote.worker.ServerWorker`. A worker is the process that computes
+the model, or a part of it; vLLM adds the methods here to its own worker class.
 
-The rollout calls each method by name over `/collective_rpc`; a method returns a refusal as
-`{"refused": …}`.
+The rollout calls each method by name over the server's route `/collective_rpc`, which runs it in
+every worker. A method that can refuse a call returns `{"refused": reason}` then, `{}` otherwise.
 """
 
 from collections.abc import Callable
@@ -20,12 +21,19 @@ RpcAnswer = dict[str, Any]
 
 
 class ServerWorker(WorkerExtension):
-    """Adds methods to vLLM's worker, whose attributes they use."""
+    """Adds to vLLM's worker the calls of a remote rollout. `describe`, `progress` and
+    `served_hashes` only read. A server has one owner, the rollout that claimed it last. The owner
+    uploads a version in chunks: `put_piece` for the bytes, then `check_chunk` for the hashes; then
+    vLLM's own calls load the checked chunks (`transfer.py`). The methods use attributes of vLLM's
+    worker.
+    """
 
     vllm_config: Any
 
     def describe(self) -> RpcAnswer:
-        """Return the properties that a rollout checks before it uses the server."""
+        """Return the properties that a rollout checks before it uses the server. `slots` is the
+        most sequences that run at once, `kv_tokens` the capacity of the KV cache.
+        """
         c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
         transfer = c.weight_transfer_config
         return {
@@ -45,25 +53,35 @@ class ServerWorker(WorkerExtension):
         }
 
     def claim(self, owner: str) -> RpcAnswer:
-        """Make this rollout the owner, and end an update that the previous owner left."""
+        """Make this rollout the owner, and end an update that the previous owner left unfinished.
+        From now on `check_owner` and the uploads refuse the previous owner.
+        """
         UPLOADS.claim(owner)
         self.give_up_update()
         return {}
 
     def check_owner(self, owner: str) -> RpcAnswer:
+        """Refuse a rollout that was not the last to claim the server."""
         return _rpc_answer(lambda: UPLOADS.check_owner(owner))
 
     def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> RpcAnswer:
+        """Receive a piece (base64) of the upload of chunk `name`, whose bytes are `size` in all; it
+        belongs at byte `begin`, directly behind the piece before it.
+        """
         return _rpc_answer(lambda: UPLOADS.put(owner, name, size, begin, piece))
 
     def check_chunk(
         self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]
     ) -> RpcAnswer:
-        """Check an upload; `refused` names the tensor that differs from its hash."""
+        """Check the upload of a chunk. `entries` describe where its tensors are, `hashes` are their
+        hashes; a refusal names the tensor that differs. Only a checked chunk can be loaded.
+        """
         return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 
     def progress(self) -> dict[str, int]:
-        """Return the number of generated tokens of each started request, by vLLM's name of it."""
+        """Return by vLLM's request id the number of generated tokens of each request that the model
+        runner has (of a resumed request, since vLLM received it).
+        """
         runner = self.model_runner
         if hasattr(runner, "requests"):
             return {name: len(state.output_token_ids) for name, state in runner.requests.items()}
@@ -72,7 +90,9 @@ class ServerWorker(WorkerExtension):
         return {name: int(total[i]) - int(asked[i]) for name, i in states.req_id_to_index.items()}
 
     def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
-        """Return type and hash of every served copy of these tensors, by name."""
+        """Return by tensor name the dtype and the hash of every copy of this worker's part that is
+        served (on a CPU vLLM can have two copies of a matrix).
+        """
         model = self.model_runner.get_model()
         hashes: dict[str, list[tuple[str, str]]] = {}
         for name in names:
@@ -86,6 +106,7 @@ class ServerWorker(WorkerExtension):
 
 
 def _rpc_answer(do: Callable[[], None]) -> RpcAnswer:
+    """Return `{}` after `do` succeeded, or its error as a refusal."""
     try:
         do()
     except RollstreamError as error:
