@@ -66,8 +66,9 @@ class TopicViews:
         held = self.archive.held(topic)
         lost = self._copy_others(topic, held)
         if lost:
+            offsets = archive_files.gaps_in_words(lost)
             self.warn(
-                f"{topic}: neither the archive nor the log holds offsets {archive_files.gaps_in_words(lost)}; "
+                f"{topic}: neither the archive nor the log holds offsets {offsets}; "
                 "the result lacks these rows"
             )
         if not held:
@@ -187,9 +188,10 @@ def define_evaluations(connection: duckdb.DuckDBPyConnection, location: RunLocat
     connection.execute(f"CREATE TABLE evaluations ({columns}, line JSON)")
     lines = read_metrics(location.evaluations) if location.evaluations else []
     if lines:
+        shape = archive_files.sql_literal(json.dumps(EVALUATION_COLUMNS))
         connection.execute(
             f"INSERT INTO evaluations BY NAME "
-            f"SELECT unnest(from_json(line, {archive_files.sql_literal(json.dumps(EVALUATION_COLUMNS))})), line "
+            f"SELECT unnest(from_json(line, {shape})), line "
             "FROM (SELECT unnest($lines)::JSON AS line)",
             {"lines": [json.dumps(line) for line in lines]},
         )

@@ -16,15 +16,7 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from rollstream.analysis.locate import REPLAY_FILE
-from rollstream.config import run_folder
-from rollstream.config.config import (
-    SettingChange,
-    essential_settings,
-    fingerprint,
-    load,
-    setting_changes,
-    url_identity,
-)
+from rollstream.config import config, run_folder
 from rollstream.config.identity import (
     read_or_create_identity,
     record_configuration,
@@ -87,11 +79,13 @@ class ForkPlan:
     folder: run_folder.RunFolder
     now: Configuration
 
-    def changes(self) -> list[SettingChange]:
+    def changes(self) -> list[config.SettingChange]:
         """Returns the essential settings (those that a run records and compares) in which fork and
         parent differ, without `OWN_SETTINGS`.
         """
-        found = setting_changes(essential_settings(self.before), essential_settings(self.now))
+        found = config.setting_changes(
+            config.essential_settings(self.before), config.essential_settings(self.now)
+        )
         return [change for change in found if change.key not in OWN_SETTINGS]
 
 
@@ -101,9 +95,9 @@ def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) ->
     them.
     """
     folder = run_folder.RunFolder(out.absolute())
-    before = load(parent.settings)
+    before = config.load(parent.settings)
     own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
-    wanted = ForkPlan(parent, before, folder, load(parent.settings, [*own, *overrides]))
+    wanted = ForkPlan(parent, before, folder, config.load(parent.settings, [*own, *overrides]))
     _check_settings(wanted, step)
     return wanted
 
@@ -148,7 +142,7 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
     parents = {"bus": wanted.parent.bus, "store": wanted.parent.store}
     for name, url_of in (("bus", run_folder.bus_url), ("store", run_folder.store_url)):
         url, other = url_of(now, wanted.folder.path), parents[name]
-        if other is not None and url_identity(url) == url_identity(other):
+        if other is not None and config.url_identity(url) == config.url_identity(other):
             raise ConfigurationError(
                 f"{name}: {url} is the parent's; give the fork one of its own with --set {name}=URL"
             )
@@ -332,7 +326,7 @@ def _write_trainer_state(
         },
         groups=(),
         counts={},
-        configuration_hash=fingerprint(c),
+        configuration_hash=config.fingerprint(c),
     )
     tensors = learner.state()
     write_checkpoint(store, step, term, tensors, state.encode())
@@ -342,7 +336,11 @@ def _write_trainer_state(
     run_id = read_or_create_identity(store, c.run).id
     record_configuration(store, c)
     ledger.append(
-        [Configured(fingerprint(c), code_revision(), step, forked_from=origin, run_id=run_id)]
+        [
+            Configured(
+                config.fingerprint(c), code_revision(), step, forked_from=origin, run_id=run_id
+            )
+        ]
     )
     hashed = hashes_state(learner.state_bytes, None)
     state_hash = learner.state_hash() if hashed else copied_state_hash(tensors)

@@ -13,14 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollstream import errors
-from rollstream.config.config import (
-    URL_SETTINGS,
-    essential_settings,
-    load,
-    setting_changes,
-    setting_value,
-    url_identity,
-)
+from rollstream.config import config
 from rollstream.config.identity import DELETED, IDENTITY_KEY, RunIdentity, mark_deleted
 from rollstream.config.run_folder import (
     RunFolder,
@@ -118,8 +111,8 @@ def plan_restore(
         checked(source, stored)
     path = scratch / "config.json"
     path.write_bytes(source.get(CONFIGURATION))
-    before = load(path)
-    now = load(path, [f"folder={folder.absolute()}", *overrides])
+    before = config.load(path)
+    now = config.load(path, [f"folder={folder.absolute()}", *overrides])
     _check_settings(before, now)
     return RestorePlan(backup, source, RunFolder(folder.absolute()), now)
 
@@ -146,10 +139,14 @@ def _check_settings(before: Configuration, now: Configuration) -> None:
     """Raise `ConfigurationError` if an essential setting (one that roles compare with the run's)
     differs: a restored run is the same run, and its log and store keep their names (invariant 15).
     """
-    found = setting_changes(essential_settings(before), essential_settings(now))
+    found = config.setting_changes(
+        config.essential_settings(before), config.essential_settings(now)
+    )
     if found:
         lines = "\n".join(f"  {one}" for one in found)
-        urls = ", ".join(url_identity(setting_value(before, key)) for key in URL_SETTINGS)
+        urls = ", ".join(
+            config.url_identity(config.setting_value(before, key)) for key in config.URL_SETTINGS
+        )
         raise errors.ConfigurationError(
             f"a restored run keeps its settings:\n{lines}\nof {urls} only hosts, endpoints and "
             "options may change; for other names or settings fork the restored run"

@@ -20,14 +20,7 @@ from typing import Any, Literal, cast
 
 from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.metric_values import MetricValues
-from rollstream.supervisor.process import (
-    ChildProcess,
-    ProcessSpec,
-    RestartPolicy,
-    describe_exit,
-    is_final_exit,
-    last_lines,
-)
+from rollstream.supervisor import process
 
 # Longest wait for the lock: the roles of a killed supervisor, which have the lock too, die at once,
 # and their own children a moment later.
@@ -137,8 +130,8 @@ class _RoleProcess:
     is `done` is not started again.
     """
 
-    seat: ProcessSpec
-    child: ChildProcess | None = None
+    seat: process.ProcessSpec
+    child: process.ChildProcess | None = None
     nonce: str | None = None
     deaths_s: list[float] = field(default_factory=list[float])
     code: int | None = None
@@ -160,17 +153,17 @@ class Supervisor:
 
     def __init__(
         self,
-        seats: Sequence[ProcessSpec],
+        seats: Sequence[process.ProcessSpec],
         logs: Path,
         lock: RunLock | None = None,
         record: RecordEvent = lambda event: None,
-        policy: RestartPolicy | None = None,
+        policy: process.RestartPolicy | None = None,
         limits: SupervisorLimits | None = None,
     ) -> None:
         known = lock.nonces() if lock else {}
         self._posts = [_RoleProcess(seat, nonce=known.get(seat.name)) for seat in seats]
         self._logs, self._lock, self._record = logs, lock, record
-        self._policy, self._limits = policy or RestartPolicy(), limits or SupervisorLimits()
+        self._policy, self._limits = policy or process.RestartPolicy(), limits or SupervisorLimits()
         self._complete_s: float | None = None
         self._is_stopping = False
 
@@ -241,7 +234,7 @@ class Supervisor:
         return self._died(post, child, code, now)
 
     def _died(
-        self, post: _RoleProcess, child: ChildProcess, code: int, now: float
+        self, post: _RoleProcess, child: process.ChildProcess, code: int, now: float
     ) -> RunOutcome | None:
         """Record a death and plan the next start. If there must be none, return the run's failure:
         for a role that refused to start with its own error message, for one that died too often
@@ -250,20 +243,20 @@ class Supervisor:
         name = post.seat.name
         post.deaths_s.append(now)
         recent = self._policy.recent(post.deaths_s, now)
-        has_refused, post.code = is_final_exit(code, post.code), code
+        has_refused, post.code = process.is_final_exit(code, post.code), code
         delay = None if has_refused else self._policy.delay_s(post.deaths_s, now)
         event = {"event": "death", "role": name, "code": code, "delay_s": delay}
         self._record({"time_s": time.time(), **event})
         if delay is not None:
             post.due_s = now + delay
-            post.death = f"died ({describe_exit(code)}), restart {len(post.deaths_s)}"
+            post.death = f"died ({process.describe_exit(code)}), restart {len(post.deaths_s)}"
             return None
         if has_refused and (words := child.error_message()):
             return RunOutcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")
-        last = describe_exit(code)
+        last = process.describe_exit(code)
         often = f"died {recent} times within {self._policy.within_s:g} s, last with {last}"
         how = "refused to start" if has_refused else often
-        quoted = "\n".join(f"  | {line}" for line in last_lines(child.log))
+        quoted = "\n".join(f"  | {line}" for line in process.last_lines(child.log))
         return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
 
     def _start(self, post: _RoleProcess) -> None:
@@ -278,7 +271,7 @@ class Supervisor:
             self._lock.keep_nonces({p.seat.name: p.nonce for p in self._posts if p.nonce})
         log = self._logs / f"{post.seat.name}.log"
         lock = self._lock.descriptor if self._lock else None
-        post.child = ChildProcess(post.seat, log, environment, lock)
+        post.child = process.ChildProcess(post.seat, log, environment, lock)
         self._record(
             {
                 "time_s": time.time(),
@@ -316,7 +309,7 @@ class Supervisor:
             self._stop([post.child for post in posts if post.child], hurry, show)
 
     def _stop(
-        self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates
+        self, children: Sequence[process.ChildProcess], hurry: threading.Event, show: ShowStates
     ) -> None:
         """Stop these processes: send SIGTERM, wait until they end, at most `stop_s` or until
         `hurry` is set, and kill the remaining ones.

@@ -13,15 +13,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import fields, replace
 
+from rollstream.streams import codec
 from rollstream.streams.bus import Message
-from rollstream.streams.codec import (
-    Decoded,
-    Envelope,
-    encode,
-    header_bytes,
-    is_canonical,
-    record_hash,
-)
 from rollstream.streams.reader import REASON_MAX, classify_message
 from rollstream.streams.records import TOPIC_RECORDS, Fence, Record
 from rollstream.streams.topics import ARCHIVED_TOPICS, catalogue
@@ -115,8 +108,8 @@ def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None)
     `sequence` are given. Raises ValueError if JSON cannot hold one of its numbers.
     """
     if term is None or sequence is None:
-        return encode(record)
-    return encode(record, Envelope(TOPIC_WRITERS[topic], term, sequence))
+        return codec.encode(record)
+    return codec.encode(record, codec.Envelope(TOPIC_WRITERS[topic], term, sequence))
 
 
 def with_default(record: Record, stated: bool) -> Record:
@@ -146,12 +139,12 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
         record, reason = None, f"schema {schema} does not belong in {topic}"
     kept = record is None or decoded is None or not _columns_suffice(topic, decoded, value)
     return ArchiveRow(
-        message, record, schema, record_hash(value), term, sequence, classified.void, reason,
-        value if kept else None, None if kept else header_bytes(value),
+        message, record, schema, codec.record_hash(value), term, sequence, classified.void, reason,
+        value if kept else None, None if kept else codec.header_bytes(value),
     )  # fmt: skip
 
 
-def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:
+def _numbers(envelope: codec.Envelope | None) -> tuple[int | None, int | None]:
     """Returns term and sequence number; None for each that does not fit 64 bits."""
     if envelope is None:
         return None, None
@@ -162,7 +155,7 @@ def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:
     )
 
 
-def _columns_suffice(topic: str, decoded: Decoded, value: bytes) -> bool:
+def _columns_suffice(topic: str, decoded: codec.Decoded, value: bytes) -> bool:
     """Returns whether the record's header and columns restore exactly these bytes: they are what
     `encode` writes, under the topic's own writer if there is an envelope.
     """
@@ -171,4 +164,4 @@ def _columns_suffice(topic: str, decoded: Decoded, value: bytes) -> bool:
         envelope.role == TOPIC_WRITERS[topic]
         and _numbers(envelope) == (envelope.term, envelope.sequence)
     )
-    return ours and is_canonical(value, decoded)
+    return ours and codec.is_canonical(value, decoded)
