@@ -22,8 +22,6 @@ from testbed.run_process import (
 )
 from testbed.waiting import WAIT_S, wait_for
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def unserved(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -53,6 +51,7 @@ def deaths_of_rollouts(folder: Path) -> list[int]:
     return [one["code"] for one in events if one["event"] == "death" and "rollout" in one["role"]]
 
 
+@pytest.mark.slow
 def test_a_refused_model_ends_the_run_with_the_rollouts_message(
     tmp_path: Path, unserved: Path
 ) -> None:
@@ -75,6 +74,7 @@ def test_a_refused_model_ends_the_run_with_the_rollouts_message(
     assert "depends on the batch; choose another model (model.path) or no ev" in evaluated.stderr
 
 
+@pytest.mark.long
 def test_a_killed_rollout_is_no_refusal(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, model, ["rollouts.count=1"]) as process:
