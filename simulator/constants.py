@@ -3,7 +3,8 @@ result. `cluster_of` (`cluster.py`) computes the simulated machines from them.
 
 A constant is known from its source (a data sheet, a published configuration, a paper), or it is
 assumed and then has a range, over which `benchmarks/simulator/` prints the results. No constant was
-fitted to a published ratio, and none may be: a change of a value needs its new source.
+fitted to a published ratio (of two policies' speeds), and none may be: a change of a value needs
+its new source.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Constant:
 
 
 def known(value: float, unit: str, source: str) -> Constant:
-    """Returns a constant that its source states."""
+    """Returns a constant that its source states, or that the experiment sets."""
     return Constant(value, unit, source, value, value)
 
 

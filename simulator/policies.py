@@ -50,7 +50,7 @@ class SchedulingPolicy:
     early_start: bool = False
     """A step starts with the first groups that are ready."""
     repack: bool = False
-    """The last trajectories of rollouts that ramp down are packed together on fewer rollouts."""
+    """The last trajectories of rollouts that ramp down (`peak`) are packed onto fewer rollouts."""
     peak: bool = False
     """A rollout ramps down once its KV cache use is below its maximum since the last pull, as in
     the service. Otherwise: once it is below the use at the last check (Laminar).
@@ -60,7 +60,7 @@ class SchedulingPolicy:
     longest of the next (the first tier of HistoPipe). Long answers start first.
     """
     ramp: bool = False
-    """More rollouts share the long groups of a wave (the second tier of HistoPipe)."""
+    """The long groups of a wave get extra rollouts (the second tier of HistoPipe)."""
     migrate: bool = False
     """Outliers among the last unfinished trajectories move to other rollouts."""
 

@@ -1,9 +1,9 @@
 """Simulates one rollout's engine in virtual time: continuous batching over a KV cache of fixed size
 (`Replica`), and the time integrals of its work and cache use (`ReplicaUsage`).
 
-Times are exact up to rounding for the `Roofline` of the paced engine, although the replica jumps
-from event to event. The cache never holds more than its capacity: the newest sequences return to
-the queue and are prefilled again later, as in vLLM.
+A step takes the time of `Roofline`, the paced engine's model of a device. Times are exact up to
+rounding, although the replica jumps from event to event. The cache never holds more than its
+capacity: the newest sequences return to the queue and are prefilled again later, as in vLLM.
 """
 
 from bisect import insort

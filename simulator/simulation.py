@@ -1,6 +1,7 @@
 """Runs the loop of the simulator in virtual time: it takes event after event from the `World` (the
 state and the event queue of a run) and calls the parts that react: replicas, dispatch, repack,
-trainer, faults.
+trainer, faults. A replica is the engine of one rollout; it decodes in jumps of several steps, each
+up to its next event (`replica.py`).
 
 Equal inputs give equal runs: events at equal times happen in the order in which they were planned,
 and all randomness comes from the workload's seed.

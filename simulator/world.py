@@ -1,8 +1,8 @@
 """Holds the state and the event queue of one simulated run, which its parts share.
 
 An event is a time, a kind and a subject (such as a rollout). Events at equal times happen in the
-order in which they were planned. `simulation.py` has the loop; `repack.py` changes the state
-through the methods below and never imports the loop. A replica (`replica.py`) is the engine of one
+order in which they were planned. `simulation.py` has the loop; `repack.py` changes this state and
+plans events too, without importing the loop. A replica (`replica.py`) is the engine of one
 simulated rollout.
 """
 
@@ -75,7 +75,9 @@ class World:
         return kind, subject
 
     def plan_dispatch(self, after_s: float | None = None) -> None:
-        """Plan one dispatch round soon; changes until then share that round."""
+        """Plan a dispatch round after `after_s` (by default the job's interval), unless one is
+        planned already; changes until then share that round.
+        """
         if not self.dispatch_planned:
             self.dispatch_planned = True
             wait_s = self.job.dispatch_every_s if after_s is None else after_s
@@ -87,8 +89,8 @@ class World:
             self.plan(rollout.replica.due_s, "wake", rollout)
 
     def check_empty(self, rollout: SimulatedRollout) -> None:
-        """If the rollout has no work left, plan a dispatch round for it, and under `keep_version`
-        let it pull a newer version.
+        """If the rollout has no work left, plan a dispatch round for it, begin its next batch if
+        the policy works in `batches`, and under `keep_version` let it pull a newer version.
         """
         if not rollout.replica.is_empty() or rollout.expecting or not rollout.is_open():
             return

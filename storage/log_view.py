@@ -102,7 +102,8 @@ class TopicView:
     `records`, `messages`, `tables` and `segments` read up to an end.
 
     Even while records are archived and truncated, it returns each offset at most once, in the order
-    of its partition, and reports each offset that it cannot return as a `Hole`.
+    of its partition, and reports each offset that it cannot return as a `Hole`, unless compaction
+    may have removed it.
 
     `positions` are the next offsets, each with the fence before it: another view that starts there
     continues this one. `holes` are all holes so far; `on_hole` is called with each new one. A
@@ -155,7 +156,7 @@ class TopicView:
                     yield message
 
     def messages(self, ends: Mapping[int, int] | None = None) -> Iterator[segments.LogRecord]:
-        """Yields all messages up to `ends`, as `records` does, with those that do not count."""
+        """Yields all messages up to `ends` in the same order, those that do not count included."""
         for segment in self.segments(ends):
             if not isinstance(segment, segments.Hole):
                 yield from self._classified(segment)

@@ -2,7 +2,7 @@
 (`build_model`), or those of a Hugging Face checkpoint (`load_model`). For several trainer ranks a
 model is built without memory for its weights (`load_empty_model`): each rank reads its own rows.
 
-It also reads and writes the files that a weight version has beside its tensors, such as
+It also reads and makes the files that a weight version has beside its tensors, such as
 `config.json` (`config_from_version`, `model_files`). A model that transformers does not know, or a
 checkpoint that is incomplete, is refused by name (`ConfigurationError`).
 """
@@ -144,7 +144,9 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
     """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
     without memory), and the reader of the rows with which to fill them. Buffers have their values.
     Returns None if the checkpoint's names or shapes differ from the model's: only `load_model` can
-    then convert it, or name the difference. Raises `ConfigurationError` as `load_model` does.
+    then convert it, or name the difference. Raises `ConfigurationError` for a checkpoint that is
+    incomplete, unknown, quantised or damaged, but the library's own error for a wrong value in
+    `config.json`.
     """
     folder = _trainable_folder(path)
     config = cast(

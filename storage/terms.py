@@ -114,8 +114,8 @@ def next_term(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Return a term that no other start under this name has or had, higher than all before; the
-    first is 1. If the caller dies before it uses the term, that term is skipped. Raises
-    `StoreError` after `SWAPS_MAX` lost swaps.
+    first is 1, or the first of a new generation (`TermGeneration`). If the caller dies before it
+    uses the term, that term is skipped. Raises `StoreError` after `SWAPS_MAX` lost swaps.
     """
     key, is_late = _name_key(role, name), False
     for lost in range(SWAPS_MAX):

@@ -39,7 +39,7 @@ CLAIM_START = b'{"record":{"schema":"claim/1"'  # how the header of a `Claim` (c
 LARGE_BYTES = 1 << 15  # above this, hashing in pieces saves one copy (measured: 5.1 to 3.8 µs)
 _PREFIX = struct.Struct("<4sIQ")  # magic, header's length, xxh3-64 (seed 0) of all bytes from 16 on
 _PREFIX_BYTES = _PREFIX.size
-_PADDING = tuple(bytes(-size % 8) for size in range(8))  # by size modulo 8: zeros up to 8
+_PADDING = tuple(bytes(-size % 8) for size in range(8))  # by size modulo 8: zeros to fill up
 _ARRAY_KEY = re.compile(r"\w+:[a-z]([1248])", re.ASCII)  # an array in the header, as `tokens:u4`
 _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -151,6 +151,7 @@ def decode(data: bytes) -> Decoded:
     except _JSON_ERRORS as error:
         raise _header_error(head, error) from error
     record, at = decoded.record, _PREFIX_BYTES + len(head)
+    # Readers recognise a claim by these bytes alone (`storage/claim_check.py`).
     if data.startswith(CLAIM_START, _PREFIX_BYTES) and type(record) is not Claim:
         raise DecodeError("header: a claim and another record under the key `record` twice")
     try:

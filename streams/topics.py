@@ -20,7 +20,9 @@ DEAD_BYTES_EXTRA = 1 << 16  # what a `Dead` has beside the original bytes: addre
 TOMBSTONE_S = 24 * 3600.0
 DEAD_BYTES_MAX = (16 << 20) + DEAD_BYTES_EXTRA
 RECORD_BYTES_MAX = 1 << 20
-"""Larger records go to the object store (claim check); a compacted topic refuses them."""
+"""Larger records, up to their topic's `record_bytes_max`, go to the object store (claim check).
+A compacted topic refuses them.
+"""
 NUMBER_MAX = 1e6
 """Bound of rewards, scores and annotation values. An advantage is then at most 2e6, and a gradient
 norm squares sums of them over tokens: (2e6 · 1e6 tokens)² = 4e24 is far below the largest float32,

@@ -1,6 +1,6 @@
 """Keeps the number of archive files small: merges consecutive files of a partition into a wider one
-(`storage/archive/merging.py`), and deletes the files whose records it holds after a grace period,
-in which readers may still read them.
+(`storage/archive/merging.py`) and, after a grace period in which readers may still read them,
+deletes the files whose records it holds.
 
 Several compactors and archivers may run at the same time, and each may be killed at any moment: no
 record is lost. Readers read none twice if they leave out each file whose first offset is in the

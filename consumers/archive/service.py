@@ -1,7 +1,7 @@
-"""The loop of the archive role: every two seconds or less it archives the new records of each topic
-that the settings name (`topic.py`), then merges small files (`compaction.py`).
+"""The loop of the archive role: every two seconds or less it reads the new records of the archived
+topics and writes the files that are due (`topic.py`), then merges small files (`compaction.py`).
 
-It reads seldom and in large batches, so that it costs the run little; records that are not archived
+It reads seldom and in large batches, so that it costs the run little; records that are in no file
 yet are still in the log. When it stops it archives up to the present ends of the topics, so a run
 whose archive role stops last is archived completely.
 """

@@ -70,7 +70,7 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     LagAudit: ("ledger", "trajectories"),
     OriginAudit: ("applied", "prompts", "assignments", "partials", "trajectories"),
     DecisionAudit: ("ledger", "annotations", "trajectories"),
-    FenceAudit: (),
+    FenceAudit: (),  # its `judged` classifies messages before the folds receive them
 }
 """The topics whose messages a fold receives; a fold that is not listed receives all."""
 OF_GROUPS = ("annotations", "partials", "trajectories")

@@ -268,7 +268,7 @@ class DecisionAudit:
             return
         count, before = self._equal.get(group, (0, record.reward))
         if record.reward is None or record.reward != before:
-            self._equal[group] = (-1 << 40, float("nan"))
+            self._equal[group] = (-1 << 40, float("nan"))  # they differ: no violation follows
             return
         self._equal[group] = (count + 1, record.reward)
         if count + 1 == self.ledger.trained_of[group] >= EQUAL_REWARDS_MIN:

@@ -182,7 +182,7 @@ class LedgerIndex:
     trained_of: Counter[int] = field(default_factory=Counter[int])
     """Number of trained trajectories, by group."""
     versions: dict[int, Version] = field(default_factory=dict[int, Version])
-    """The version that each step made, by the first `StepDone` of the step."""
+    """The version that each step made, by the first `StepDone` or take that names one."""
     begun: dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]] = field(
         default_factory=dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]]
     )

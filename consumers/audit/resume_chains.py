@@ -1,5 +1,5 @@
-"""Checks that a resumed completion contains the chain of partials that it was resumed from, as far
-as the log keeps them.
+"""Checks, for `origins.py`, that a resumed completion contains the chain of partials that it was
+resumed from, as far as the log keeps them.
 
 Each link (partial) of the chain is compared with its part of the completion: tokens, sources,
 log-probabilities and versions. A chain proves nothing, and is skipped, if a link is missing (for
@@ -19,7 +19,9 @@ from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
 
 
 class PartialLink(msgspec.Struct, frozen=True, gc=False):
-    """Describes one partial of a chain; `hash` covers its tokens, sources and log-probabilities."""
+    """Describes one partial of a chain: `count` tokens from index `start` of the trajectory on,
+    `generated` of them by the model. `hash` covers its tokens, sources and log-probabilities.
+    """
 
     previous: Address | None
     start: int

@@ -1,10 +1,10 @@
 """Reads the records of a run for the audit, once and in the order of each partition, from the log
 and the archive (`AuditSource`).
 
-A record of the log and most archived rows are returned as messages with the bytes that they had in
-the log. Archived trajectories are returned as columns of many rows (`TrajectoryRows`), which the
-folds check faster than single records. All archived rows are verified by their hashes. For a range
-that cannot be read a `Hole` is returned or a violation recorded.
+Records of the log and archived rows are returned as messages, with the bytes that they had in the
+log. Most archived trajectories are instead returned as columns of many rows (`TrajectoryRows`),
+which folds (`RowFold`) check faster than single records. All archived rows are verified by their
+hashes. A range that cannot be read is returned as a `Hole`, recorded as a violation, or both.
 """
 
 from __future__ import annotations

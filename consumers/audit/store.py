@@ -293,7 +293,9 @@ class CheckpointAudit:
         return any(stored.id == one and stored.whole for stored in stored_checkpoints(self.store))
 
     def _check_newest(self, newest: int) -> None:
-        """Check that a due checkpoint exists: it is written before the next `StepDone`."""
+        """Check that a due checkpoint exists: it is written before the next `StepDone`. Nothing is
+        checked if the settings changed during the run.
+        """
         last, every = self.versions.last, self.policy.checkpoint_every
         if last is None or not every or len(self.versions.configurations) > 1:
             return

@@ -1,10 +1,10 @@
 """Checks invariant 1 for open groups: the trainer skips none of them silently.
 
 `TrainerReads` derives from the ledger how far the trainer had read `trajectories` and `annotations`
-at each take. `OpenGroupCheck` repeats the trainer's decision about each open group on the records
-that had been read then (`GroupRecords`): by the rule the trainer must not have had to close the
-group, or to take it before a group that it took. A take begins a group if it is the first to name
-it. Memory grows with the run: two small tuples per take, shared if unchanged, a number per group.
+at each take that begins a group (is the first to name it). `OpenGroupCheck` applies the trainer's
+rule to each open group, on the records that had been read at such a take (`GroupRecords`). An open
+group is a violation if the rule closes it, or if a group that comes after it was taken. Memory
+grows with the run: two small tuples per take, shared if unchanged, and a number per group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,9 +27,9 @@ ReadBounds = tuple[int, ...]
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
     """States how far the trainer had read at one take. `at` is the take's address. `trajectories`
     and `annotations` are the bounds in these topics: the trainer's positions if `exact`, otherwise
-    offsets that the trainer had reached at least.
-    `believed` is the highest believed version at that time, if the take states it. `admission` is
-    the highest offset in `admissions` of the groups that this term has begun so far.
+    offsets that the trainer had reached at least. `believed` is the highest believed version at
+    that time, if the take states it. `admission` is the highest offset in `admissions` of the
+    groups that this term has begun so far.
     """
 
     step: int
@@ -279,6 +279,7 @@ class OpenGroupCheck:
         assert rule is not None
         known = held.before(take.trajectories, take.annotations)
         if not known.is_complete(rule.names):
+            # Bounds that are not exact hide which of the records that arrived had been read.
             is_known = take.exact or not held.arrived
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None

@@ -146,8 +146,8 @@ class TopicCursor:
     def __init__(self, before: JudgedTopic, is_compacted: bool) -> None:
         self._before, self._ends = before, dict(before.ends)
         self._again = {p: set(offsets) for p, offsets in before.left.items()}
-        self._proven = set[int]()
-        self._excused = set(before.last) if is_compacted else set[int]()
+        self._proven = set[int]()  # partitions whose last judged message was found again
+        self._excused = set(before.last) if is_compacted else set[int]()  # where it may be gone
         self._newest: dict[int, tuple[int, bytes | str | None]] = {}
         self.left: dict[int, list[int]] = {}
         self.count, self.gone = before.count, before.gone

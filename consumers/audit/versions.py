@@ -24,7 +24,7 @@ from rollstream.streams.values import Version
 
 @dataclass(slots=True)
 class KnownRollouts:
-    """Looks up the rollouts that have registered in the store, and the highest term of each, once
+    """Looks up the rollouts that the store knows (`terms.py`), and the highest term of each, once
     per name. Any process may append to `applied`, so records of other rollouts prove nothing.
     """
 
@@ -33,8 +33,8 @@ class KnownRollouts:
     _terms: dict[str, int] = field(default_factory=dict[str, int])
 
     def is_foreign(self, applied: Applied) -> bool:
-        """Whether the record is of an unknown rollout: none of this name has held this term. False
-        if the store has no registered rollouts.
+        """Whether the store does not know the record's rollout: none of this name has held this
+        term, or the name was retired (`RoleTerms.retire`). False if the store knows no rollout.
         """
         if self.store is None:
             return False

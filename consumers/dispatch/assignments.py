@@ -302,7 +302,8 @@ def find_unassigned(
 
 def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -> set[Version]:
     """Returns the versions of the newest partials of these trajectories. A trajectory whose last
-    assignment already loaded its version from the store is left out, so it restarts.
+    assignment already loaded its version from the store is left out, so it restarts
+    unless its version is held for another reason.
     """
     chains = (
         state.chains.get(trajectory)

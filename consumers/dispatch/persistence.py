@@ -188,7 +188,7 @@ RENEW_S = 3600.0  # between two commits of positions that do not move; brokers d
 @dataclass(slots=True)
 class DispatchPersistence:
     """Persists the state for one term every `keep_s` seconds, and then truncates, unless `truncate`
-    is False. Dispatch calls `recall` once, and `keep` and `save_lengths` in each of its rounds.
+    is False. Dispatch calls `recall` and `load_lengths` once, `keep` and `save_lengths` each round.
     """
 
     bus: Bus

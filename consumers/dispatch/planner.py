@@ -2,9 +2,9 @@
 as rollouts have room (free slots, and places in their queues). Planning changes no argument
 (invariant 9); the service appends the returned records. A plan holds, in this order:
 
-1. resumes of trajectories that were released for a move, on the planned destination; 2. other
-   resumes, some on a rollout that first loads their old version from the store; 3. starts of new
-   samples, oldest wave first.
+1. resumes of trajectories that were released for a move, on the planned destination;
+2. other resumes, some on a rollout that first loads their old version from the store;
+3. starts from the prompt, of new samples and as restarts, oldest wave first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ class AssignmentPlanner:
         now_s: float,
     ) -> ReloadPlan:
         """Returns which rollouts load an old version, and for which trajectories. A load takes
-        slots from other work only if more groups may be admitted or new samples lack room.
+        slots from other work only if more groups may be admitted or starts lack room.
         """
         if self.history is None:
             return ReloadPlan()

@@ -2,7 +2,8 @@
 (destinations), so that the sources become empty, pull the newest weights and take new prompts
 (docs/explanation/scheduling.md, Repack). A request is a trajectory that a rollout runs.
 
-`plan_repack` moves all requests of a rollout, `plan_outliers` single long ones. No request moves
+`plan_repack` moves all requests of a rollout. `plan_outliers` moves single long ones, or restarts
+those that are too old to be trained, if there is time for that (`LagBudget`). No request moves
 twice in a plan. The functions are pure (invariant 9); `StepDuration` is a fold over observations.
 """
 
@@ -21,10 +22,11 @@ DESTINATIONS_TRIED_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class RolloutLoad:
-    """Describes the load of one rollout. `kv_previous` is its earlier KV use: a higher value means
-    that its requests end and no others arrive. `gains` is True if the rollout, once empty, would
-    take work that it cannot take now. `ready` is False while it pulls, is not verified, or is in
-    the middle of another move.
+    """Describes the load of one rollout. `kv_…` are tokens of its KV cache; `kv_previous` is its
+    earlier use: a higher value means that its requests end and no others arrive. `batch_max` is the
+    largest decode batch that one more request hardly slows down. `gains` is True if the rollout,
+    once empty, would take work that it cannot take now. `ready` is False while it pulls, is not
+    verified, or is in the middle of another move.
     """
 
     rollout: str
@@ -286,7 +288,7 @@ def plan_outliers(
             for request in sorted(by_rollout[name], key=lambda r: (-r.kv, r.trajectory))
         }
         if not bins[name].gains or not all(mine.values()):
-            destinations.append(name)  # the moves would not empty it: it becomes a destination
+            destinations.append(name)  # no gain, or not all fit elsewhere
             _return_reservations(by_rollout[name], mine, slack)
             continue
         moves.update({t: to for t, to in mine.items() if to is not None})

@@ -29,6 +29,7 @@ class CurrentAssignment:
     at: Address | None = None
     """Its address in `assignments`; None until it is appended."""
     predicted: int = 0
+    """Expected number of generated tokens in all; 0 if unknown."""
     onward: str = ""
     """The rollout that will resume the trajectory; set once dispatch asked the present one to
     release it.

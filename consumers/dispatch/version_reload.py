@@ -147,6 +147,9 @@ class VersionReload:
     def _unheld(
         self, state: DispatchState, lengths: LengthHistory, unassigned: Iterable[UnassignedSamples]
     ) -> dict[Version, list[UnheldTrajectory]]:
+        """Returns, by version, the trajectories that would restart from their prompts (the kind
+        `start`) although they have partials under that version, which a load could resume.
+        """
         found: dict[Version, list[UnheldTrajectory]] = {}
         for one in unassigned:
             for trajectory in one.trajectories if one.kind == "start" else ():

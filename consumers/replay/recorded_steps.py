@@ -178,6 +178,7 @@ def _samples_of(
     planned: PlannedStep,
     step_metrics: StepMetrics,
 ) -> Sequence[Sample]:
+    """Returns the samples of a group that filter and rule leave; counts in `step_metrics`."""
     version = planned.step - 1
     believed = BelievedVersions(0, planned.terms).up_to(take.believed)
     annotations = fetch_annotations(log, take.annotations)

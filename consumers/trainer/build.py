@@ -270,8 +270,8 @@ def publish_step_0(
 def _restore_groups(
     ledger: Ledger, intake: GroupIntake, recorded: LedgerTail, state: TrainerState
 ) -> None:
-    """Open the checkpoint's groups again, and end those that the ledger ends, before any completion
-    is read.
+    """Open the checkpoint's groups again, give up takes that failed too often, and end the groups
+    that the ledger ends, before any completion is read.
     """
     restore_intake(intake, state)
     _supersede_hopeless(ledger, recorded)

@@ -30,7 +30,8 @@ class CheckpointGroup:
 @dataclass(frozen=True, slots=True)
 class TrainerState:
     """Holds the JSON part of a checkpoint. `positions` maps topic and partition (as text, for JSON)
-    to the next offset and its fence.
+    to the next offset and its fence. `updates` are the learner's optimiser updates so far, `counts`
+    the intake's records that were not used (`GroupIntake.counts`).
     """
 
     step: int

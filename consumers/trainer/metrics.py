@@ -32,8 +32,8 @@ class StepMetrics:
     the result of `metrics` and the `counts` go into its `StepDone`.
 
     `<name>/<task>` is the metric or count of one task, by the label that its trajectories carry.
-    The count `equal_rewards` is that of groups, trained or filtered, that have no gradient because
-    all their rewards are equal.
+    The count `equal_rewards` is that of groups, trained or filtered, whose samples all have the
+    same reward. These give no gradient, unless dropped samples of the group had other rewards.
     """
 
     rewards: list[float] = field(default_factory=list[float])

@@ -110,7 +110,7 @@ class VersionWriter:
     def publish(self, number: int, tensors: Tensors) -> Version:
         """Store `tensors` as version `number`, move the pointer to it and announce it; returns the
         version. The number of a repeated step is not above that of the believed version: then
-        nothing is written, and deltas continue from the believed version.
+        nothing is written, and deltas continue from the believed version if the bytes are equal.
 
         The tensors are the base of the next delta: the caller must not write to them until the
         next call has returned.

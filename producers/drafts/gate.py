@@ -151,9 +151,9 @@ class DraftGate:
     steps, of either kind, so both costs stay valid while other processes on the machine come and
     go. That a load slows both kinds alike is checked from time to time: by a probe (a few plain
     steps) while drafting is on, by a trial (some passes) while it is off. After one that loses time
-    the next waits a hundred times as long: a rest. While drafting is off, the acceptance rate needs
-    no passes: the engine looks up drafts for past positions and compares them with the tokens that
-    followed.
+    the next waits a hundred times the loss, within limits: a rest. While drafting is off, the
+    acceptance rate needs no passes: the engine looks up drafts for past positions and compares them
+    with the tokens that followed.
     """
 
     rule: WindowRule = MARGINAL
@@ -340,7 +340,7 @@ class DraftGate:
 
     def _is_worth_trying(self, now_s: float, rows: int) -> bool:
         """Return whether to turn drafting on: passes are expected to pay, or their cost is unknown
-        or old.
+        or old. A drift of the load makes it old, and shortens all rests.
         """
         if self.plain.count < MEASURED:
             return False

@@ -225,9 +225,10 @@ _CURVE_POINT = tuple(bisect(CURVE_EDGES, known) - 1 for known in range(KNOWN_TOK
 
 @dataclass(slots=True)
 class HistoryAgreement:
-    """Tracks how far one sequence agrees with the history. Verified drafts have shown that its
-    newest `agreed` tokens do; `continuation` holds the history's next tokens; `known` is the number
-    of known tokens before the present draft.
+    """Tracks how far one sequence agrees with the history. `agreed` estimates how many of its
+    newest tokens do: matched and accepted ones, and, unproven, those that the model drew itself; a
+    mistake sets it to 1. `continuation` holds the history's next tokens; `known` is the number of
+    known tokens before the present draft.
     """
 
     agreed: int = 0

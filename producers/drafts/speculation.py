@@ -107,9 +107,8 @@ class Speculation:
     While drafting is on, the engine calls `propose` for each row, `choose_lengths` for the batch,
     and after the pass `add_verified` for each row, whose results decide the next lengths. While
     drafting is off, trial drafts (`look_up_trial`, `add_trial`) show how many drafted tokens would
-    be accepted.
-    `share_tokens` adds running sequences to the history, so that the other samples of the group
-    can draft from them.
+    be accepted. `share_tokens` adds running sequences to the history, so that the other samples of
+    the group can draft from them.
     """
 
     source: DraftSource

@@ -3,7 +3,7 @@ context lengths (`measure_points`), and fits a roofline to them (`fit_profile`):
 time of a step by the sequences in the batch (rows) and the tokens in the KV cache (`roofline.py`).
 
 `rollstream profile CONFIG` does both and writes the result, an `EngineProfile`, to a small file.
-Rollouts read B_max from it, the largest batch at which one more row is nearly free.
+Rollouts compute B_max by it, the largest batch at which one more row is nearly free.
 """
 
 import json
@@ -165,7 +165,7 @@ def fit_profile(
 def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
     """Return the roofline of this form with the least sum of squared relative errors at the points.
     With `overlapping` the time of each point is that of its memory reads or that of its arithmetic,
-    whichever is longer; otherwise it is their sum.
+    whichever is longer, plus a constant overhead; otherwise it is their sum.
     """
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)

@@ -319,7 +319,7 @@ def _check_tokens(name: str, tokens: Tokens, vocabulary: int) -> None:
 
 
 def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """Raise `EngineRefused`, which names the first parameter that cannot be served."""
+    """Raise `EngineRefused` at the first parameter that cannot be served; the error names it."""
     if sampling.temperature < 0 or not sampling.temperature < float("inf"):
         raise EngineRefused(f"sampling.temperature {sampling.temperature} is not 0 or above")
     if sampling.top_k < 0 or not 0 < sampling.top_p <= 1:

@@ -87,8 +87,8 @@ class RewardWorker:
         os.set_blocking(self._out, False)
 
     def give(self, question: _PendingQuestion, now: float) -> None:
-        """Queue a question for the process. Its time limit runs from the answer to the question
-        before it.
+        """Queue a question for the process. If the process is idle its time limit runs from now,
+        else from the last bytes that the process writes before it takes up the question.
         """
         if self.greeting and not self.held:
             self._progress_s = now

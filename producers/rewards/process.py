@@ -3,8 +3,8 @@
 SETTINGS are the task's settings as JSON and FUNCTION is the import path of a scorer's function.
 
 Questions arrive as JSON lines on stdin and are answered in order as JSON lines on stdout. Every
-exception and every result of the code becomes a `RewardAnswer` of valid types, so no result can end
-the role that asked. The pool ends and replaces a process that hangs.
+`Exception` and every result of the code becomes a `RewardAnswer` of valid types, so no result can
+end the role that asked. The pool replaces a process that hangs or ends.
 """
 
 import math
@@ -74,7 +74,7 @@ def failed_answer(reason: str) -> RewardAnswer:
 def answer_question(
     task: Task, function: ScoringFunction | None, question: RewardQuestion
 ) -> RewardAnswer:
-    """Make the call that the question asks for; `function` is the scorer's. Any exception of the
+    """Make the call that the question asks for; `function` is the scorer's. Any `Exception` of the
     code, and any result of a wrong type or value, becomes an answer of kind `failed`.
     """
     try:

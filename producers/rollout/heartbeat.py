@@ -27,8 +27,9 @@ WAITING_MAX = 64  # most records queued while the log does not answer; the oldes
 @dataclass(slots=True)
 class StatusSchedule:
     """Decides when a status is due: every `every_s` seconds, and at every change of health. It also
-    computes what a status reports about the time since the previous one: speed, idle time, and the
-    KV use (tokens in the KV cache) then. All times are passed by the caller, from one clock.
+    computes what a status reports of earlier times: the speed since the previous status, the KV use
+    (tokens in the KV cache) then, and the idle seconds since the start (`idle_s`). All times are
+    passed by the caller, from one clock.
     """
 
     every_s: float
@@ -75,7 +76,7 @@ class StatusSchedule:
 @dataclass(slots=True)
 class StatusRepeats:
     """Decides when the last status is repeated, because the loop sends none, and makes the repeat.
-    It is due twice `every_s` after the last record was sent: a loop that makes progress sends one
+    It is due 2 · `every_s` after the last record was sent: a loop that makes progress sends one
     every `every_s`. Times are passed by the caller, from one monotonic clock; `iterated_s` is the
     begin of the loop's last iteration.
     """

@@ -141,6 +141,7 @@ class WeightsFollower:
             self._begin(lambda: self._fetch(newest, after=fetched.update))
 
     def _note_served(self, held: Version | None) -> None:
+        """Remember the manifest of the version that the engine serves, if it was streamed."""
         if held is None:
             self._served = None
         elif self._given is not None and self._given.version == held:
@@ -219,6 +220,7 @@ class WeightsFollower:
             self._begin(lambda: self._fetch_old(version))
 
     def is_busy(self) -> bool:
+        """Return whether a fetch or comparison runs; raises the error of one that failed."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
         if self._failed is not None:

@@ -54,6 +54,7 @@ class RolloutLoop:
     follower: WeightsFollower
     assignments: AssignmentQueue
     ended_turns: EndedTurns
+    """The trajectories that wait for a reward or for the environment's reply."""
     publisher: RolloutPublisher
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
@@ -250,7 +251,7 @@ class RolloutLoop:
         1. Hand over the running and the waiting trajectories, except those that wait for a reward
            or reply.
         2. If there are such, publish `leaving`: dispatch assigns nothing more here.
-        3. Publish those whose reward arrives within `outcome_wait_s`.
+        3. For `outcome_wait_s`, publish those whose reward arrives, hand over those with a reply.
         4. Wait for the last comparison, so that `applied` has every version that matched.
         5. Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """

@@ -4,7 +4,7 @@ A `Scorer` reads a batch of trajectories, has them scored in reward processes by
 by a function of the user, publishes the annotations, and commits the batch after them. Scorers
 share the partitions of `trajectories` as a consumer group. After a kill the successor scores the
 batch again, and of several annotations of a (trajectory, name) the first counts, so none is lost or
-counted twice. An annotation that counts describes the tokens that are trained.
+counted twice. One that counts describes the tokens that are trained (`first_completions`).
 """
 
 import logging

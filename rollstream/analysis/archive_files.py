@@ -151,6 +151,7 @@ def _cache_folder() -> Path:
     return Path(home) / "rollstream" / "archive"
 
 
+# The kinds of errors and the paths in DuckDB's messages, which are left out of the reasons.
 _PATH = re.compile(r"""(Invalid Input Error|IO Error): |Failed to read file "[^"]*": | '/[^']*'""")
 _FOOTER_KEYS = ("last", "schema", "fence")
 

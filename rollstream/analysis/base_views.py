@@ -1,5 +1,5 @@
-"""Defines the base views of `rollstream query` in DuckDB: one per archived topic, `evaluations` and
-`settings`. `views.py` derives all other views from these in SQL.
+"""Defines the base views of `rollstream query` in DuckDB: one per archived topic, and the tables
+`evaluations`, `settings` and `MISPLACED`. `views.py` derives all other views from these in SQL.
 
 A topic's view has each row of archive and log exactly once. It joins two parts without a common
 row: the archived Parquet files, which DuckDB reads in place, and the table `live_<topic>` with the

@@ -154,8 +154,8 @@ class QuerySession:
         return dict(zip(relation.columns, map(str, relation.types), strict=True))
 
     def check(self) -> None:
-        """Read all archived files of the topics used so far; raises `CorruptObject` for a damaged
-        one.
+        """Read all archived files of the topics used so far; a damaged one raises `CorruptObject`,
+        or is left out with `skip_corrupt`.
         """
         for topic in self._topics():
             self.archive.check(topic)

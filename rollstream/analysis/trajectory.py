@@ -194,9 +194,9 @@ class Run:
     """Reads a run as Arrow tables and as records, from one thread. A `Run` sees each topic as of
     its first use; open another one to see newer records.
 
-    `url` is a run's folder, its config.json, or an archive (a folder or a store's URL). `name`
-    selects the run if an archive holds several. A damaged file of the archive raises an error, or
-    is left out with a warning if `skip_corrupt` is set.
+    `url` is a run's folder, its config.json, or an archive (a folder or a store's URL); None is the
+    newest run in `runs/`. `name` selects the run if an archive holds several. A damaged file of the
+    archive raises an error, or is left out with a warning if `skip_corrupt` is set.
     """
 
     def __init__(

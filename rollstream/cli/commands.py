@@ -17,7 +17,7 @@ from rollstream.roles.catalogue import ROLES
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command's name, its module below `rollstream.cli`, and its one-line help."""
+    """A command's name, its module below `rollstream.cli` (`role` for each role), and its help."""
 
     name: str
     module: str

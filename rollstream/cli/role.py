@@ -1,4 +1,4 @@
-"""`rollstream rollout | train | dispatch | prompts | eval CONFIG`: runs one role in this process.
+"""`rollstream ROLE CONFIG`, for every role of `roles/catalogue.py`: runs it in this process.
 
 Exit code 0 means that the role's work is done. A role stopped by a signal exits with 143 after a
 clean stop, so a supervisor that did not request the stop restarts it. A preemptible rollout exits

@@ -1,6 +1,6 @@
 """`run.json` in a run's store identifies the run (invariant 15): it is created once, with an id
-drawn at the run's start. It also holds the hash of the present configuration, and the release and
-features that a program needs to act on the run (invariant 14).
+drawn at the run's start. It also holds the hash of the present configuration, and the features that
+a program's release must have to act on the run (invariant 14).
 
 A role reads this object before it takes a lease, so a program that may not act fences no other.
 Only the trainer, and a launcher with an accepted change, record a configuration. A role that starts

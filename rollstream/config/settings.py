@@ -3,7 +3,8 @@ cannot work together (`setting_problems`).
 
 Each class is one table of the configuration; tables of single roles are defined in `producers/`,
 `consumers/` and `storage/`. Each field has a docstring for its user, from which the reference page
-of settings is generated. `config.py` reads and validates configuration files.
+of settings is generated; `FIXED` or `INCIDENTAL` states whether it may change between two starts of
+a run (`Scope`). `config.py` reads and validates configuration files.
 """
 
 import json

@@ -2,8 +2,8 @@
 one layer: nested values, with the origin of each for error messages.
 
 `config.load_layers` merges the layers: the environment replaces values of the file, `--set` those
-of both. A layer refuses only values that `config.json` cannot hold. Unknown keys and wrong types
-are refused by `config.validate_layers`, after merging.
+of both. This file refuses malformed sources and values that `config.json` cannot hold; unknown keys
+and wrong types are refused by `config.validate_layers`, after merging.
 """
 
 import json

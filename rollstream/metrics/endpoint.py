@@ -1,8 +1,8 @@
 """Serves the metrics and the health of one process by HTTP (`/metrics` for Prometheus, `/healthz`;
 `serve_metrics`), and writes the endpoint's address into a file of the run's folder.
 
-A role registers functions that return its metrics with its process's `ProcessMetrics`; at each
-request `MetricsCollector` calls them. The role's loop polls a `TimedStopEvent` once per turn (one
+A role gives its process's `ProcessMetrics` the functions that return its metrics; at each request
+`MetricsCollector` calls them. The role's loop polls a `TimedStopEvent` once per turn (one
 iteration), and `/healthz` reports a loop without turns as stalled. No error here ends a role: if
 the address is unavailable, the role logs a warning and works without metrics.
 """

@@ -1,7 +1,8 @@
 """Tracks, for the views of a run, which groups are open and how the others ended (invariants 1 and
 2). `GroupTracker` has a `WatchedGroup` for each open group, and the numbers of the ended ones.
 
-Topics may be read in any order: a group that has ended is counted once and is not opened again.
+Topics may be read in any order: a group that has ended is counted once and is not opened again,
+except a poisoned one (`supersede`).
 Memory is bounded by the open groups, the gaps between the numbers of ended groups (`NumberSet`, on
 `Intervals`), and the `ENDED_KEPT` newest end times, which show whether a record was appended late.
 """
@@ -121,7 +122,7 @@ class GroupTracker:
     _ended: NumberSet = field(default_factory=NumberSet)
     _poisoned: NumberSet = field(default_factory=NumberSet)
     _reopened: set[int] = field(default_factory=set[int])
-    """Poisoned groups, until a record closes them: the learner could not compute their take."""
+    """Poisoned groups, until a record closes them (`supersede`)."""
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
 
     def admit(self, record: Admitted, time_s: float) -> None:
@@ -171,8 +172,8 @@ class GroupTracker:
                 self._ended_s.popitem(last=False)
 
     def supersede(self, group: int) -> None:
-        """Undo the ending `trained` of a poisoned group. The group counts as open until its
-        `GroupClosed` record, which follows, is applied. Idempotent.
+        """Undo the ending `trained` of a poisoned group, whose take the learner could not compute.
+        It counts as open until its `GroupClosed` record, which follows, is applied. Idempotent.
         """
         if group in self._ended and self._poisoned.add(group):
             self.endings["trained"] -= 1

@@ -3,7 +3,7 @@
 Each call of `RunObserver.observe` reads new records and lines of the run (`RunFeed`), applies them
 to a state in memory (`RunState`), and returns a snapshot: metrics and warnings at that moment. A
 read error does not end an observer: it is in `RunSnapshot.trouble`, and values from the log stay as
-they were. `run_standing` answers only at which step a run is. Nothing here writes to the run.
+they were. `run_standing` tells only a run's step and whether it runs. Nothing here writes to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,8 +71,8 @@ class RunObserver:
     clock: Callable[[], float]
     started_s: float | None = None
     is_behind: bool = True
-    """True until all records were read that the log held when the observer opened it. Until then
-    the caller should call `observe` again at once.
+    """True until all records were read that the log held when the observer opened it, or until a
+    read fails. Until then the caller should call `observe` again at once.
     """
     state: RunState = field(init=False)
     _feed: feed.RunFeed | None = None
@@ -90,6 +90,7 @@ class RunObserver:
         try:
             self._catch_up(Deadline(catch_up_s))
         except RollstreamError as error:
+            self.is_behind = False  # a caller that looks again at once would never pause
             trouble = f"the run cannot be read: {error}"
         shown = take_snapshot(self.state, self.settings, self.clock(), roles, self.started_s)
         return replace(shown, trouble=trouble, concerns=warnings_of(shown))

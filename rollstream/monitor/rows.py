@@ -107,7 +107,7 @@ def _metric(at: RunSnapshot, name: str, form: str) -> str:
 
 
 def _tasks(at: RunSnapshot) -> Iterator[str]:
-    """Yields the mean reward of each of the `TASKS_MAX` tasks with the lowest, lowest first."""
+    """Yields the `TASKS_MAX` lowest mean rewards of tasks, then the number of other tasks."""
     rewards = sorted(at.task_rewards.items(), key=lambda item: item[1])
     for task, reward in rewards[:TASKS_MAX]:
         yield f"{plain_text(task, 24)} {reward:.3f}"

@@ -1,5 +1,5 @@
-"""Warns about the training data of a run: rewards, lengths, trajectories that died or were refused,
-late annotations.
+"""Warns about the training of a run: rewards, lengths, skipped updates, trajectories that died or
+were refused, late annotations, foreign records.
 
 Each check (`LEARNING_CHECKS`) is a pure function of a `RunSnapshot`, the present state of a run. It
 yields a `RunWarning`, which has the problem in numbers and an advice; for a healthy run it yields
@@ -146,7 +146,7 @@ def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of even one step that changed no weight: its groups count as trained without effect."""
+    """Warns of even one step with a skipped update: its groups count as trained without effect."""
     if at.skipped:
         yield RunWarning(
             "skipped_updates",

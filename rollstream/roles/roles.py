@@ -107,8 +107,9 @@ def _record_usage(folder: Path, name: str) -> None:
 
 @contextmanager
 def hold_role_lease(context: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
-    """Wait for the role's lease and hold it while the block runs; the end of the block releases it,
-    so the next holder need not wait. Raises `ConfigurationError` if the run was deleted meanwhile.
+    """Wait for the role's lease and hold it while the block runs. Unless the block raises, its end
+    releases the lease, so the next holder need not wait; else the lease expires by itself. Raises
+    `ConfigurationError` if the run was deleted meanwhile.
 
     A thread renews the lease. If the lease is lost, because another process took the role or the
     store failed for the lease's whole duration, the thread sets `context.stop`, and the end of the
@@ -155,8 +156,8 @@ def run_prompts(context: RoleContext) -> bool:
 
 
 def run_dispatch(context: RoleContext) -> bool:
-    """Admit groups and assign their trajectories until the role is stopped; moves are written to
-    the run's metrics too.
+    """Admit groups and assign their trajectories until the role is stopped. Moves, and counts of
+    foreign records (`Dispatch.on_foreign`), are written to the run's metrics too.
     """
     from rollstream.consumers.dispatch.admission import AdmissionPace
     from rollstream.consumers.dispatch.service import Dispatch

@@ -193,6 +193,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         streamed_above=STREAMED_BYTES if c.rollouts.engine == "torch" else None,
         mapped_above=STREAMED_BYTES if c.rollouts.engine == "vllm" else None,
     )
+    # After each fetch: takes the rollout's name again, should its object have been deleted.
     follower.hold_name = lambda: hold_name(context.store, ROLLOUTS, context.name)
     fetched = _first_weights(context, follower)
     if fetched is None:

@@ -2,9 +2,9 @@
 settings and the role's context (its log, store and options), and trains to the last step.
 
 Several processes (ranks) may train one model together: `rollstream train` or `torchrun` then sets
-the variables of `rank_plan.py`. Rank 0 holds the trainer's lease and appends to the ledger; the
-other ranks read it and train the same takes. With one process the modules for several ranks
-(`consumers/trainer/sharded/`) are not imported, except `rank_plan.py`.
+the environment variables `rank_plan.VARIABLES`. Rank 0 holds the trainer's lease and appends to the
+ledger; the other ranks read it and train the same takes. With one process the modules for several
+ranks (`consumers/trainer/sharded/`) are not imported, except `rank_plan.py`.
 """
 
 import json
@@ -214,6 +214,7 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
             metrics,
         )
         record_configuration(context.store, c)
+        # A crash may have left out the line of a recorded step.
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
         context.watch.offer(trainer.metric_values, trainer.readers)

@@ -319,7 +319,7 @@ def back_up(
     """Back up the run whose `config.json` is in `folder` into `target`, or complete a backup of it
     that was interrupted there.
 
-    1. Fix a cut (`cut.py`).
+    1. Copy the files of `folder` that a resumed run reads, and fix a cut (`cut.py`).
     2. Copy the log up to the cut, with offsets and timestamps, and the large records that it names.
     3. Copy the objects that the cut names (checkpoints, archive, versions), then the terms of
        roles.

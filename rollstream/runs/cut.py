@@ -35,8 +35,8 @@ NOT_READ = (
     "audit/",
 )  # fmt: skip
 """Prefixes of objects whose content `fix_cut` does not read with the others: objects that never
-change (they are copied after the cut), objects that are read at another moment, and the audit's
-stored verdict (a restored run is audited from its begin).
+change (they are copied after the cut), objects that are read at another moment, and what no backup
+has: probes, and the audit's stored verdict (a restored run is audited from its begin).
 """
 
 
@@ -108,6 +108,7 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     begins = {topic.name: bus.begin(topic.name) for topic in topics}  # 1
     commits = {topic.name: tuple(_commits(bus, topic.name)) for topic in topics}
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]  # 2
+    # All objects of this run: those that its removal would delete. Here nothing is deleted.
     listed = plan_objects(store.list(), run, (), ()).delete
     read: dict[str, bytes] = {}
     for entry in listed:
@@ -149,9 +150,9 @@ def _fix_ends(
 
     The ends of the topics with a single writer are read, then those of the others, then the first
     again; this is repeated until they are equal and the pointer has not moved. So no version is
-    published in between: the cut would have a trajectory of a version that its pointer and ledger
-    do not know. The pointer is not read in each round, because a request to a bucket takes longer
-    than the pauses between dispatch's records.
+    published in between; otherwise the cut could have a trajectory of a version that its pointer
+    and ledger do not know. The pointer is not read in each round, because a request to a bucket
+    takes longer than the pauses between dispatch's records.
 
     Of the other topics, annotations are read before trajectories: if the cut had an
     annotation without its trajectory, the annotation would count for the trajectory that the

@@ -235,8 +235,9 @@ def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> Non
 
 def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
     """Delete everything that the plan lists, and objects of the run that appeared since; yields
-    `log`, `store` and `folder`, each once it is gone. The caller has checked that no process of the
-    run lives (`check_not_living`), and holds the folder's lock.
+    `log`, `store` and `folder`, each when its part is done. The caller has checked that no process
+    of the run lives (`check_not_living`), and holds the folder's lock. Raises `LeaseHeld` before
+    anything is deleted if a lease is renewed nevertheless.
 
     1. Mark the run in `run.json` as deleted. From here a role that starts, of any release, reads
        the mark and ends, and a running role ends within a minute. Without the mark a trainer that
@@ -281,7 +282,7 @@ def _fence(store: ObjectStore, run: str) -> None:
 
 
 def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep]) -> None:
-    """Delete the plan's objects, then those that a new listing shows, until there are none."""
+    """Delete the plan's objects, then those that appeared since; `PASSES_MAX` rounds at most."""
     kept = tuple(entry.key for entry in plan.objects.kept)
     due = plan.objects
     for _ in range(PASSES_MAX):

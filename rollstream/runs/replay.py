@@ -253,7 +253,7 @@ def find_replay_start(
 ) -> tuple[ReplayStart, Learner]:
     """Returns the start, and a learner (model and optimiser) in the state of `behind`. If the
     replay's folder `own` has a checkpoint of a stopped replay, this one continues from the newest;
-    `before` is the recorded request of the stopped one, None for a new folder. Otherwise the replay
+    `before` is the `replay.json` of the stopped one, None for a new folder. Otherwise the replay
     starts at the newest checkpoint in the run's `store` up to step `first`.
     """
     disable_progress_bar()  # of transformers: it would mix with the command's output

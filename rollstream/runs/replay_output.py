@@ -177,8 +177,8 @@ def refuse_other_request(path: Path, before: Mapping[str, Any], request: Mapping
 
 @contextmanager
 def lock_replay_folder(path: Path) -> Generator[None]:
-    """Create the folder and hold its lock during the block; raises `LeaseHeld` if another replay
-    runs there.
+    """Create the folder and hold its lock during the block. Raises `LeaseHeld` if another replay
+    runs there, `ConfigurationError` if the folder cannot be made.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -294,8 +294,8 @@ def trainer_host_lines(
     bytes of a published number. If its device is the CPU (`on_cpu`), `trainer_lines` come on top.
 
     A large state in host memory is written to a checkpoint without a copy. Each published tensor is
-    whole at the rank that owns it: no rank has more than the mean and one tensor, and one rank has
-    the largest tensor (`owners` in `sharded/rank_plan.py`).
+    whole at the rank that owns it (`owners` in `sharded/rank_plan.py`). The fullest rank is counted
+    with the mean or, if it is larger, with the largest tensor; it has at most the sum of both.
     """
     own, trained = own_parameters(shape, form), trained_parameters(shape, form)
     published = float(trained)

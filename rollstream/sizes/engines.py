@@ -158,8 +158,9 @@ def _lines(request: PlanRequest, tensor_parallel: int, slots: int = SLOTS_MAX) -
 
 
 def _vllm(request: PlanRequest, tensor_parallel: int, share: float, evaluated: bool) -> EngineSize:
-    """Returns a vLLM engine. Its cache is paged, and sequences have half of the context on average,
-    so it decodes twice as many sequences as its cache holds longest ones.
+    """Returns a vLLM engine. It decodes twice as many sequences as its cache holds longest ones,
+    because the cache is paged and running sequences are assumed to fill half of the context on
+    average. A choice: more than the quarter of a mean trajectory (`MEAN_SHARE`).
     """
     tokens = vllm_tokens(request, tensor_parallel, share)
     return EngineSize(

@@ -254,9 +254,9 @@ def _shared_form(
 
 
 def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
-    """Returns the layout with its rates. On a shared card each side gets half of the time. An
-    engine decodes as many rows as it has slots for, KV for at half of the full context each, and
-    trajectories for within the lag bound.
+    """Returns the layout with its rates. On a shared card each side gets half of the time. The rows
+    that an engine decodes are the least of: its slots, the sequences of half the full context that
+    its KV cache holds, and its share of the trajectories that the lag bound admits.
     """
     share = 0.5 if layout.is_shared else 1.0
     form, card, engine = layout.form, request.card, layout.engine

@@ -3,8 +3,8 @@ something to start from (docs/explanation/quickstart-task.md, "The warm-up").
 
 `warm_up` asks the task for documents (each a prompt and a correct response), trains on them with
 `train_sft`, and writes a Hugging Face folder, completely or not at all. The loss covers responses.
-Equal arguments give equal weights, for any number of threads (tested with one and two), because the
-gradients of a batch are summed in a fixed order.
+Equal arguments give equal weights, with one thread or two, because each part of a batch is computed
+on one torch thread, and the gradients of the parts are summed in a fixed order.
 """
 
 import json

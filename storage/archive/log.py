@@ -115,7 +115,7 @@ class ArchiveBus:
         return found
 
     def end(self, topic: str) -> dict[int, int]:
-        """Returns the log's ends; without a log those of the archive, as they were at first use."""
+        """Returns the log's ends; without a log those of the archive when it was last listed."""
         if self.bus is not None:
             return self.bus.end(topic)
         files = self.archived(topic)

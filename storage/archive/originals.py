@@ -168,6 +168,7 @@ def _padding(sizes: pa.Array) -> pa.Array:
     return _PADDING.take(pc.bit_wise_and(sizes, 7))
 
 
+# The columns without which a file is not an archive file; `header` came after release 0.1.0.
 _NEEDED = (
     "offset", "timestamp", "key", "schema", "hash", "term", "sequence", "void", "reason",
     "original",

@@ -2,8 +2,8 @@
 records (`records_of`) or to bytes (`originals_of`). `rows.py` classifies the messages, `schema.py`
 defines the columns.
 
-Nothing is lost: `originals_of` returns exactly the bytes of every message. Whole batches are
-converted at once: arrays of tokens become list columns straight from their NumPy buffers, and
+No value is lost: `originals_of` returns exactly the bytes of every message's value. Whole batches
+are converted at once: arrays of tokens become list columns straight from their NumPy buffers, and
 nested values are converted level by level.
 """
 
@@ -52,7 +52,7 @@ def table_of(
     without it they are classified here, as if the fence before them were unknown.
 
     A record that the columns cannot hold (for instance an integer beyond 64 bits) is stored as its
-    bytes, with the reason.
+    bytes, with the reason, and its row is then not a record: `records_of` skips it.
     """
     topic_columns(topic)
     rows = classify_rows(topic, messages).rows if classified is None else classified.rows
@@ -88,7 +88,7 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
             if value is None and record is not None:
                 envelope = terms[index], sequences[index]
                 value = bytes_of(record, topic, *envelope)
-                if record_hash(value) != hashes[index]:  # they may state a float's default value
+                if record_hash(value) != hashes[index]:  # a default that is stated
                     value = bytes_of(with_default(record, stated=True), topic, *envelope)
             if hashes[index] != (None if value is None else record_hash(value)):
                 at = f"{batch.column('partition')[index]}:{batch.column('offset')[index]}"

@@ -45,7 +45,7 @@ class BucketReader:
         """Read the manifest of the newest announced version, then the missing objects of every
         announced version whose manifest is here, newest version first. A version is left out while
         `is_pushed` is true for it: a push may still bring it. Once the newest version is complete,
-        its bases are read. Returns whether anything was read.
+        its bases are read. Returns whether any object was read to its end.
         """
         announced = self._cache.announced()
         if not announced:
@@ -64,7 +64,7 @@ class BucketReader:
 
     def fetch(self, offers: Iterable[ObjectOffer], stop: threading.Event) -> bool:
         """Read those of these objects that the cache accepts, that are not complete, and whose
-        retry is due. Returns whether anything was read.
+        retry is due. Returns whether any object was read to its end.
         """
         read = False
         for offer in offers:
@@ -77,7 +77,7 @@ class BucketReader:
 
     def _manifest(self, version: Version, wanted: str | None) -> bool:
         """Read the version's manifest, unless it is here; its hash must be `wanted` (None: any).
-        Returns whether it was read.
+        Returns whether it was read and is now in the cache.
         """
         key = manifest_key(version)
         if self._cache.manifest(version) is not None or self._clock() < self._not_before_s.get(

@@ -32,7 +32,7 @@ ANNOUNCED_MAX = 256
 INCOMING = ("relay_received_bytes_total", "relay_pushed_bytes_total", "relay_bucket_bytes_total")
 AHEAD_MAX = 4
 """How far a pushed version's number may exceed the newest announced one: one version is in
-training, one waits to be published and one is being uploaded.
+training, two wait to be published and one is being uploaded.
 """
 STALLED_OBJECT_S = 30.0  # when the relay or trainer that sends dies, another resumes far sooner
 OBJECTS_MAX = 4096  # of one version, which allows 4 GiB in files of 1 MiB
@@ -42,11 +42,11 @@ class RelayCache:
     """Caches the newest `versions_max` versions and the bases that their deltas need, within
     `bytes_max` bytes. `folder` is emptied at the start. Threads may share the cache.
 
-    A trainer pushes a version before it announces it, and any client can push a false one. After
-    the first announcement the cache therefore refuses numbers far above the newest announced one
-    (`AHEAD_MAX`) and terms that no trainer opened. A version that is newer than all announced ones
-    uses free room only and evicts nothing, and its objects are dropped if they stall. So a false
-    push only takes free room for a while.
+    A trainer pushes a version before it announces it, and any client can push a false one. So,
+    unless it is announced, a version is refused if no trainer opened its term, its trainer was
+    replaced, or its number is far above the newest announced one (`AHEAD_MAX`). One that is newer
+    than all announced ones uses free room only and evicts nothing, and its objects are dropped if
+    they stall. So, after the first announcement, a false push only takes free room for a while.
     """
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
@@ -57,9 +57,9 @@ class RelayCache:
         self._offered: set[str] = set()
         self._manifests: dict[Version, Manifest] = {}
         self._announced: dict[Version, str] = {}
-        self._progress: dict[str, tuple[int, float]] = {}
-        self._opened = 0
-        self._serial = 0
+        self._progress: dict[str, tuple[int, float]] = {}  # arriving bytes by key, and since when
+        self._opened = 0  # highest term that a trainer opened
+        self._serial = 0  # names the newest file in `receiving`
         self.fence = 0
         """Highest term of a trainer that announced a version."""
         self.count = 0

@@ -151,9 +151,9 @@ class NeighbourReader:
     def _is_worth_waiting(
         self, upstream: ChainMember, held: CachedObject, silences: int, many: bool
     ) -> bool:
-        """Returns, after a silence (`SILENCE_S` without a byte), whether to wait longer for this
-        object. The upstream may itself wait for bytes, so it is asked over a second connection;
-        `RelayLost` is raised if it does not respond.
+        """Returns, after a silence (`client.SILENCE_S` without a byte), whether to wait longer for
+        this object. The upstream may itself wait for bytes, so it is asked over a second
+        connection; `RelayLost` is raised if it does not respond.
 
         False if other objects wait (`many`), if another relay has become the upstream, if the
         upstream no longer has the object, or if it has all of it and `SILENCES_MAX` is reached.

@@ -246,7 +246,9 @@ class PushingStore:
         return self._push.metric_values()
 
     def _begin(self, version: Version, key: str, content: bytes) -> None:
-        """Start the upload of an object; if it exceeds `bytes_max`, wait for all others first."""
+        """Start the upload of an object. If more than `bytes_max` bytes would then wait, all others
+        are stored first.
+        """
         self._wait(key)
         if self._waiting() + len(content) > self._bytes_max:
             self._wait()

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 2.0  # one request waits this long for an object that is arriving
 STALLED_S = 15.0  # the bucket is read once no byte has arrived at the relay for this long
-SILENCE_S = 3.0
+SILENCE_S = 3.0  # a relay that sends no byte of a response for this long is lost
 RELAY_RETRY_S = 5.0  # a lost relay is tried again after this
 CONNECTIONS_MAX = 4
 URL_BYTES_MAX = 4096

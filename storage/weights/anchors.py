@@ -1,8 +1,9 @@
 """Decides when a version must be an anchor (`anchor_due`, a pure rule: invariant 9), and finds the
 cheapest paths to a version's tensors along its chain (`find_fetch_paths`).
 
-A chain is an anchor and the deltas on it. Manifests are read from the version back through its
-parents, only as many as needed.
+A chain is an anchor and the deltas on it. A path lists what a reader fetches for one tensor: its
+bytes in an anchor, unless the reader holds it in an older version, then in the deltas since.
+Manifests are read from the version back through its parents, only as many as needed.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -89,7 +89,7 @@ class MappedWeights:
         self._hashes: dict[str, str] = {}
         """Hashes of the tensors in the file that are not torn."""
         self._number = 0
-        """No tensor in the file is of an older version."""
+        """Number of a version; no tensor in the file is of an older one."""
         self.manifest: Manifest | None = None
         self.version: Version | None = None
 

@@ -1,6 +1,6 @@
 """Publishes a weight version (`publish_version`, invariant 6): an anchor, which is an ordinary
 Hugging Face checkpoint folder, or a delta, which holds the differences of its tensors from those of
-an earlier version, its parent.
+an earlier version, its parent. `adapters.py` publishes LoRA adapters.
 
 Objects under the version's folder are only ever created, the manifest last, and equal inputs give
 equal bytes. So a writer that was killed half-way repeats the call and finds its own objects. No

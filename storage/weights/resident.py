@@ -26,7 +26,7 @@ from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
 
-ROUNDS_MAX = 4  # each round excludes the steps that did not match, so a second one is rare
+ROUNDS_MAX = 4  # attempts to read the tensors, each without the steps that did not match before
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,12 @@ from rollstream.storage.weights.tensors import (
 )
 
 METADATA = {"format": "pt"}
-"""transformers refuses files without this key. There is no second key, because several would have
-no fixed order.
-"""
+"""transformers refuses files without this key."""
 NO_HASHES: Mapping[str, str] = {}
 GAP_BYTES_MAX = 64 << 10  # reading this many unused bytes costs less than one more request
 RANGE_BYTES_MAX = 64 << 20
 """The most bytes of one request for several tensors, so that one is processed while the next one
-arrives.
+arrives (`fetch_execution.py`).
 """
 
 

@@ -35,7 +35,7 @@ from rollstream.streams.topics import Topic, partition_of
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 10.0
+CLOSE_S = 10.0  # `close` waits at most so long for appends in flight
 
 
 class KafkaBus:
@@ -267,7 +267,7 @@ class KafkaBus:
                 self._address,
                 ", ".join(grown),
             )
-        if topic_settings.unreplicated_topics(found, brokers=2):
+        if topic_settings.unreplicated_topics(found, brokers=2):  # only then ask how many there are
             brokers = self._control.call("look up brokers", lambda admin: admin.brokers())
             if lacking := topic_settings.unreplicated_topics(found, brokers):
                 log.warning("%s: %s", self._address, lacking)
@@ -290,7 +290,7 @@ class KafkaBus:
 
 
 def _format_fence(fence: Fence) -> str:
-    """Return the fence as the metadata of a commit; "" for an empty fence."""
+    """Return the fence, without `presumed`, as the metadata of a commit; "" for an empty one."""
     return json.dumps([fence.term, fence.sequence]) if fence != Fence() else ""
 
 

@@ -1,5 +1,5 @@
 """Wraps the library kafka-python in three small typed classes: `Admin` for topics and consumer
-groups, `Producer` for appends, `Consumer` for reads. No other file imports the library.
+groups, `Producer` for appends, `Consumer` for reads. No other file of the package imports it.
 
 Every method may raise `KafkaError`. The modules beside this one repeat failed requests, replace
 failed clients and bound memory.

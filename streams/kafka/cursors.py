@@ -16,7 +16,7 @@ from rollstream.errors import BusTimeout
 from rollstream.streams.bus import Bus, Message, check_position
 from rollstream.streams.kafka.client import Consumer, OffsetOutOfRange
 
-SLICE_S = 0.5  # longest single wait for a fetch; after it an exact read asks for the topic's end
+SLICE_S = 0.5  # longest single wait for a fetch; then a read with `answer_s` asks for the end
 RECORDS_MAX = 100_000  # more records than one response holds
 
 

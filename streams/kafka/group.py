@@ -24,7 +24,7 @@ from rollstream.streams.kafka.client import (
     OffsetOutOfRange,
 )
 
-JOIN_S = 0.02  # joining a group happens within polls, so each poll takes at least this long
+JOIN_S = 0.02  # joining a group happens within polls, so each poll may take this long
 COMMIT_S = 10.0  # how long a commit is retried through rebalances
 
 T = TypeVar("T")

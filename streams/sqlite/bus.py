@@ -3,8 +3,8 @@ topic (`topic_log.py`) and one for all consumer groups (`groups.py`). Several pr
 machine may use the folder at once.
 
 When an append returns, its records survive the death of any process; with `sync="full"` they
-survive power loss too. Threads may share one bus: each file has one connection behind a lock. A
-process opens its own bus after a fork.
+survive power loss too. Threads may share one bus: each file has one connection behind a lock. After
+a fork the child must open a bus of its own: inherited connections are refused.
 """
 
 import re

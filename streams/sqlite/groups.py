@@ -18,7 +18,7 @@ from rollstream.streams.bus import Bus, Message
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.sqlite.database import Database, Sync
 
-CLAIM_EVERY_S = 0.2  # a member that waits for records claims again this often: others may leave
+CLAIM_EVERY_S = 0.2  # a waiting member claims again at least this often: others may leave
 
 
 class GroupCoordinator(Protocol):

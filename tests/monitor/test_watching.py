@@ -5,6 +5,7 @@ from hypothesis import given, strategies as st
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
+from rollstream.errors import StoreError
 from rollstream.monitor.feed import (
     TAIL_BYTES,
     JsonLinesTail,
@@ -195,3 +196,13 @@ def test_a_view_that_is_behind_truncation_keeps_no_memory_of_the_archive(tmp_pat
         observer.observe(catch_up_s=60.0)
         assert retained_bytes() < RETAINED_MAX
         assert observer.state.groups.annotations > before
+
+
+def test_a_run_that_cannot_be_read_is_not_looked_at_again_at_once(tmp_path):
+    def unreadable() -> LogView:
+        raise StoreError("the disk is away")
+
+    observer = RunObserver(planted.plan(), tmp_path, unreadable, lambda: planted.NOW_S)
+    assert observer.is_behind
+    assert "the disk is away" in observer.observe().trouble
+    assert not observer.is_behind

@@ -1,5 +1,5 @@
 """Collects the completions (finished or dead trajectories) and annotations of each open group, and
-counts those that it does not use: late, duplicate, misplaced or malformed ones (`GroupIntake`).
+counts those that come late, twice, in another partition or malformed (`GroupIntake`).
 
 Invariant 2 is kept here: the first completion of a trajectory in the order of its partition counts,
 whatever its attempt. A completion whose group is not open counts as late only after `admissions`
@@ -79,6 +79,7 @@ class GroupIntake:
     the annotations that the run's rewards need. `counts` counts the records that are not used:
     `late` (no open group has the trajectory), `misplaced` (not in the group's partition),
     `duplicate` (not the first completion), `malformed` (an annotation without a usable value).
+    Annotations of other names, and repeated ones, are ignored without a count.
     """
 
     TOPICS = ("trajectories", "annotations", "admissions")
@@ -152,7 +153,7 @@ class GroupIntake:
 
     def read_to(self) -> tuple[ReadTo, ...]:
         """Returns how far completions and annotations were read: every record before was added to
-        its group or counted in `counts`.
+        its group, counted in `counts` or ignored.
         """
         return tuple(
             ReadTo(

@@ -1,5 +1,6 @@
 """Counts the attempts to compute each take, and decides when a poisoned one, which the learner
-cannot compute, is given up (invariant 12). All parts are pure folds and plans over the ledger.
+cannot compute, is given up: a `Superseded` record excludes it from training and ends its groups
+(invariant 12). All parts are folds and plans over the ledger, without I/O.
 
 A take is durable before it is trained, so without a rule a restarted trainer would repeat it and
 die in it after every start (docs/explanation/exactly-once.md, A take that cannot be computed).
@@ -127,8 +128,9 @@ def plan_superseded(
     superseded: SupersededTakes,
     hopeless: Mapping[TakeKey, str],
 ) -> list[records.Superseded]:
-    """Returns the records to append for hopeless takes. All groups with a member in a failing take
-    end dead, and every take of the same update with a member of these groups is superseded.
+    """Returns the records to append for hopeless takes, and applies them to `superseded`: all
+    groups with a member in a failing take end dead, and every take of the same update with a member
+    of these groups is superseded.
 
     Takes of a finished step are never superseded: the step was computed once and its version is
     believed, so the cause of the failures is this machine.

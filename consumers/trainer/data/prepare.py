@@ -121,7 +121,7 @@ REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts wr
 class TrainingRule:
     """Holds the settings that decide which samples of a group are trained. A group needs at least
     `survivors_min` trainable members, and with `filter_equal_rewards` two different rewards.
-    `max_lag` None sets no bound. `keep_version` is the policy of that name.
+    `max_lag` None sets no bound. `keep_version` states that `rollouts.on_update` is this policy.
     """
 
     advantage: Literal["grpo", "centred", "leave_one_out"]

@@ -1,6 +1,6 @@
 """Holds the masters, all trained parameters of a model as float32 in one flat buffer (`Masters`),
-and updates them by AdamW (`Optimiser`). In one flat buffer, summing gradients, their norm and the
-update are a few operations, instead of several for each parameter.
+and updates them by AdamW (`Optimiser`). In one flat buffer, the norm of the gradient, its clipping
+and the update are a few operations, instead of several for each parameter.
 
 The parameters of the model are views of this buffer. If the model computes in another type than
 float32, or on another device than the buffer's, they are views of a second buffer, into which

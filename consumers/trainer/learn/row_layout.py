@@ -24,8 +24,8 @@ from rollstream.consumers.trainer.learn.fused_ops import SequenceBlock
 from rollstream.streams.records import GENERATED
 
 # Largest number of padding rows in a block. In the smallest models one more block, that is one more
-# attention call per layer, costs about as much as this many rows (0.3 ms of calls against 25 µs a
-# row, forward and backward). In large models a call costs fewer rows.
+# attention call per layer, costs as much as about 12 rows (0.3 ms of calls against 25 µs a row,
+# forward and backward); the bound is of that order. In large models a call costs fewer rows.
 PADDING_ROWS_MAX = 24
 
 

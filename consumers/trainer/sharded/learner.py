@@ -49,7 +49,7 @@ class ShardedLearner:
         """Numbers within the step of the micro-batches in `_waiting`."""
         self._begins_step = True
         self.micro_batches = 0
-        """Micro-batches of the step being trained, or just trained."""
+        """Number of micro-batches submitted in the step being trained, or just trained."""
         with self._ranks.collective():
             self._shard = Shard(sharded.start, settings, sharded.ranks)
 

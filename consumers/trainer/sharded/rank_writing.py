@@ -3,7 +3,8 @@ tensors that it holds, and receives the file lists of the other ranks.
 
 Every rank publishes the same steps in the same order in a thread of its own (`StepPublisher`), so
 that all ranks train meanwhile. These threads call the methods below in the same order: each method
-is a collective. Rank 0 then completes the version with the manifest of all parts.
+is a collective, which all ranks must enter. Rank 0 then completes the version with the manifest of
+all parts.
 """
 
 import logging
@@ -118,7 +119,9 @@ def gather_written(
 
 
 class RankTensors(DistributedTensors):
-    """Holds a copy of the model's tensors, divided among the ranks; `mine` is this rank's part."""
+    """Holds the weights of a version or the state of a checkpoint, divided among the ranks; `mine`
+    is this rank's part. No update may change it until it is written.
+    """
 
     def __init__(self, mine: dict[str, Tensor], ranks: Ranks) -> None:
         self.mine, self._ranks = mine, ranks
@@ -147,9 +150,9 @@ class RankTensors(DistributedTensors):
 
 
 class FrozenTensors(DistributedTensors):
-    """Holds tensors that training never changes; `rows` is this rank's part. Tensors with a shape
-    in `shapes` are divided among the ranks, the others are whole at every rank. A floating-point
-    tensor is hashed and written as `dtype`.
+    """Holds tensors that training never changes, the base model of adapters; `rows` is this rank's
+    part. Tensors with a shape in `shapes` are divided among the ranks, the others are whole at
+    every rank. A floating-point tensor is hashed and written as `dtype`.
 
     The files are those that a single process would write, so any number of ranks can repeat an
     interrupted write. A rank holds at most one whole file in memory.

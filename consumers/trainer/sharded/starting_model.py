@@ -25,7 +25,7 @@ HASHED_NUMBERS = 1 << 24  # read and hashed at a time: 64 MiB as float32
 class StartingModel:
     """The model that training starts from. Without `rows` it is whole. With `rows` its parameters
     have no memory yet (torch's meta device), and each rank reads its own rows of them from the
-    checkpoint folder through this reader.
+    model's folder through this reader.
     """
 
     model: PreTrainedModel
@@ -35,7 +35,7 @@ class StartingModel:
 def model_hash(start: StartingModel) -> str:
     """Returns an xxh3-128 hash, which is equal at ranks with equal starting models. It covers all
     tensors in memory, and adapter settings. Of parameters that are read by rows it covers only
-    `ModelRows.identity`: the files' headers, and the first row of each tensor.
+    `ModelRows.identity`: configuration, the files' headers, and the first row of each tensor.
     """
     hasher, tensors = xxhash.xxh3_128(), start.model.state_dict()
     adapter = attached_adapter(start.model)

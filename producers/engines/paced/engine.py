@@ -137,8 +137,8 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
     def poll(self, deadline_s: float) -> list[Emission]:
         """Return new emissions as `Engine.poll` does: make up the steps that have ended since the
-        last poll, and if these emit nothing, wait for further ones until `deadline_s` from now. An
-        engine with running sequences makes at least one step, even if it ends after that.
+        last poll, and if there are no emissions then, wait for further steps until `deadline_s`
+        from now, at least for one, even if it ends after that.
         """
         end_s = self._pace.now() + deadline_s * self._pace.scale
         late = CATCH_UP_S_MAX * self._pace.scale

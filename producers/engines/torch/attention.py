@@ -65,7 +65,7 @@ class KVCache:
         self.keys = list(self.data[0::2].unbind(0))
         self.values = list(self.data[1::2].unbind(0))
         self.mask = torch.zeros(slots + 1, self.columns, dtype=dtype, device=device)
-        """Added to attention scores: -inf before a row's first column, 0 from there on."""
+        """Added to scores: -inf before a row's first column and at hidden ones, 0 elsewhere."""
         self._ramp = torch.zeros(2 * self.columns, dtype=dtype, device=device)
         self._ramp[: self.columns] = -torch.inf
 
@@ -143,7 +143,8 @@ class KVCache:
         """Shift the columns in use (the segments `used`) so that the next column is `column`: to
         the left when columns run out, to the right before a longer sequence enters. `starts` holds
         each row's first column. No KV is recomputed, because keys contain their own positions.
-        Returns by how many columns it shifted.
+        No column may be hidden (`hide`): the masks are made from `starts`. Returns by how many
+        columns it shifted.
         """
         shift = column - self.column
         for segment in used:

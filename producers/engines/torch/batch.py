@@ -49,7 +49,7 @@ class DecodeBatch:
         self.cache = KVCache(decoder.kv, slots, context_max, decoder.dtype, decoder.device)
         self.block = TokenBuffer(block_steps, slots + 1, decoder.device)
         overhead = decoder.segment_overhead_tokens
-        self.overhead = 2**62 if overhead is None else overhead
+        self.overhead = 2**62 if overhead is None else overhead  # 2^62: always one segment
         self.order = RowLayout(() if overhead is None else length_classes(context_max), slots)
         self.rows: list[TorchSequence] = []
         self._starts: NDArray[np.int64] = np.zeros(slots + 1, np.int64)
@@ -271,8 +271,8 @@ class DecodeBatch:
         newest = self.block.column
         if sequence.first < newest:
             sequence.pieces.append((sequence.row, sequence.first, newest - 1))
-        # The newest token moved with the sequence: the next one in row `source` overwrites the copy
-        # there.
+        # The newest token moved with the sequence: the next sequence in row `source` overwrites the
+        # copy there.
         sequence.first = max(sequence.first, newest)
 
     def _align(self, column: int) -> None:

@@ -53,9 +53,9 @@ class FusedDecoder:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.vocabulary = shape.vocabulary
         self.kv = attention.KVShape(shape.layers, shape.kv_heads, shape.width)
-        # A row-token is one cached token that attention reads for one row. Measured on a CPU: about
-        # 17 µs for an attention call, 27 ns for a row-token. On CUDA a launch costs as much as far
-        # more row-tokens.
+        # The cost of one more attention call, in row-tokens: cached tokens read for one row.
+        # Measured on a CPU: about 17 µs for a call, 27 ns for a row-token. On CUDA a launch costs
+        # as much as far more row-tokens.
         self.segment_overhead_tokens: int | None = 600 if device.type == "cpu" else 50_000
         self.weights = FusedWeights(shape, dtype, device)
         self.served = ServedWeights(self.weights.views, expected_shapes(shape))

@@ -3,8 +3,8 @@ faster than transformers' forward pass because it needs fewer operations: matric
 input are one matrix (fused), and norms and scales are multiplied into the matrices after them.
 
 `fused_shape` decides whether the path can serve a model (Llama and Qwen families); other models use
-`hf_decoder.py`. `FusedWeights` allocates the memory in this layout, and its `views` state where
-each tensor of a checkpoint lies in it, so that `weights.py` can load, patch and compare versions.
+`hf_decoder.py`. `FusedWeights` allocates the memory in this layout, and its `views` state which
+parts of it each tensor of a checkpoint fills: `weights.py` loads, patches and compares by them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -207,7 +207,7 @@ def attention_scale(shape: FusedShape) -> float | None:
 
 def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
     """Return views of the queries, keys and values in a served projection (matrix or bias), with
-    the outputs as first dimension and in the checkpoint's order.
+    the outputs as first dimensions and in the checkpoint's order.
 
     The memory has another order: for each kv head its queries, its key, its value. So the products
     of queries with the KV cache need no copy.

@@ -137,7 +137,8 @@ AHEAD_PROMPTS = 32  # most prompts that a miss prefills
 
 class PrefixCache:
     """Holds the KV of prompts, each without its newest token: of `tokens_max` tokens in all at
-    most, or of one longer prompt. The least recently used ones are evicted.
+    most, or of one longer prompt. The least recently used ones are evicted. Of a resumed trajectory
+    all tokens so far count as its prompt.
 
     An entry is found by the tokens and, where versions are adapters, the version. The engine drops
     the entries when the weights change (`clear`), or those of an adapter when it is dropped

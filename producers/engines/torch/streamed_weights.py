@@ -85,8 +85,8 @@ class StreamedWrites:
 class StreamedWeights:
     """Updates the weights of one engine through the views of `served`. `kept` holds copies of the
     tensors that cannot be read back from the served memory (`exact_view`), by the engine's names.
-    One thread at a time uses an instance, except that `prepare` and `compare`, which change no
-    weights, may run beside decoding.
+    One thread at a time uses an instance; `prepare` and `compare` change no weights, so they may
+    run beside decoding.
     """
 
     served: ServedWeights
@@ -96,10 +96,10 @@ class StreamedWeights:
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Return the update with `prepared` set. Each tensor that differs from the served version's
-        is decoded and compared with its hash; so is a tensor whose norm differs, because the norm
-        is multiplied into it. Raises `WrongBase`, which names the tensors that do not have their
-        hashes after their deltas, and `EngineRefused`, which names a tensor that the model cannot
-        serve.
+        is decoded and compared with its hash; so is a matrix if the norm before it differs, because
+        its served elements are multiplied by the norm's. Raises `WrongBase`, which names the
+        tensors that do not have their hashes after their deltas, and `EngineRefused`, which names a
+        tensor that the model cannot serve.
         """
         return replace(update, prepared=_Pass(self, _streamed(update)).collect())
 

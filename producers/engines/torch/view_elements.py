@@ -78,7 +78,7 @@ def _placed(
 def read_elements(
     view: WeightView, begin: int, end: int, dtype: torch.dtype, factor: Tensor | None
 ) -> Tensor:
-    """Return the checkpoint's elements `[begin, end)`, contiguous."""
+    """Return the checkpoint's elements `[begin, end)`, contiguous; bit for bit if `is_exact`."""
     elements = torch.empty(end - begin, dtype=dtype, device=view.view.device)
     for own, block, columns in _placed(view, begin, end - begin, factor):
         exact = block

@@ -20,7 +20,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import EngineArgument, VllmSettings
 
 CPU_BLOCK_TOKENS = 32  # tokens in a block of the KV cache, as vLLM's attention on the CPU needs
-CPU_STEP_TOKENS = 2048  # on the CPU one step may compute at least this many tokens
+CPU_STEP_TOKENS = 2048  # least value of `VllmShape.step_tokens` on the CPU
 GIB = 1 << 30
 
 

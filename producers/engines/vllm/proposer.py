@@ -73,7 +73,7 @@ class HistoryProposer:
         save time, the clock that measures steps for it, and the counters to write. With None, stop
         drafting.
 
-        As soon as a longest draft would not fit into the context of one sequence, vLLM gives the
+        As soon as a draft of full length would not fit into one sequence's context, vLLM gives the
         whole batch drafts of zeros. Here no draft passes the end of its sequence's context, so the
         limit from which vLLM does that is raised.
         """

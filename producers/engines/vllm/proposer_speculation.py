@@ -196,7 +196,7 @@ class ProposerSpeculation(Speculation):
         """Return the drafts for the next step, some or all of them empty.
 
         1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
-        whether to draft.  4. Make the next drafts.  5. Write the counts.
+        whether to draft.  4. Make the next drafts, or trial drafts.  5. Write the counts.
         """
         drafts: dict[str, list[int]] = {}
         began = self.clock()

@@ -1,8 +1,9 @@
-"""Defines the protocol between the rollout and vLLM's engine, which is in this process, in one of
-its own, or behind a URL: plain values, and the calls that each kind of engine implements.
+"""Defines the protocol between `VllmEngine` and vLLM, which runs in this process, in one of its
+own, or on a server by URL: plain values, and the calls that each of the three kinds implements
+(`EngineCore`). Weights are loaded by other calls, which differ from kind to kind (`EngineWeights`).
 
-Weights change only between `pause` and `resume`. A token that was computed before a pause is never
-returned after `pause` has returned.
+The weights of a running request change only between `pause` and `resume`. A token that was computed
+before a pause is never returned after `pause` has returned.
 """
 
 from collections.abc import Iterable
@@ -29,10 +30,11 @@ class ServedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class CoreRequest:
-    """Asks vLLM for at most `room` tokens after `tokens`. Requests of equal `salt` and `adapter`
-    share blocks of the prefix cache. `prompt` and `group` identify the sequence in the draft
-    history. A stay is the life of one request in vLLM; the engine numbers its stays (`stay`).
-    vLLM's worker process counts the drafts of this stay at `place` in the shared draft counters.
+    """Asks vLLM for at most `room` tokens after `tokens`; outputs name the request by its `key`.
+    Requests of equal `salt` and `adapter` share blocks of the prefix cache. `prompt` and `group`
+    identify the sequence in the draft history. A stay is the life of one request in vLLM; the
+    engine numbers its stays (`stay`). vLLM's worker process counts the drafts of this stay at
+    `place` in the shared draft counters.
     """
 
     key: str
@@ -50,8 +52,9 @@ class CoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Holds the tokens of one request from one step. The last output of a request also has the
-    versions of all its tokens, as vLLM stamped them: (version, index of the first token).
+    """Holds the tokens of one request from one step. The last output of a request also has
+    `finish`, the reason of its end, and the versions of all its tokens, as vLLM stamped them:
+    (version, index of the first token).
     """
 
     key: str
@@ -73,7 +76,7 @@ class PauseResult:
 
 @dataclass(frozen=True, slots=True)
 class CoreLoad:
-    """Holds vLLM's statistics after its newest step."""
+    """Holds vLLM's statistics after its newest step; `running` and `waiting` count requests."""
 
     running: int = 0
     waiting: int = 0
@@ -86,7 +89,7 @@ class EngineCore(Protocol):
     load: CoreLoad
     loads: int
     """The number of weight loads; KV blocks are shared only within one load."""
-    kv_capacity: int
+    kv_capacity: int  # in tokens
 
     def add(self, request: CoreRequest) -> None: ...
 

@@ -1,5 +1,5 @@
-"""Imports all names of vLLM that this project uses: the list to check when the supported release
-changes.
+"""Imports all names of vLLM that the engine uses (tests and benchmarks import others): the list to
+check when the supported release changes.
 
 Importing this module imports vLLM, so modules of the rollout import it inside functions, after they
 called `require_vllm` (`environment.py`), which checks the installed release. `worker.py` and

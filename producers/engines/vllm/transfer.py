@@ -1,10 +1,10 @@
 """Loads a version's tensors into vLLM's model, as one of vLLM's weight-transfer engines.
 
-The rollout has the verified tensors of a version and sends the changes since the served version, as
-whole tensors or as patches, in chunks. Whole tensors go through vLLM's layerwise reload, which
-keeps the served memory until a layer is complete; patches are written in place at their checkpoint
-coordinates. A failure between chunks leaves a mixture of both versions, so the engine generates no
-tokens until a later update has loaded all weights.
+The rollout has the verified tensors of a version and sends in chunks either all of them, or patches
+(the elements that changed since the served version). Whole tensors go through vLLM's layerwise
+reload, which keeps the served memory until a layer is complete; patches are written in place, by
+their indices in the checkpoint's tensors. A failure between chunks leaves a mixture of both
+versions, so the engine generates no tokens until a later update has loaded all weights.
 """
 
 from dataclasses import dataclass, field
@@ -167,9 +167,9 @@ def is_elsewhere(model: Any, name: str) -> bool:
 
 @torch.no_grad()
 def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a whole tensor that this worker would serve after loading it. vLLM's own
-    loader cuts it into a scratch parameter on the CPU, which replaces the served parameter during
-    the call: no step may run beside it.
+    """Return the part of a whole tensor that this worker would serve after loading it, with which
+    `worker.py` compares the served part. vLLM's own loader cuts it into a scratch parameter on the
+    CPU, which replaces the served parameter during the call: no step may run beside it.
     """
     part = served_part(model, name)
     parameters, served = part.layer._parameters, part.layer._parameters[part.kind]

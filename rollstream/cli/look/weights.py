@@ -54,7 +54,7 @@ EXAMPLES = {
     "export": "runs/quickstart-0 latest --out exported",
 }
 VERSION_HELP = "a number, a full name like v00000012-t0001, or latest"
-ARGUMENTS = {
+ARGUMENTS = {  # the positional arguments after the run, by action
     "show": ("version",),
     "verify": ("version",),
     "diff": ("first", "second"),

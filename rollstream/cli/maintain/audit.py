@@ -1,8 +1,9 @@
-"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7 (docs/reference/audit.md).
+"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, and 11 for its checkpoints
+(docs/reference/audit.md).
 
 An audit starts where the run's last audit ended, unless `--whole` is given. Exit codes: 0 all
 invariants hold, 1 at least one is violated, 2 none is violated but parts of the run could not be
-checked.
+checked, or the run could not be read to its end.
 """
 
 import argparse

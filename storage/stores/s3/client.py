@@ -33,7 +33,7 @@ PARTS_MAX = 10_000  # S3's limit for one upload
 PART_BYTES = 16 << 20
 FIRST_BYTES = 4 << 20  # of the first request of a read, which fetches a smaller object completely
 DELETE_KEYS_MAX = 1000  # S3's limit for one request
-# Of one request of a parallel read: with hashing as fast as boto3's own 8 MiB (measured).
+# Of one request of a parallel read; with hashing, as fast as boto3's default, 8 MiB (measured).
 RANGE_BYTES = 16 << 20
 MIB = 1 << 20
 

@@ -1,5 +1,6 @@
-"""Encodes one tensor as its difference from the same tensor of the parent version, and applies such
-a difference in place. The result is exact for every bit pattern of every dtype.
+"""Encodes a tensor as its difference from the same tensor of the parent version (`encode_tensor`),
+and applies such a difference in place, at once (`apply_tensor`) or in parts, with less memory
+(`SegmentDecoder`). The result is exact for every bit pattern of every dtype.
 
 A base that is not the parent's may remain undetected here; only the tensor's hash, which the caller
 checks, proves that the result is right.

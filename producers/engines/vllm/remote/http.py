@@ -4,7 +4,7 @@ the bodies: a request for tokens (`generate_body`), an event of its stream (`par
 the server's load (`parse_load`).
 
 Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored. A failed call
-raises `EngineRefused`, which names server and route but never contains the server's API key.
+raises `EngineRefused`, which names the server but never contains its API key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ def generate_body(request: CoreRequest, name: str) -> bytes:
         "max_tokens": request.room,
         "stop_token_ids": list(s.stop),
         "ignore_eos": True,
-        "logprobs": 0,
+        "logprobs": 0,  # that of the sampled token alone
         "detokenize": False,
     }
     return msgspec.json.encode(

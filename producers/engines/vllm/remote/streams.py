@@ -115,8 +115,8 @@ class TokenStreams:
                 stream.task.cancel()
 
     def settle(self, wanted: Mapping[str, int]) -> None:
-        """Wait until the thread has queued, of each stream in `wanted`, that number of tokens, or
-        the stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
+        """Wait until the thread has queued, of each open stream in `wanted`, that number of tokens,
+        or the stream has ended. Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
         """
         end = time.monotonic() + SETTLE_TIMEOUT_S
         for key, count in wanted.items():

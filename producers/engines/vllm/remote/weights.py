@@ -84,7 +84,8 @@ class RemoteWeights:
 
     def load(self, update: WeightUpdate) -> None:
         """Serve these weights. An update that was not prepared, or whose patches start from another
-        version than the held one, is sent first. After `EngineRefused` no version is held.
+        version than the held one, is sent first; if that raises `EngineRefused`, `held` stays as it
+        was. If the load itself raises it, no version is held.
         """
         sent = update.prepared
         if not isinstance(sent, SentUpdate) or (sent.is_patch and sent.base != self.held):
