@@ -144,24 +144,13 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
     """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
     without memory), and the reader of the rows with which to fill them. Buffers have their values.
     Returns None if the checkpoint's names or shapes differ from the model's: only `load_model` can
-    then convert it, or name the difference. Raises `ConfigurationError` for a checkpoint that is
-    incomplete, unknown, quantised or damaged, but the library's own error for a wrong value in
-    `config.json`.
+    then convert it, or name the difference. Raises `ConfigurationError` as `load_model` does.
     """
     folder = _trainable_folder(path)
-    config = cast(
-        PreTrainedConfig,
-        transformers.AutoConfig.from_pretrained(folder, local_files_only=True),  # pyright: ignore[reportUnknownMemberType]
-    )
-    config.dtype = torch.float32
-    with _empty_parameters():
-        model = cast(
-            PreTrainedModel,
-            transformers.AutoModelForCausalLM.from_config(config),  # pyright: ignore[reportUnknownMemberType]
-        )
-    if (folder / GENERATION_CONFIG_NAME).is_file():
-        generation = transformers.GenerationConfig.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
-        model.generation_config = generation
+    try:
+        model = _empty_model(folder)
+    except (OSError, RuntimeError, StrictDataclassError, ValueError) as error:
+        raise ConfigurationError(f"model.path: {folder} cannot be loaded: {error}") from error
     files, groups = hf_folder.hf_weight_files(folder), parameter_names(model)
     parameters = {name for names in groups for name in names}
     rows = ModelRows(folder, {name: path for name, path in files.items() if name in parameters})
@@ -175,6 +164,23 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
         if name in kept:
             buffer.copy_(kept.whole(name))
     return model, rows
+
+
+def _empty_model(folder: Path) -> PreTrainedModel:
+    config = cast(
+        PreTrainedConfig,
+        transformers.AutoConfig.from_pretrained(folder, local_files_only=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    config.dtype = torch.float32
+    with _empty_parameters():
+        model = cast(
+            PreTrainedModel,
+            transformers.AutoModelForCausalLM.from_config(config),  # pyright: ignore[reportUnknownMemberType]
+        )
+    if (folder / GENERATION_CONFIG_NAME).is_file():
+        generation = transformers.GenerationConfig.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
+        model.generation_config = generation
+    return model
 
 
 def parameter_names(model: PreTrainedModel) -> list[list[str]]:

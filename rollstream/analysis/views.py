@@ -118,7 +118,7 @@ QUALIFY row_number() OVER (PARTITION BY step ORDER BY term DESC, "offset" DESC) 
 ORDER BY step
 """
 
-# A group's first ending counts, unless it was closed later as poisoned, by a superseded take.
+# A group's first ending counts, except that its closing as poisoned replaces an earlier take.
 _GROUPS = f"""
 WITH admitted AS (
     SELECT * FROM admissions WHERE {_is_valid("admitted/1")}

@@ -42,8 +42,8 @@ class RelayCache:
     """Caches the newest `versions_max` versions and the bases that their deltas need, within
     `bytes_max` bytes. `folder` is emptied at the start. Threads may share the cache.
 
-    A trainer pushes a version before it announces it, and any client can push a false one. So,
-    unless it is announced, a version is refused if no trainer opened its term, its trainer was
+    A trainer pushes a version before it announces it, and any client can push a false one. An
+    unannounced version is therefore refused if no trainer opened its term, its trainer was
     replaced, or its number is far above the newest announced one (`AHEAD_MAX`). One that is newer
     than all announced ones uses free room only and evicts nothing, and its objects are dropped if
     they stall. So, after the first announcement, a false push only takes free room for a while.

@@ -246,8 +246,8 @@ class PushingStore:
         return self._push.metric_values()
 
     def _begin(self, version: Version, key: str, content: bytes) -> None:
-        """Start the upload of an object. If more than `bytes_max` bytes would then wait, all others
-        are stored first.
+        """Start the upload of an object. If more than `bytes_max` bytes would then wait, wait until
+        all others have ended.
         """
         self._wait(key)
         if self._waiting() + len(content) > self._bytes_max:

@@ -1,5 +1,7 @@
 """Models from settings, folders and versions."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -126,3 +128,14 @@ def test_an_empty_model_needs_a_checkpoint_of_the_models_own_names_and_shapes(tm
     path.write_bytes(b"x" * 100)
     with pytest.raises(ConfigurationError, match=r"model\.safetensors cannot be read"):
         load_empty_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("load", [load_model, load_empty_model])
+def test_a_wrong_value_of_the_models_configuration_is_refused_by_name(tmp_path, tiny_model, load):
+    tiny_model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "x"}))
+    with pytest.raises(
+        ConfigurationError, match=r"model\.path: .* cannot be loaded: .*hidden_size"
+    ):
+        load(str(tmp_path))
