@@ -135,7 +135,7 @@ class SimulationSettings(Settings):
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
     """Holds the result of one policy on one cluster, and `share`, the share of the GPUs that
-    generated.
+    generated: 1 under a `colocated` policy.
     """
 
     cluster: ClusterSettings
@@ -184,11 +184,11 @@ class SimulationSetup:
     ) -> tuple[float, SimulationResult]:
         """Returns the share of `shares` under which the policy is fastest, and its result. Shares
         that are impossible are skipped; raises `ConfigurationError` if all are. A policy that
-        trains and generates on the same GPUs has no split and runs once.
+        trains and generates on the same GPUs (`colocated`) runs once, with a share of 1.
         """
         found: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
-        for share in shares[:1] if policy.colocated else shares:
+        for share in (1.0,) if policy.colocated else shares:
             try:
                 found.append((share, self.run(policy, share)))
             except ConfigurationError as error:

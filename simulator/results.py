@@ -2,8 +2,8 @@
 values (`SimulationResult`), and what collects them during the run (`SimulationRecorder`).
 
 The trainer takes complete groups, oldest first, and makes a version of every `groups_per_step` of
-them. It counts the lag of each trained token and enforces the bound `max_lag` by the rules of
-invariant 5. All times are virtual seconds.
+them. It counts the lag of each trained token and, if `max_lag` is given, enforces that bound by the
+rules of invariant 5. All times are virtual seconds.
 """
 
 from collections import Counter

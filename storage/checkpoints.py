@@ -173,8 +173,8 @@ def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]
 
 
 def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> RestoredCheckpoint:
-    """Returns the newest checkpoint of the store that can be read, if `step_max` is given of those
-    up to that step.
+    """Returns the newest checkpoint of the store that can be read; if `step_max` is given, only
+    those up to that step count.
     """
     stored = (checkpoint.id for checkpoint in reversed(stored_checkpoints(store)))
     candidates = (found for found in stored if step_max is None or found.step <= step_max)

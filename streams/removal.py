@@ -116,7 +116,8 @@ def remove_log(url: str, contents: LogContents) -> None:
 
 def living_rollouts(url: str, watch_s: float) -> bool:
     """Return whether a rollout or relay of the run lives: whether a record arrives in its topic
-    `status` within `watch_s`. Returns False at once if the newest status of each is `leaving`.
+    `status` within `watch_s`. Returns False at once if no relay has a status there and the newest
+    one of each rollout is `leaving`.
     """
     from rollstream.streams.reader import TopicReader, from_begin
     from rollstream.streams.records import RelayStatus, RolloutStatus

@@ -184,6 +184,7 @@ class FenceAudit:
             self.result.add_violation(str(gap), topic, at)
             _, found = classify_message(value, Fence(), topic=topic, fenced=False, compacted=False)
             assert found.envelope is not None
+            # The fence from which classification resumes: as if this record were the first.
             after, _ = advance_fence(Fence(), found.envelope, opens=True, compacted=True)
         self._fences[topic, at.partition] = after
         is_first = fenced and at.offset == 0 and not compacted

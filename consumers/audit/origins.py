@@ -49,7 +49,7 @@ class OriginAudit:
     4. the resumed part equals the chain of partials in the assignment (`resume_chains.py`).
 
     The caller applies the ledger, `applied`, `prompts`, `assignments` and `partials` before
-    `trajectories`. The result is that of `SpanAudit`.
+    `trajectories`. `result` is also that of `SpanAudit`, which checks the rest of invariant 3.
     """
 
     ledger: LedgerIndex
@@ -124,14 +124,14 @@ class OriginAudit:
         """
         is_trained = rows.uses(self.ledger).step > 0
         is_served = rows.spans.sums(~self._are_applied(rows)) == 0
-        if self.coverage.get("applied") != "whole":
-            self._unverifiable += int(np.count_nonzero(is_trained & ~is_served))
-            is_served[:] = True
+        is_unknown = is_trained & ~is_served & (self.coverage.get("applied") != "whole")
+        is_served |= is_unknown
         is_unrecorded = not self._assigned and self._prompts.keys().isdisjoint(rows.groups)
         if is_unrecorded:
             is_served &= self._are_plainly_placed(rows)
         else:
             is_served[:] = False
+        self._unverifiable += int(np.count_nonzero(is_unknown & is_served))
         for row in np.flatnonzero(is_trained & ~is_served).tolist():
             self.apply(rows.message(row))
 
@@ -250,7 +250,7 @@ class OriginAudit:
             self.result.add_violation(f"{record.trajectory} {what}", message.topic, message.address)
 
     def _wrong_version(self, record: records.Trajectory, at: Address) -> str:
-        """Returns the fault of the versions (check 1); "" if nothing is, or not yet."""
+        """Returns the fault of the versions (check 1); "" if there is none, or `finish` decides."""
         who = (record.rollout, record.rollout_term)
         for span in record.spans:
             version = span.version
@@ -300,7 +300,7 @@ class OriginAudit:
         return wave == admission.wave and admission.names.index(name) == index
 
     def _wrong_assignment(self, record: records.Trajectory) -> str:
-        """Returns the fault of the assignment (check 3); "" if nothing is. Assignments are
+        """Returns the fault of the assignment (check 3); "" if there is none. Assignments are
         truncated partition by partition, so only the whole topic proves that one is missing.
         """
         key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)

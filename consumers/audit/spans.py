@@ -287,7 +287,7 @@ class SpanAudit:
 class OneVersionAudit:
     """Audits invariant 4: under `keep_version` a trained trajectory has one span. The trajectories
     of one span and of several are also counted. `keep_version` is None if the run's settings are
-    unknown.
+    unknown. Must receive the ledger before `trajectories`.
     """
 
     keep_version: bool | None
@@ -343,7 +343,7 @@ class OneVersionAudit:
 
 def _span_problem(record: Trajectory, generated: int) -> str:
     """Returns the fault of the spans, sources or log-probabilities of a record with this
-    number of generated tokens; "" if nothing is.
+    number of generated tokens; "" if there is none.
     """
     if len(record.sources) != len(record.tokens):
         return f"{len(record.tokens)} tokens but {len(record.sources)} sources"

@@ -91,9 +91,9 @@ class SilenceClock:
     the previous such read, at most by `step_s_max`, a quarter of the time-out. So two failures make
     no living rollout silent:
 
-    - Dispatch itself stood still (SIGSTOP, a store or broker that hung) for 12 s, or the machine
-      with all its rollouts did: the first read afterwards advances the clock by only a quarter of
-      the time-out, and living rollouts send again before the rest of it has passed.
+    - Dispatch itself (SIGSTOP, a store or broker that hung), or the machine with all its rollouts,
+      stood still for longer than the time-out: the first read afterwards advances the clock by only
+      a quarter of it, and living rollouts send again before the rest has passed.
     - The broker was unreachable for a minute: no status was read, so the clock did not advance.
 
     If a rollout dies while no other one sends, it does not become silent; but then no other rollout
@@ -162,7 +162,8 @@ def _status_key(status: records.RolloutStatus | records.RelayStatus) -> str:
 
 class DispatchInbox:
     """Holds the readers of all topics that dispatch follows, and the prompts that are not admitted
-    yet. `rebuild` must be called first. Without `terms` no name's term is checked.
+    yet. `rebuild` must be called first. `timeout_s` is the heartbeat time-out of rollouts. Without
+    `terms` no name's term is checked.
     """
 
     def __init__(
@@ -333,6 +334,7 @@ class DispatchInbox:
         return "this name never took this term"
 
     def _apply(self, received: Received, fresh: bool) -> None:
+        """Apply a record unless it is refused; `fresh` is False in a rebuild."""
         state, record = self._state, received.record
         if isinstance(record, records.RolloutStatus | records.RelayStatus):
             self._status_keys.note(_status_key(record), self._listening.now_s)

@@ -87,10 +87,11 @@ class LengthHistory:
         `finished` are the lengths of its group's finished samples.
 
         The prompt's history decides if it has samples of an earlier pass, that is more than
-        `finished`; then the longest of `finished`, with a spread of 0; then the task's history.
+        `finished`, or as many as it counts; then the longest of `finished`, with a spread of 0;
+        then the task's history.
         """
         own = self.of_prompt(prompt)
-        if own is not None and own.count > len(finished):
+        if own is not None and own.count > min(len(finished), SAMPLES_SMOOTHED - 1):
             return own
         if finished:
             return ExpectedLength(float(max(finished)), 0.0, len(finished))

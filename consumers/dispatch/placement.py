@@ -124,6 +124,7 @@ def lay_out_wave(
         return None
     longest = [ranked[(g + 1) * len(ranked) // count - 1] for g in range(count)]
     answers = max(1, len(ranked) * samples // count)
+    # Assumed: a step with all slots in use takes twice as long as a step with nearly none.
     shares = share_out(end_times(longest, answers, len(workers), lambda b: 1.0 + b / slots))
     return WaveLayout(ranked, _split_by_shares(shares, _rollouts_in_order(workers, ascending)))
 

@@ -50,8 +50,9 @@ ROUND_S = 0.05  # pause between two rounds of the loop; rollouts have queued ass
 class Dispatch:
     """Runs one term of dispatch (`run`). Its parts: `inbox` reads topics into `state`,
     `assignment_planner` plans assignments, `repack_planner` plans moves between rollouts, and
-    `DispatchPersistence` keeps the state in the store. `pace` bounds admission. With `truncate`
-    records that no rebuild needs are removed from the log.
+    `DispatchPersistence` keeps the state in the store. `pace` bounds admission. `keep_version` is
+    true if that is the value of `rollouts.on_update`. With `truncate` records that no rebuild needs
+    are removed from the log.
     """
 
     bus: Bus
@@ -113,7 +114,8 @@ class Dispatch:
         persistence = DispatchPersistence(
             self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
         )
-        # Before `Opened` is appended: its swap of the term fences the earlier holder.
+        # Swaps this term into the persisted state before `Opened` is appended, so that an earlier
+        # holder cannot persist its own state any more.
         saved = persistence.recall()
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)

@@ -118,8 +118,8 @@ class LabelledSource:
 class GatherRules:
     """States which trajectories are taken and how they are completed. Trajectories that cannot be
     trained within `bounds` are left out. `fill` returns a trajectory with the log-probabilities
-    that it lacked, computed by the model, so its tokens must be in the vocabulary: the caller calls
-    `check_tokens` before.
+    that it lacked, computed by the model, so its tokens must be in the vocabulary: the caller of
+    `gather_sources` calls `check_tokens` before.
     """
 
     bounds: TrainingBounds

@@ -126,7 +126,7 @@ class ReplayTrainer:
             takes=planned.trained,
             metrics={name: value for name, value in everything.items() if math.isfinite(value)},
             counts=dict(+step_metrics.counts),
-            time_s=0.0,
+            time_s=0.0,  # the publisher sets it
         )
         self._publish(learner, done, step_metrics, planned.is_last)
         return done

@@ -71,7 +71,7 @@ class StepLoop(ABC, Generic[FeederT]):
         """Train one step; returns False if `stop` was set before its end (the next start then
         repeats its takes). The phases (docs/reference/invariants.md, A trainer's step): for each
         update of the step, feed the learner with takes and update the weights; then hash the state
-        unless it is large, copy the weights into a snapshot, and hand it to the publisher.
+        (if `hashes_state`), copy the weights into a snapshot, and hand it to the publisher.
         """
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
@@ -85,7 +85,7 @@ class StepLoop(ABC, Generic[FeederT]):
             if not progress.is_complete():
                 return False
             skipped = metrics.get("updates_skipped", 0.0)
-            self.publisher.await_lent()
+            self.publisher.await_lent()  # a checkpoint may be in writing from the learner's state
             metrics |= learner.finish_update()  # only the first update reports the mismatch
             metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
         seconds = self.monotonic() - started

@@ -103,7 +103,7 @@ def _mixed(keys: NgramKeys) -> NgramKeys:
 
 
 RingPositions = NDArray[np.int64]
-"""Places of tokens in the history's ring (`HistoryMemory`), or slots of its table."""
+"""Places of tokens, which number all tokens ever stored (`HistoryMemory`), or slots."""
 EntryRanks = NDArray[np.float32]
 """Ranks of occurrences: an answer of a newer pass or with a higher reward ranks higher."""
 

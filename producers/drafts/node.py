@@ -178,8 +178,8 @@ class NodeHistory:
             time.sleep(LEAVE_PAUSE_S)
 
     def _left_by_another(self) -> shared_memory.HistorySegment | None:
-        """Map, for writing, the segment that an earlier writer left and other processes still use;
-        None if there is none or its layout is not this process's.
+        """Map, for writing, the segment that an earlier writer left and this process or another
+        still uses; None if there is none or its layout is not this process's.
         """
         if not self._shared.attached and not shared_memory.is_held(self.path):
             return None
@@ -210,7 +210,7 @@ class CombinedSource:
     before they are in the log. Both histories have the same n-gram lengths.
 
     If both match equally many tokens, `running` is used: its tokens come from the newest weights.
-    It is small, so running sequences are soon overwritten in it.
+    It holds at most about one batch (`running_tokens`): ended sequences are soon overwritten.
     """
 
     def __init__(self, node: NodeHistory | SharedHistory, running: AnswerHistory) -> None:

@@ -102,9 +102,9 @@ class HistoryMemory:
     file needs nothing else.
 
     Places number all tokens ever stored, so no place is used twice; the token of a place is at
-    index place modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`) to the best
-    place that follows it, and that place's rank. The arrays are memoryviews: reading an item of one
-    is twice as fast as of a numpy array.
+    index place modulo `tokens_max`. The table maps the hash of an n-gram (`index.py`) to the place
+    that follows its best occurrence, and to the rank by which that one was chosen. The arrays are
+    memoryviews: reading an item of one is twice as fast as of a numpy array.
     """
 
     def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:

@@ -21,7 +21,7 @@ most this many times as long as a step of a single row.
 class Roofline:
     """Seconds of the parts of a decode step: `weights_s` to read all weights once, `kv_token_s` to
     read one token of the KV cache, `row_s` for the arithmetic of one row (a sequence of the batch),
-    `overhead_s` for everything else. Prefill takes `prefill_token_s` per token, beside the steps.
+    `overhead_s` for everything else. Prefill takes `prefill_token_s` per token, between steps.
 
     An accelerator reads while it computes (`overlapping`), so the longer of reading and arithmetic
     counts; on a CPU they add up.

@@ -106,8 +106,8 @@ def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateInputs:
-    """Holds all inputs of the functions below (invariant 9); versions are given by their numbers.
-    The other input is the mode, `rollouts.on_update`.
+    """Holds the inputs of the functions below (invariant 9), except for the mode, which is
+    `rollouts.on_update`. Versions are given by their numbers.
 
     The `in_flight` modes (PipelineRL, AReaL) take the newest version as soon as it is fetched.
     `keep_version` (Laminar, arXiv 2510.12633) finishes running trajectories under their version:

@@ -38,7 +38,7 @@ class ChainContent:
 class ChainRequest:
     """Names the chain to read. `newest` is the address of its last partial. `first` is that of the
     trajectory's oldest partial, or None if the assignment does not name it. `start` is the length
-    of the prompt in tokens; `tokens_max` bounds the generated tokens.
+    of the prompt in tokens; `tokens_max` bounds the generated tokens. None: not checked.
     """
 
     trajectory: str

@@ -1,9 +1,8 @@
 """Tokenizes text character by character, for tasks with a small alphabet: in pure Python
 (`CharacterTokenizer`), and by Hugging Face tokenizer files that the class writes (`save`).
 
-Both give the characters of a text the same token ids. A run itself uses the Python code,
-which needs neither `tokenizers` nor `transformers`; other tools load the files from the model
-folder.
+Both give the characters of a text the same token ids. A run itself uses the Python code, which
+needs neither `tokenizers` nor `transformers`; other tools load the files from the model folder.
 """
 
 from collections.abc import Mapping, Sequence

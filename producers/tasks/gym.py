@@ -1,4 +1,4 @@
-"""Makes a task of a data set of the library reasoning_gym, which has 105 that generate questions
+"""Makes a task of one of the 105 data sets of the library reasoning_gym, which generate questions
 from a seed. The library's `score_answer` for that data set judges the answers.
 
 The number of prompts is unlimited, and positions can be read in any order. A checksum of a

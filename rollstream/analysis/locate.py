@@ -28,9 +28,9 @@ REPLAY_FILE = "replay.json"  # marks a folder that a replay wrote, where no role
 @dataclass(frozen=True, slots=True)
 class RunLocation:
     """States where a run's data is. `name` names it in messages; `store` and `bus` are URLs with
-    absolute paths. `bus` is None if there is no log, `folder` if only a store is known, and `run`
-    (the run's name) if it must be read from the archive. `configuration` is the content of
-    config.json, empty without that file.
+    absolute paths. `bus` is None if there is no log, `folder` (the run's or, for a store alone, the
+    store's) if only the URL of a remote store is known, and `run` (the run's name) if it must be
+    read from the archive. `configuration` is the content of config.json, empty without that file.
     """
 
     name: str

@@ -127,7 +127,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words after the command's name; options may stand between arguments. RUN is put
-        into its place wherever it stood.
+        into its place wherever it stood, or is taken from the option `--run RUN` (of `query`).
         """
         arguments = self.parse_intermixed_args(words)
         if self._behind_run:
@@ -140,7 +140,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def find_runs(self, arguments: argparse.Namespace) -> None:
         """Replace each bare name of a run by its folder in `runs/`, and a missing RUN by the newest
-        run. Raises `ConfigurationError` if there is no run.
+        run. Raises `ConfigurationError` if there is none and RUN is required.
         """
         values = vars(arguments)
         for name in self._runs:

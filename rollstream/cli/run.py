@@ -1,10 +1,10 @@
 """`rollstream run CONFIG`: runs all roles of a run on this machine until the run is complete,
 stopped or failed. A run's folder has one supervisor at a time; the same command resumes the run.
 
-1. Write the configuration into the run's folder. 2. Take the folder's lock. 3. Create the topics.
-4. Warm up: make the first model in the run's folder, unless one is configured or present.
-5. Supervise the roles (start them, restart those that die) and show the live view. 6. Print the
-summary and write the report.
+1. Write the configuration into the run's folder. 2. Take the folder's lock. 3. Create the topics,
+and check that the store belongs to this run. 4. Warm up: make the first model in the run's folder,
+unless one is configured or present. 5. Supervise the roles (start them, restart those that die) and
+show the live view. 6. Print the summary and write the report.
 """
 
 import argparse

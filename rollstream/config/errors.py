@@ -3,8 +3,8 @@ its origin (a file, an environment variable or `--set`).
 
 `error_lines` converts the errors of a pydantic model, `error_line` formats one that the project's
 own checks found. An unknown key gets a hint: its nearest known key, or Rollstream's name for a
-setting of another system. No line shows a secret: values whose key names a password, token or the
-like, and credentials inside URLs, are left out.
+setting of another system. No line shows a secret: left out are credentials inside URLs, and values
+whose key, also inside a shown table or list, names a password, token or the like.
 """
 
 import re
@@ -104,11 +104,21 @@ def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) ->
     """Returns the value as text without secrets, cut to `VALUE_CHARACTERS_MAX` characters."""
     if _SECRET.search(key):
         return "(not shown)"
+    text = _USERINFO.sub("//***@", "null" if value is None else write(_without_secrets(value)))
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "…"
+
+
+def _without_secrets(value: Any) -> Any:
+    """Returns the value with those of secret keys replaced, in tables and lists at any depth."""
     if isinstance(value, dict):
         inside = cast(dict[str, Any], value)
-        value = {k: "(not shown)" if _SECRET.search(k) else v for k, v in inside.items()}
-    text = _USERINFO.sub("//***@", "null" if value is None else write(value))
-    return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "…"
+        return {
+            k: "(not shown)" if _SECRET.search(k) else _without_secrets(v)
+            for k, v in inside.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item) for item in cast(list[Any], value)]
+    return value
 
 
 def nearest_key(key: str, known: list[str]) -> str | None:
@@ -145,8 +155,10 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
     if kind == "missing":  # elsewhere only lists of a fixed length have required entries
         return error_line(key, "must have more entries", details["input"], layers)
     wanted = _KINDS.get(kind.split("_")[0])
+    # An option (`task.options.path`) has a union type, and `loc` then ends with the union's member.
     if kind.endswith(("_type", "_parsing")) and wanted:
-        if key not in setting_types(model) and len(details["loc"]) > len(key.split(".")):
+        parts = re.findall(r"[^.\[\]]+", key)  # of `task.parts[0].name`: four
+        if key not in setting_types(model) and len(details["loc"]) > len(parts):
             wanted = "a number, true or false, or text"
             wanted += (
                 ", or a list of these"

@@ -195,6 +195,7 @@ class RunFeed:
             self._open_context(state)
         elif COMPLETION_TOPICS[0] not in self._topics and not self._is_behind():
             self._open_completions(state)
+        # Other reads may miss records for now (`Bus.read`); an exact one shows that none is left.
         exact = self._is_idle or self._tail is None
         completed = [one for t in COMPLETION_TOPICS for one in self._poll(state, t, exact)]
         self._is_idle = not completed

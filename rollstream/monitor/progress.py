@@ -28,8 +28,8 @@ class RunPace:
     a step, `trained_per_s` the trained tokens. `since_step_s` is the age of the last step, `left_s`
     the estimated time to the run's last step. All of these are None if unknown.
 
-    `generated_per_s` sums up the tokens per second of the living rollouts, by their last heartbeats
-    (ten seconds); of a run that is over it is computed from the trajectories of its last minute.
+    `generated_per_s` sums up the tokens per second of the living rollouts, each a mean over its
+    last ten seconds; of a run that is over it is computed from its last minute's trajectories.
     `trajectories_per_s` counts the trajectories that finished in the last minute.
     """
 

@@ -259,13 +259,16 @@ class RecentSamples:
         return {task: _task_rewards(rewards) for task, rewards in sorted(found.items())}
 
     def _reward(self, one: FinishedSample) -> float | None:
-        """Returns the reward of a trajectory; None if it is dead or lacks an annotation."""
+        """Returns the reward of a trajectory, as the trainer computes it: an annotation counts
+        before the record's own reward. None if it is dead or lacks an annotation.
+        """
         if one.finish == "dead":
             return None
         total = 0.0
         for name, weight in self.terms.items():
-            is_own = name == OWN_REWARD and one.reward is not None
-            value = one.reward if is_own else self._annotated.get((one.trajectory, name))
+            value = self._annotated.get((one.trajectory, name))
+            if value is None and name == OWN_REWARD:
+                value = one.reward
             if value is None:
                 return None
             total += weight * value

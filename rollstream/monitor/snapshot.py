@@ -183,8 +183,8 @@ class RunSnapshot:
     rewards: tuple[float, ...]
     """The mean reward of each kept step, oldest first."""
     task_rewards: Mapping[str, float]
-    """The mean reward of each task over the last steps, or over the last trajectories if the
-    trainer records none by task.
+    """The mean reward of each task over the last steps, or over the last complete groups if
+    the trainer records none by task.
     """
     tasks: Mapping[str, TaskRewards]
     """Rewards of the last complete groups by task."""
@@ -301,7 +301,7 @@ def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
 
 
 def _means(tasks: Mapping[str, TaskRewards]) -> dict[str, float]:
-    """Returns the mean reward of each task over the last trajectories, for a run whose trainer
+    """Returns the mean reward of each task over the last complete groups, for a run whose trainer
     records no rewards by task; empty for a run of one task.
     """
     return {task: found.reward_mean for task, found in tasks.items()} if len(tasks) > 1 else {}

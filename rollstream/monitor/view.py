@@ -188,8 +188,8 @@ LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka cost
 
 class LiveView:
     """Shows a run on a console: a frame that is redrawn on a terminal, otherwise lines of text, or
-    with `as_json` one JSON line per step. Use it in a `with` block, and call `show` there often,
-    from one thread: it refreshes at most once per interval.
+    with `as_json` JSON lines, at most one per step. Use it in a `with` block, and call `show` there
+    often, from one thread: it refreshes at most once per interval, so short steps may be skipped.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
@@ -218,7 +218,7 @@ class LiveView:
         if self._live:
             size = TerminalSize(self._console.width, self._console.height)
             self._live.update(render_frame(shown, size, detailed=False), refresh=True)
-        elif not self._as_json or shown.step != self._printed_step:  # JSON: one line per step
+        elif not self._as_json or shown.step != self._printed_step:  # JSON: once per step
             self._printed_step = shown.step
             line = msgspec.json.encode(shown).decode() if self._as_json else table.plain_line(shown)
             print(line, flush=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 WIDTH, HEIGHT = 560.0, 220.0  # of a chart, in SVG units (about a pixel), margins included
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 52.0, 10.0, 26.0  # margins
-TITLES_MAX = 400  # most points of a series that show their values on hover
+TITLES_MAX = 400  # points; a longer series shows no values on hover
 COLUMNS = int(WIDTH - LEFT - RIGHT)  # of a thinned series, each about a pixel wide
 Points = Sequence[tuple[float, float]]
 """(x, y) of the points of a series, in the order of x."""
@@ -224,7 +224,7 @@ def _last_values(
         if not one.points or not math.isfinite(one.points[-1][1]):
             continue
         x, y = one.points[-1]
-        if chart.stacked:  # a share is labelled at the middle of its band
+        if chart.stacked:  # labels are in the middle of bands; narrow bands have none
             y -= raw.points[-1][1] / 2
             if raw.points[-1][1] < 0.04 and index:
                 continue

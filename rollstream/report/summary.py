@@ -191,8 +191,9 @@ def _idle_shares(history: RunHistory, seconds: float) -> dict[str, float]:
 
 def read_history(view: LogView, folder: RunFolder) -> RunHistory:
     """Returns the run's history up to now, from log, archive and metrics files; any of them may be
-    missing. Its warnings are those that `rollstream top` showed when the newest record was written,
-    so a report that is made a week later does not warn that the run is silent.
+    missing. Its `concerns` are the warnings that `rollstream top` showed when the newest record was
+    written, so a report that is made a week later does not warn that the run is silent, and those
+    about dropped samples.
     """
     is_configured = folder.configuration.exists()
     configuration = load_for_viewing(folder.configuration) if is_configured else None

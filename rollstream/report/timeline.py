@@ -235,8 +235,8 @@ def _pulls(row: TimelineRow, top: float, axis: TimeAxis) -> Iterator[str]:
 
 
 def _bars(row: TimelineRow, top: float, high: float, axis: TimeAxis, newest: int) -> list[str]:
-    """Draws the row's name, note and bars, in bars of height `high` from y `top` on. The version
-    `newest` has the last shade.
+    """Draws the row's name, note and bars; a bar begins at y `top` and is `high` pixels high. The
+    version `newest` has the last shade.
     """
     right = WIDTH - RIGHT
     parts = [

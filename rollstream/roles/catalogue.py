@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """Declares one role. `ends`, `single_holder` and `stops_last` have the meaning that they have
-    in `supervisor.process.ProcessSpec`.
+    """Declares one role. `supervisor.process.ProcessSpec` explains `ends` (the work that its
+    exit with code 0 completes), `single_holder` (it needs a lease) and `stops_last`.
     """
 
     name: str

@@ -275,8 +275,8 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
 
 def _copy_model(wanted: ForkPlan) -> None:
     """Copy the files of the starting model, which roles read when they start, from the parent's
-    folder or, if only its store is left, from its believed version. A model that `model.path` names
-    stays where it is.
+    folder or, if only its store is left, from its believed version (with LoRA, the base of its
+    adapters). A model that `model.path` names stays where it is.
     """
     if wanted.now.model.path is not None:
         return

@@ -102,8 +102,8 @@ def plan_restore(
     restore into `folder` with the backup's settings, changed by `overrides`. `progress` gets the
     key of each object. The only file that is written is the backup's `config.json`, in `scratch`.
 
-    Raises `CorruptObject`, which names the object, if the backup is damaged, `ConfigurationError`
-    if it is incomplete or an override changes an essential setting (`_check_settings`).
+    Raises as `read_backup` does, `CorruptObject`, which names the object, if the backup is damaged,
+    and `ConfigurationError` if an override changes an essential setting (`_check_settings`).
     """
     backup = read_backup(source, where)
     for stored in backup.objects:

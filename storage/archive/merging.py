@@ -49,8 +49,8 @@ def plan_merges(files: Sequence[ArchiveFile], bytes_max: int, files_max: int) ->
     `current_files`. A partition's day that is over is merged as far as possible, its newest day
     only when it has more than `files_max` files. The plan is a pure function (no I/O).
 
-    Merges follow blocks of offsets: block j of level m has the files whose first offset is in
-    [j·2^m, (j+1)·2^m). A block is merged only when a file after it exists, so its files never
+    Merges follow blocks of offsets: block j of level m has the day's files whose first offset is
+    in [j·2^m, (j+1)·2^m). A block is merged only when a file after it exists, so its files never
     change again. Two blocks have no offset in common or one contains the other, since their sizes
     are powers of two; the same holds for merged files, whichever process planned them and however
     old its listing was. Without this rule a compactor with an older listing could make a file of

@@ -20,8 +20,8 @@ SWAPS_MAX = 100  # competitors are trainers of lower terms, which publish every 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """`version` is believed (None before the first); only the trainer of `term` may move the
-    pointer.
+    """`version` is believed (None before the first), and `manifest` is the key of its manifest;
+    only the trainer of `term` may move the pointer.
     """
 
     run: str

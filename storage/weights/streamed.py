@@ -299,8 +299,9 @@ def _open_nameless() -> IO[bytes]:
 
 @dataclass(slots=True)
 class _Spooled:
-    """Collects what was fetched: `data` holds the verified bytes of steps, which lie in files
-    without names; `broken` names the steps whose bytes did not match; `bytes` counts all of them.
+    """Collects what was fetched: `data` holds the verified bytes of steps, which are in a
+    `ScratchFile`; `broken` names the steps whose bytes did not match; `bytes` counts all that was
+    fetched.
     """
 
     data: dict[StepKey, memoryview] = field(default_factory=dict[StepKey, memoryview])

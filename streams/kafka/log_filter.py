@@ -39,7 +39,7 @@ class RateLimitedHandler(logging.Handler):
 
 
 def _is_retry(record: logging.LogRecord) -> bool:
-    """Return whether the network code logs something that it repairs by a reconnect."""
+    """Return whether a record of the network code is no error, or one that a reconnect repairs."""
     arguments = record.args if isinstance(record.args, tuple) else ()
     return record.levelno < logging.ERROR or any(type(one).__name__ in RETRIED for one in arguments)
 

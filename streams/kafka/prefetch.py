@@ -1,5 +1,5 @@
 """Prefetches followed topics: one consumer and one polling thread for all topics that a process
-follows. Each has a feed: fetched records that wait for the topic's reader. A role polls its topics
+follows. Each topic has a feed: fetched records that wait for its reader. A role polls its topics
 many times a second; such a poll only reads memory here.
 
 A reader that cannot be served here (a position before records already handed out, a second reader

@@ -51,7 +51,7 @@ RecordToSend = tuple[int, bytes, bytes | None, int]
 
 RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
 COPIES = 2  # the caller's value, and the batch that it is copied into
-SLACK_S = 30.0  # after DELIVERY_S, when the producer itself gives up; later its thread is dead
+SLACK_S = 30.0  # waited beyond DELIVERY_S, when a living producer gives up by itself
 
 
 def record_cost_bytes(record: RecordToSend) -> int:

@@ -210,11 +210,20 @@ def test_an_unknown_variable_is_refused_and_those_of_the_supervisor_are_not(toml
     assert load(toml(""), (), words) == Configuration()
 
 
+def test_a_wrong_value_in_a_list_of_tables_states_its_own_requirement(toml):
+    assert "name must be text, got 5" in refusal(toml("[[task.parts]]\nname = 5"))
+    assert "weight must be a number, got 'x'" in refusal(toml("[[task.parts]]\nweight = 'x'"))
+
+
 def test_no_message_shows_a_secret(toml):
     message = refusal(toml(""), "bus=kafka://anna:hush@broker/1")
     assert "bus must not hold credentials" in message
     assert "hush" not in message
     assert "hush" not in refusal(toml("[task.options]\napi_key = [['hush']]"))
+    nested = refusal(toml("[task.options]\ny = {z = {password = 'hush'}, w = 'seen'}"))
+    assert "seen" in nested
+    assert "hush" not in nested
+    assert "hush" not in refusal(toml("[task]\nname = [{password = 'hush'}]"))
 
 
 def test_the_resolved_configuration_is_not_changed_by_the_environment(tmp_path):

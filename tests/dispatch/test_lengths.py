@@ -8,7 +8,11 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, strategies as st
 
-from rollstream.consumers.dispatch.lengths import ExpectedLength, LengthHistory
+from rollstream.consumers.dispatch.lengths import (
+    SAMPLES_SMOOTHED,
+    ExpectedLength,
+    LengthHistory,
+)
 from rollstream.consumers.dispatch.placement import (
     PlacementWork,
     RolloutRoom,
@@ -51,6 +55,16 @@ def test_without_an_earlier_pass_the_longest_of_the_group_so_far_is_the_estimate
     expected = lengths.expected(prompt(1), finished=[10, 80])
     assert expected is not None
     assert expected.mean == 80
+
+
+def test_an_earlier_pass_counts_however_many_samples_of_the_group_are_finished():
+    lengths = LengthHistory()
+    for _ in range(3 * SAMPLES_SMOOTHED):
+        lengths.note(prompt(1), 50)
+    finished = [10] * SAMPLES_SMOOTHED + [400]
+    expected = lengths.expected(prompt(1), finished=finished)
+    assert expected is not None
+    assert expected.mean == 50
 
 
 def test_an_unknown_prompt_is_expected_as_its_task_is_and_an_unknown_task_not_at_all():

@@ -1,5 +1,6 @@
 """Following a log and metrics files as an observer: in order, bounded, and without writes."""
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -15,6 +16,7 @@ from rollstream.monitor.feed import (
 )
 from rollstream.monitor.groups import NumberSet
 from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.samples import RecentSamples
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
@@ -22,7 +24,7 @@ from rollstream.storage.log_view import LogView
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.connect import open_bus
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate
-from rollstream.streams.records import GroupClosed, Position, WeightsAnnounced
+from rollstream.streams.records import Annotation, GroupClosed, Position, WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter, publish
 from testbed.memory import MemoryBus, MemoryStore
@@ -206,3 +208,14 @@ def test_a_run_that_cannot_be_read_is_not_looked_at_again_at_once(tmp_path):
     assert observer.is_behind
     assert "the disk is away" in observer.observe().trouble
     assert not observer.is_behind
+
+
+def test_a_reward_annotation_counts_before_the_records_own_as_in_the_trainer():
+    samples = RecentSamples()
+    for index in range(2):
+        record = planted.finished(1, index, 0.0)
+        samples.finish(record)
+        values = np.array([float(index)], np.float32)
+        samples.annotate(Annotation(record.trajectory, 1, "reward", values, "scorer-0"))
+    (task,) = samples.tasks(2).values()
+    assert task.reward_mean == 0.5

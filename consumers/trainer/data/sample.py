@@ -34,7 +34,7 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
-    """Holds for each live trajectory either its reward or the reason why it has none
+    """Holds for each live (not dead) trajectory either its reward or the reason why it has none
     (`lacking`).
     """
 

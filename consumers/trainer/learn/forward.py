@@ -271,10 +271,10 @@ def forward_scores(
     by `fully_shard` (FSDP).
 
     It makes exactly one call of `model`, whatever the rows, and does everything inside that call
-    (`_forward`): the body runs once, the rows before trained tokens are selected, and head and
-    softmax are computed for them in float32, in slices. So hooks on `model` and its layers see an
-    ordinary forward, and ranks with unequal work run equal collectives. Under FSDP the head must be
-    in `model`'s root group, not in a group of its own. The body computes in the type of its
+    (`_forward`): the body runs once, the states that predict trained tokens are selected, and head
+    and softmax are computed for them in float32, in slices. So hooks on `model` and its layers see
+    an ordinary forward, and ranks with unequal work run equal collectives. Under FSDP the head must
+    be in `model`'s root group, not in a group of its own. The body computes in the type of its
     parameters; for bfloat16 the caller casts them.
     """
     if "forward" not in vars(model):

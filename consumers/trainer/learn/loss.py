@@ -118,8 +118,8 @@ def surrogate_loss(
 
 
 def _sequence_means(values: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
-    """Returns for each of the G tokens the mean of `values` over the tokens of its sequence;
-    `counts` has the number of tokens of each sequence.
+    """Returns for each trained token the mean of `values` over the trained tokens of its sequence;
+    `counts` has their number for each sequence.
     """
     totals = values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)
     return (totals / counts)[inputs.sequence]

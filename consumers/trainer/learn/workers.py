@@ -1,7 +1,8 @@
 """Provides the threads and the memory of a learner, the part of the trainer that computes gradients
 and updates: `OrderedWorkers` computes micro-batches in threads and keeps the order of the results,
-`BufferPool` lends host memory for copies of the weights and the state, and two functions set the
-process's memory allocator (`keep_freed_memory`, `return_freed_memory`).
+`BufferPool` lends host memory for copies of the weights and the state, two functions set the
+process's memory allocator (`keep_freed_memory`, `return_freed_memory`), and two tell where memory
+is short (`lends_state`, `is_out_of_memory`).
 """
 
 import ctypes

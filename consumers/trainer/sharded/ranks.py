@@ -34,8 +34,8 @@ from rollstream.storage.checkpoints import CheckpointId
 log = logging.getLogger(__name__)
 
 PORT_KEY, START_KEY, END_KEY = "rollstream/port", "rollstream/start", "rollstream/end"
-CONNECT_S = 1.0
-PAUSE_S = 0.1
+CONNECT_S = 1.0  # longest wait of one attempt to connect to rank 0's store
+PAUSE_S = 0.1  # between two attempts, and between two looks at a key of the store
 ROLL_CALL_S = 2.0
 """Longest wait for each rank in a roll call, which probes all other ranks after a failed
 collective; the probe of a closed connection fails at once.

@@ -295,7 +295,7 @@ class ServedAdapters:
     def _check(
         self, name: str, tensors: Mapping[str, Tensor], low: tuple[int, ...], high: tuple[int, ...]
     ) -> None:
-        """Raise `EngineRefused` unless the layer `name` has both tensors, of these shapes."""
+        """Raise `EngineRefused` unless the matrix `name` has both factors, of these shapes."""
         for kind, shape in ((LOW, low), (HIGH, high)):
             tensor = tensors.get(f"{PREFIX}{name}{kind}")
             if tensor is None or tuple(tensor.shape) != shape:

@@ -149,9 +149,10 @@ def length_classes(context_max: int) -> tuple[int, ...]:
 
 
 class RowLayout:
-    """Orders the rows so that attention reads little padding: it reads neighbouring rows from the
-    column in which the longest of them begins, so rows of similar length should be neighbours.
-    There is a region of neighbouring rows for each length class; region 0 has the longest rows.
+    """Orders the rows so that attention reads little padding. In the KV cache all rows end in one
+    column, and longer rows begin in earlier ones. Attention reads neighbouring rows from the column
+    in which the longest of them begins, so rows of similar length should be neighbours. There is a
+    region of neighbouring rows for each length class; region 0 has the longest rows.
 
     The used rows have the indices from 0 on, without gaps. If a row leaves, the last row of its
     region takes its place, the last row of the next region takes the place of that one, and so on.

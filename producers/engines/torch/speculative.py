@@ -38,8 +38,8 @@ them.
 
 class SpeculativeBatch(DecodeBatch):
     """Decodes as `DecodeBatch` does, with drafts from `source` while `gate` is on. While
-    `is_verifying` generated tokens are not in the block on the device but on the host, in the
-    row states of `drafting`.
+    `is_verifying`, generated tokens are not in `DecodeBatch`'s block on the device but on the host,
+    in the row states of `drafting`.
 
     In the KV cache the newest tokens of all rows are in one column, but rows gain different numbers
     of tokens in a pass. So all rows advance by the largest number that a row gained, and the mask

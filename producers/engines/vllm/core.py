@@ -63,7 +63,7 @@ def call_core(client: Any, method: str, *arguments: Any) -> Any:
 
 
 def replace_core_calls(client: Any) -> None:
-    """Make vLLM's own calls to its core go through `call_core`, which has no time limit."""
+    """Make vLLM's own calls to its core go through `call_core`: none outlives the core."""
     client.call_utility = partial(call_core, client)
 
 
@@ -353,7 +353,7 @@ def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
-    """Return the arguments that Rollstream sets; users may not set those in `OWN_ARGUMENTS`."""
+    """Return Rollstream's own arguments; users may not set those in `settings.OWN_ARGUMENTS`."""
     from rollstream.producers.engines.vllm.release import WeightTransferConfig
 
     return {

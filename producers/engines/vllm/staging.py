@@ -1,4 +1,4 @@
-"""Passes the tensors of a weight update to vLLM's workers when these are another process of this
+"""Passes the tensors of a weight update to vLLM's workers when these are other processes of this
 machine: the tensors are staged in a file in shared memory, and a message has the position of each
 one.
 

@@ -163,7 +163,8 @@ class VllmWeights:
 
     def load(self, update: WeightUpdate) -> None:
         """Serve these weights. Prepares the update again if its preparation cannot be applied any
-        more. After `EngineRefused` no version is served as a whole.
+        more. Raises `EngineRefused`: if preparing fails, `held` is still served; if loading fails,
+        no version is served as a whole.
         """
         prepared = update.prepared
         if not isinstance(prepared, PreparedUpdate) or not self._is_applicable(prepared):

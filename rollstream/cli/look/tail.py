@@ -1,4 +1,4 @@
-"""`rollstream tail TOPIC [RUN]`: prints a topic's records in the order of their timestamps, one
+"""`rollstream tail TOPIC [RUN]`: prints a topic's records, the partitions merged by timestamp, one
 readable line each, or JSON objects with `--json`.
 
 Archive and log are read as one (`LogView`), so truncated records appear if they were archived. By
@@ -98,8 +98,9 @@ def _records(
     conditions: Sequence[FieldCondition],
     stop: threading.Event,
 ) -> Iterator[LogRecord]:
-    """Yields the selected records of archive and log in the order of their timestamps; then, with
-    `--follow`, new ones until `stop` is set. New records are in that order only within one poll.
+    """Yields the selected records of archive and log, each partition in its own order and all of
+    them merged by timestamp; then, with `--follow`, new ones until `stop` is set. New records are
+    ordered by timestamp, but only within one poll.
 
     No record is left out because it is invalid: undecodable bytes are yielded with the reason, and
     records of a replaced holder (invariant 7) as void. For offsets that cannot be read a warning is

@@ -87,8 +87,9 @@ class ChunkUploads:
         if group != self._set:
             self._chunks.clear()
             self._set = group
-        chunk = self._chunks.setdefault(name, ChunkUpload(bytearray(size)))
-        chunk.put(begin, base64.b64decode(piece, validate=True))
+        if name not in self._chunks:  # the buffer of a chunk is allocated once, not for each piece
+            self._chunks[name] = ChunkUpload(bytearray(size))
+        self._chunks[name].put(begin, base64.b64decode(piece, validate=True))
 
     def check(
         self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]
