@@ -53,19 +53,16 @@ def run_killed(base: Path, aims: list[Aim]) -> AimFolder:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "aims",
     [
-        pytest.param(*case, id=name, marks=mark)
-        for name, mark, *case in [
-            ("source-before-its-last-partial", pytest.mark.slow, of_rollouts(GIVEN_UP)),
-            ("destination-before-its-first-partial", pytest.mark.long, of_rollouts(WENT_ON)),
-            (
-                "dispatch-before-it-is-given-up",
-                pytest.mark.long,
-                [Aim("dispatch", ASKED, "after")],
-            ),
-            ("dispatch-before-the-resume", pytest.mark.long, [Aim("dispatch", ORDERED)]),
+        pytest.param(aims, id=name)
+        for name, aims in [
+            ("source-before-its-last-partial", of_rollouts(GIVEN_UP)),
+            ("destination-before-its-first-partial", of_rollouts(WENT_ON)),
+            ("dispatch-before-it-is-given-up", [Aim("dispatch", ASKED, "after")]),
+            ("dispatch-before-the-resume", [Aim("dispatch", ORDERED)]),
         ]
     ],
 )

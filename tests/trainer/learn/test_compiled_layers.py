@@ -12,7 +12,7 @@ from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import build, largest_difference, settings
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_layers_learn_the_same():
     """In the other forms of a pass too: recomputed layers over joined sequences."""
     states, forms = [], {"gradient_checkpointing": True, "varlen_attention": True}
