@@ -3,6 +3,7 @@ with their engines, evaluation.
 
 Each class is one table of the configuration (`rollstream/config/settings.py` joins them), and each
 field has a docstring for its user: the reference page of settings is generated from these.
+`ESSENTIAL` and `INCIDENTAL` state whether a field may change between two starts of a run (`Scope`).
 """
 
 from typing import Annotated, Literal

@@ -1,5 +1,6 @@
 """The errors that a caller may expect and handle. Each is a `RollstreamError` and also an error of
-the standard library. Errors of a single file are defined there, derived from these.
+the standard library. Errors of a single file are defined there, derived from these unless their
+package handles them.
 
 They mean failures outside of the program: of files, brokers, configurations, and bytes from other
 programs. Programmer errors are asserts. Each message names the failure, its place and the remedy.
@@ -34,7 +35,7 @@ class UnknownSchema(DecodeError):
 
 class NewerRelease(RollstreamError, NotImplementedError):
     """The log or store holds content that only a newer release understands (invariant 14). A role
-    that reads it ends and commits no position behind it, so a newer release can resume there.
+    that reads it ends and commits no position after it, so a newer release can resume there.
     """
 
 

@@ -1,5 +1,6 @@
-"""Checks invariant 7: in topics of single-holder roles terms only grow, and no sequence number of a
-term is missing. Also classifies bytes that are no record, in topics with many writers.
+"""Checks invariant 7: in topics of single-holder roles only that role writes, terms only grow, and
+no sequence number of a term is missing. Also classifies bytes that are no record, in topics with
+many writers.
 
 Each message is classified by the same function as in every reader, but a gap does not stop the
 audit: it is a violation, and classification resumes after it. Records that the fence drops are void

@@ -171,7 +171,7 @@ class GroupAudit:
         (`TakeAttempts`); a breach of the rule is noted in `_unfounded`.
         """
         step, update, voids = record.step, record.update, record.micro_batches
-        self.attempts.start()  # a trainer supersedes at its start, which shows a silent death
+        self.attempts.start()  # a trainer supersedes as it starts: a start can show a silent death
         hopeless = self.attempts.takes_to_give_up()
         if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):
             what = f"take {voids} of step {step} is superseded, but had not failed often enough"

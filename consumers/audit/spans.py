@@ -52,8 +52,8 @@ class AuditPolicy:
 class LagAudit:
     """Audits invariant 5; must receive the ledger before `trajectories`.
 
-    A token's lag is the version that its step trains from (step - 1) minus the version of its span.
-    Tokens above `max_lag` are masked, and so are tokens of a version that was never believed
+    A token's lag is the version that its step trains from (step - 1) minus the version of its span,
+    at least 0. Tokens above `max_lag` are masked, and so are tokens of a never believed version
     (invariant 6). The ledger does not name masked tokens, so the audit computes from trajectories,
     versions and `max_lag` how many tokens of each step were trained and masked, and compares the
     sums with those that the `StepDone` states. Memory grows with the run by three sums and one

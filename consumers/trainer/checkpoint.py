@@ -70,6 +70,7 @@ class TrainerState:
         return msgspec.convert(values, cls)
 
     def intake_positions(self) -> dict[str, dict[int, Position]]:
+        """Returns `positions` with partitions as numbers: from there a restored intake reads on."""
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 

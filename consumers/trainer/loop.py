@@ -38,7 +38,7 @@ class StepLoop(ABC, Generic[FeederT]):
     in the checkpoint that was loaded).
 
     `recorded` holds the records that earlier terms appended to the ledger after that step: work to
-    be repeated. `take_feeder` feeds samples to the learner, take by take.
+    be repeated. `take_feeder` feeds the learner take by take. Weights are published in `dtype`.
     """
 
     take_feeder: FeederT

@@ -1,9 +1,9 @@
 """Decides whether a batch drafts (`DraftGate`), and how many tokens it drafts per sequence at most
 (`WindowRule`).
 
-A plain step decodes one token per row; a verification pass ("pass") decodes drafted tokens too.
-This file computes nothing on a device and reads no clock; the engine passes both results and times
-to it. docs/explanation/drafts.md has the measurements.
+A plain step decodes one token per row (a sequence of the batch); a verification pass ("pass")
+decodes drafted tokens too. This file computes nothing on a device and reads no clock: the engine
+reports results and times to it. docs/explanation/drafts.md has the measurements.
 """
 
 from collections import deque
@@ -192,6 +192,7 @@ class DraftGate:
     _tried_s: float | None = None
     """The time of the newest trial of drafts; with None a trial needs no expected advantage."""
     _judged_s: float = 0.0
+    """The time of the newest judgement; time gained since then is not yet in `_credit_s`."""
     _credit_s: float = 0.0
     """A share of the time that drafts gained, less the losses that it has offset."""
     _confirmed_s: float = REST_S

@@ -92,9 +92,10 @@ def read_chains(
 def _read_links(
     bus: Bus, partition: int, wanted: Collection[ChainRequest]
 ) -> Mapping[str, PartialLinks]:
-    """Collect the partials of each wanted trajectory between the two addresses of its request,
-    which dispatch itself has read; each record is considered once, in partition order. Memory holds
-    at most `LINKS_BYTES_MAX` of encoded partials per trajectory, and one read of other records.
+    """Collect the partials of each wanted trajectory up to its request's `newest`, from the lowest
+    `first` of all requests on (dispatch itself has read these addresses). Each record is considered
+    once, in partition order. Memory holds at most `LINKS_BYTES_MAX` of encoded partials per
+    trajectory, and one read of other records.
     """
     links = {request.trajectory: PartialLinks(request.newest.offset) for request in wanted}
     if not 0 <= partition < bus.partitions(TOPIC):
@@ -140,7 +141,7 @@ def _first_offset(one: ChainRequest) -> int:
 
 def _chain(one: ChainRequest, links: PartialLinks) -> list[Partial]:
     """Return the chain's partials from oldest to newest. Raises `DecodeError` for a link that leads
-    outside the requested range, forwards, to a missing record or to a record that does not fit.
+    to another partition, forwards, to a record that was not collected or to one that does not fit.
     Offsets must fall with each step backwards, so a cycle is an error too.
     """
     chain: list[Partial] = []

@@ -127,8 +127,8 @@ class WeightsFollower:
     def fetch_ahead(self, held: Version | None) -> None:
         """Does what `prefetch` does, for a rollout that cannot take a version yet. A newer version
         replaces a fetched one that was not taken. The update to the newer one then starts at the
-        served version (the two updates are merged, or the newer version is streamed), so the engine
-        does no work for the version between.
+        served version (the two updates are merged, or the newer version is streamed), so decoding
+        never stops for the version between.
         """
         fetched, newest = self._fetched, self._newest
         self._note_served(held)

@@ -133,8 +133,8 @@ def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -
 
 
 def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:
-    """Returns, for runs of a mixture of tasks, the metrics of the mean reward of one task, as
-    (metric, task); [] if none of the runs mixes tasks.
+    """Returns, for runs of a mixture of tasks, the metric of each task's mean reward, as (metric,
+    task); [] if none of the runs mixes tasks.
     """
     prefix = "reward_mean/"
     names = {

@@ -1,8 +1,8 @@
 """Writes `report.html` from a run's history (`RunHistory`) and its summary (`RunSummary`).
 
-`report_page` puts the sections in their order: figures, warnings, charts, the timeline of the
-rollouts, tables, settings. A section for which the run has no data is left out. The look of all
-parts is defined in `page.py`, the timeline's in `timeline.py`.
+`report_page` puts the sections in their order: figures, warnings, charts (the timeline of the
+rollouts is among them), tables, settings. A section for which the run has no data is left out. The
+look of all parts is defined in `page.py`, the timeline's in `timeline.py`.
 """
 
 import json

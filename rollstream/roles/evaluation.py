@@ -205,7 +205,7 @@ class Evaluator:
     def _started_s(self) -> float:
         """The time at which version 0 was made. The field `seconds` of a line counts from it to the
         creation of the line's version, however late that version is evaluated. The time is kept in
-        a file, because version 0 may be removed.
+        a file, because version 0 may be removed; if it is gone already, 0 is returned and not kept.
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():

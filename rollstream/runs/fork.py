@@ -303,7 +303,7 @@ def _write_trainer_state(
     bus: Bus, store: ObjectStore, wanted: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
     """Write the state of a trainer that has just finished the checkpoint's step: version,
-    checkpoint, and the first records of the ledger. Returns the hash of masters and optimiser.
+    checkpoint, and the first records of the ledger. Returns the hash of fp32 weights and optimiser.
     """
     c, step = wanted.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output

@@ -29,8 +29,8 @@ context wins, up to this many; only then do other properties count. A choice: th
 `rollouts.slots`.
 """
 CARDS_MAX = 16_384
-"""A proposed change takes at most this many cards. A choice: the size of the cluster that trained
-Llama 3.1 405B (arXiv 2407.21783).
+"""More cards are tried up to the first number that reaches this. A choice: the size of the cluster
+that trained Llama 3.1 405B (arXiv 2407.21783).
 """
 
 

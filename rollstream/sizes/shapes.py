@@ -87,8 +87,8 @@ class ModelShape:
     def tensors(self) -> tuple[tuple[int, int, int], ...]:
         """Returns the shapes of all trained tensors, as (number of such tensors in the model, rows,
         numbers in a row). A layer's experts are two tensors with one row for each expert, as in
-        transformers. The norms and biases of a layer, which are small, count as one tensor of one
-        row.
+        transformers, and its router is a third. The norms and biases of a layer, which are small,
+        count as one tensor of one row.
         """
         attention, others = self.linear_layers[:4], self.linear_layers[4:]
         matrices = [(rows, columns) for columns, rows in attention]

@@ -3,8 +3,8 @@ cooperative rebalancing, which interrupts only the partitions that move.
 
 A commit covers the records that `poll` returned from partitions that the member still holds. For
 partitions that it lost meanwhile nothing is committed, and their new owner reads those records
-again. Failed requests are repeated with growing pauses for `answer_s`; a client that cannot recover
-is replaced by a new one, which joins the group again.
+again. Failed requests are repeated with growing pauses for `answer_s` (commits by kafka-python); a
+client that cannot recover is replaced by a new one, which joins the group again.
 """
 
 import contextlib

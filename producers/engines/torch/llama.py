@@ -130,7 +130,7 @@ class FusedDecoder:
             heads = heads.permute(3, 0, 2, 1, 4)
             out[2 * index : 2 * index + 2] = heads[-2:]
             if index == s.layers - 1:
-                break  # the output of the last layer is not cached
+                break  # only keys and values are returned: no pass needs this layer's output
             keys, values = out[2 * index], out[2 * index + 1]
             if batch.past is not None:
                 keys = torch.cat((batch.past[2 * index], keys), 2)

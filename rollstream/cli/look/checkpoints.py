@@ -1,5 +1,6 @@
 """`rollstream checkpoints list | show`: lists the trainer's checkpoints in a run's store, or shows
-one: its files, counts, open groups, and the positions from which a trainer would read the log.
+one: its files, open groups, counts of unused records, and the positions from which a trainer would
+read the log.
 
 A checkpoint is `unfinished` until it has its manifest, which is written last. It is `damaged` if
 its manifest or state cannot be read, and otherwise `whole`; tensors are not read. The command reads
@@ -55,8 +56,8 @@ def add_arguments(command: CommandParser) -> None:
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Run `list` or `show`. The exit code is 1 if the requested checkpoint is missing or a listed
-    one is damaged.
+    """Run `list` or `show`. The exit code is 1 if a listed or requested checkpoint is damaged, or
+    none is found.
     """
     store = find_store(arguments.run)
     return _list(store, arguments) if arguments.action == "list" else _show(store, arguments)
@@ -98,9 +99,10 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
-    """Returns the checkpoint that `text` names: `latest`, a step (of several terms the highest
-    counts) or a full name. Only checkpoints with a manifest count. Raises `ObjectMissing`, which
-    lists those, if there is no such one, and `ConfigurationError` if `text` has another form.
+    """Returns the checkpoint that `text` names: `latest` (the highest term, then step), a step (of
+    the highest term) or a full name. Only checkpoints with a manifest count. Raises
+    `ObjectMissing`, which lists those, if there is no such one, and `ConfigurationError` if `text`
+    has another form.
     """
     if text != LATEST and not text.isdecimal() and not _NAME.fullmatch(text):
         raise ConfigurationError(

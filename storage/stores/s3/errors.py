@@ -140,7 +140,7 @@ def translate_s3_errors(action: str, where: str) -> Generator[None]:
 
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0
-SILENCE_S_MAX = 20.0  # the time of a part of 16 MiB at 0.8 MB/s, with eight parts in parallel
+SILENCE_S_MAX = 20.0  # one of eight parallel parts of 16 MiB takes this long at 0.8 MB/s
 BLOCKED_MAX = 4  # VersityGW reports IN_THE_WAY also for a folder that a concurrent delete empties
 SLOWEST_BYTES_S = 8 << 20  # a large object gets size / this rate more than `deadline_s`
 RETRIED_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.CONFLICT})

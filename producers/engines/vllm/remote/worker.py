@@ -32,7 +32,8 @@ class ServerWorker(WorkerExtension):
 
     def describe(self) -> RpcAnswer:
         """Return the properties that a rollout checks before it uses the server. `slots` is the
-        most sequences that run at once, `kv_tokens` the capacity of the KV cache.
+        most sequences that run at once, `kv_tokens` the capacity of the KV cache. A rollout refuses
+        several `engines` (data or pipeline parallelism).
         """
         c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
         transfer = c.weight_transfer_config
