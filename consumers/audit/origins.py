@@ -95,15 +95,8 @@ class OriginAudit:
         if message.void:
             return
         match message.record:
-            case records.Applied() as applied if message.topic == "applied" and _is_possible(
-                applied
-            ):
-                version = applied.version
-                served = (applied.rollout, applied.rollout_term, version.number, version.term)
-                self._applied.add(served)
-                who = (applied.rollout, applied.rollout_term)
-                self._newest[who] = max(self._newest.get(who, version), version)
-                self._served.add(version)
+            case records.Applied() as applied if message.topic == "applied":
+                self._add_applied(applied)
             case records.Prompt() as prompt if message.topic == "prompts":
                 self._add_prompt(prompt, message.address)
             case records.Assignment() as assignment if message.topic == "assignments":
@@ -198,6 +191,14 @@ class OriginAudit:
                 self.result.add_violation(what, "trajectories", at)
             else:
                 self.result.counts["versions taken and not compared"] += 1
+
+    def _add_applied(self, applied: records.Applied) -> None:
+        if not _is_possible(applied):
+            return
+        version, who = applied.version, (applied.rollout, applied.rollout_term)
+        self._applied.add((*who, version.number, version.term))
+        self._newest[who] = max(self._newest.get(who, version), version)
+        self._served.add(version)
 
     def _add_prompt(self, prompt: records.Prompt, at: Address) -> None:
         """Keep a prompt, and compare it with its group's admission, now or in `finish`."""

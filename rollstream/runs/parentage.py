@@ -163,7 +163,7 @@ def recorded_configuration(url: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """States the step at which a fork continues a run whose log is lost, and what is lost: the
+    """States the step at which a fork continues a run whose log is lost, and the loss: the
     later steps, and the records after the archive's last file (of at most `archive.roll_s`
     seconds).
     """

@@ -1,5 +1,5 @@
-"""Replays recorded steps of a run into a folder of its own: `replay_request` checks what is asked
-for, `find_replay_start` loads a checkpoint, and `run_replay` trains to the last requested step.
+"""Replays recorded steps of a run into a folder of its own: `replay_request` checks the request,
+`find_replay_start` loads a checkpoint, and `run_replay` trains to the last requested step.
 
 A plain replay repeats all steps as the run trained them, so their state hashes should equal the
 ledger's. An experiment repeats the steps up to the request's step `first` as well, and trains the

@@ -18,7 +18,7 @@ from rollstream.sizes.proposed_files import machine_files
 
 def figures(plan: RunPlan) -> dict[str, Any]:
     """Returns the plan as one JSON object in bytes, seconds and tokens: the request, whether it
-    fits, the shortages, the change, and, if the plan or its change fits, what is proposed.
+    fits, the shortages, the change, and, if the plan or its change fits, the proposal.
     """
     request = plan.request
     found: dict[str, Any] = {
