@@ -29,6 +29,7 @@ from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.import_path import module_command
 from rollstream.roles.catalogue import ROLES
 from rollstream.sizes.check import check_memory, lone_use, uses_gpus
+from rollstream.storage.archive.reading import allocate_tables_with_malloc
 from rollstream.supervisor.cards import ranks_of_slurm, read_cards
 from rollstream.supervisor.plan import ACCEPT_CONFIG
 from rollstream.supervisor.process import end_with_parent
@@ -131,6 +132,7 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
     if is_rank:
         os.environ.update(ranks_of_slurm(os.environ))
     end_with_parent(rank_environment() if is_rank else os.environ)
+    allocate_tables_with_malloc()
     grace_s = _grace_s(arguments)
     configuration, folder = load_and_settle(arguments)
     on_run(configuration.run)

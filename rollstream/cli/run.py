@@ -41,6 +41,7 @@ from rollstream.report.history import drop_bias_warnings
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
 from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
+from rollstream.storage.archive.reading import allocate_tables_with_malloc
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.connect import open_store
@@ -65,6 +66,7 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run until the run is complete (returns 0), stopped (130) or failed (1)."""
+    allocate_tables_with_malloc()
     configuration, folder = load_and_settle(arguments)  # 1
     check_reachable(configuration.bus)
     signals = listen_for_signals()

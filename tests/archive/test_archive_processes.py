@@ -159,3 +159,27 @@ while not (pathlib.Path({str(up)!r}).exists() and pathlib.Path({str(up)!r} + "2"
     outcome = supervisor.run(threading.Event(), threading.Event(), lambda states: None)
     assert outcome.kind == "complete"
     assert last_lines(tmp_path / "logs" / "archive.log") == ["saw the last record"]
+
+
+FREE_MEMORY = """
+from rollstream.storage.archive import reading
+reading.allocate_tables_with_malloc()
+import pyarrow
+from tests.archive.archive_samples import private_bytes
+print(pyarrow.default_memory_pool().backend_name)
+values = [bytes(1000) for _ in range(60_000)]
+del values[:-1]  # the last one lies behind all others, which malloc alone would keep
+kept = private_bytes()
+reading.release_memory()
+print(kept - private_bytes())
+"""
+
+
+def test_an_archiver_gives_free_memory_back_that_lies_before_a_live_value() -> None:
+    line = [sys.executable, "-c", FREE_MEMORY]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("ARROW_DEFAULT_MEMORY_POOL", None)
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
+    backend, released = ended.stdout.split()
+    assert backend == "system"
+    assert int(released) > 50_000_000
