@@ -49,16 +49,20 @@ class Samples:
         return int(self._metric("trainer", "rollstream_trainer_step"))
 
     def add_process(self, step: int, name: str, process: psutil.Process, now_s: float) -> None:
-        """Measure a role with its own children; a process that ended meanwhile is left out."""
+        """Measure a role with its own children. A process that ended meanwhile is left out, and so
+        is one whose metrics do not answer yet: on a busy machine imports take longer than
+        `SETTLED_S`.
+        """
         try:
-            if now_s - process.create_time() < SETTLED_S:
+            allocations = self._metric(name, "rollstream_interpreter_allocations")
+            if not allocations or now_s - process.create_time() < SETTLED_S:
                 return
             tree = [process] if name == "supervisor" else [process, *process.children(True)]
             values = {
                 "memory": sum(one.memory_full_info().uss for one in tree) / 1e6,
                 "files": float(sum(one.num_fds() for one in tree)),
                 "threads": float(sum(one.num_threads() for one in tree)),
-                "allocations": self._metric(name, "rollstream_interpreter_allocations"),
+                "allocations": allocations,
             }
         except psutil.NoSuchProcess:
             return
