@@ -64,13 +64,15 @@ class TakeRetried(RecordStruct, tag="take_retried/1"):
 
 class TakeFailed(RecordStruct, tag="take_failed/1"):
     """The learner raised `error` on these micro-batches of an update (several if they were computed
-    together and the failing one is unknown); the trainer ends.
+    together and the failing one is unknown); the trainer ends. `out_of_memory`: memory was too
+    short for them, so smaller ones may succeed.
     """
 
     step: int
     update: int
     micro_batches: tuple[int, ...]
     error: str
+    out_of_memory: bool = False
 
 
 class Superseded(RecordStruct, tag="superseded/1"):

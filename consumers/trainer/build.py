@@ -150,6 +150,7 @@ def build_trainer(
         rule=plan.rule,
         learner=learner,
         terms=publishing_terms(state.terms, recorded, versions),
+        out_of_memory=recorded.attempts.out_of_memory,
         choose=choose,
         intake=intake,
         ledger=ledger,

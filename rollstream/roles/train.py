@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,7 +218,9 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
         context.watch.offer(trainer.metric_values, trainer.readers)
-        return trainer.run(context.stop)
+        append = trainer.take_feeder.append_failures
+        with nullcontext() if ranks is None else ranks.recording(append):
+            return trainer.run(context.stop)
 
 
 def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:

@@ -52,8 +52,8 @@ class Breaking:
     names: frozenset[str]
     error: type[BaseException]
 
-    def submit(self, samples: Sequence[Sample]) -> None:
-        self.learner.submit(samples)
+    def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
+        self.learner.submit(samples, shortages)
         if not self.names & {sample.trajectory for sample in samples}:
             return
         if self.error is not ComputeFailed:

@@ -254,8 +254,8 @@ class FailsInStep:
     learner: Any
     groups: set[int]
 
-    def submit(self, samples: Sequence[Sample]) -> None:
-        self.learner.submit(samples)
+    def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
+        self.learner.submit(samples, shortages)
         groups = {int(sample.trajectory.partition(".")[0]) for sample in samples}
         if self.learner.updates == POISONED_STEP - 1 and not self.groups:
             self.groups.add(min(groups))

@@ -24,6 +24,8 @@ UpdateKey = tuple[int, int]
 """Step and update."""
 TakeKey = tuple[int, int, tuple[int, ...]]
 """Step, update and micro-batches of takes that were tried together."""
+TakeNumber = tuple[int, int, int]
+"""Step, update and micro-batch of one take."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,10 @@ class TakeAttempts:
     failed: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
     silent: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
     errors: dict[TakeKey, str] = field(default_factory=dict[TakeKey, str])
+    out_of_memory: Counter[TakeNumber] = field(default_factory=Counter[TakeNumber])
+    """How many of the recorded failures of each take were a lack of memory. Ranks that train one
+    model repeat the take in parts by this number (`sharded/learner.py`).
+    """
     _computing: TakeKey | None = None
 
     def apply(self, record: records.Record) -> None:
@@ -49,6 +55,8 @@ class TakeAttempts:
                 tried = (record.step, record.update, record.micro_batches)
                 self.failed[tried] += 1
                 self.errors[tried] = record.error
+                if record.out_of_memory:
+                    self.out_of_memory.update((*tried[:2], one) for one in record.micro_batches)
                 self._computing = None
             case records.Configured():
                 self.start()

@@ -8,8 +8,9 @@ same samples, and a sample is used at most once (invariant 2).
 """
 
 import logging
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollstream.consumers.settings import TrainerSettings
@@ -21,10 +22,16 @@ from rollstream.consumers.trainer.data.groups import (
     fetch_annotations,
     fetch_group,
 )
-from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, TakeKey, error_text
+from rollstream.consumers.trainer.data.poisoned_takes import (
+    ComputeFailed,
+    TakeKey,
+    TakeNumber,
+    error_text,
+)
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import Learner
+from rollstream.consumers.trainer.learn.workers import is_out_of_memory
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.streams.admissible import BelievedVersions
@@ -72,6 +79,8 @@ class TakeRepeater(ABC):
     """Pairs (first version number, term) up to this term: which term published the versions from
     that number on (`BelievedVersions.terms`).
     """
+    out_of_memory: Mapping[TakeNumber, int] = field(default_factory=dict[TakeNumber, int])
+    """How often memory ran out on each recorded take in earlier terms (`TakeAttempts`)."""
     _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
     """The takes of the present step, in the order of their submission to the learner."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
@@ -101,6 +110,18 @@ class TakeRepeater(ABC):
     @abstractmethod
     def record_failure(self, failed: ComputeFailed) -> None:
         """Record the takes on which the learner failed, before this process ends."""
+
+    def failures(self, failed: ComputeFailed) -> list[TakeFailed]:
+        """Returns the ledger records of the takes on which the learner failed, and logs them."""
+        tried = [self._submitted[number] for number in failed.micro_batches]
+        cause = failed.__cause__ or failed
+        error, is_short = error_text(cause), is_out_of_memory(cause)
+        found: list[TakeFailed] = []
+        for step, update in sorted({key[:2] for key in tried}):
+            numbers = tuple(n for key in tried if key[:2] == (step, update) for n in key[2])
+            log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
+            found.append(TakeFailed(step, update, numbers, error, is_short))
+        return found
 
     def repeat(
         self, take: Take, progress: selection.UpdateProgress, step_metrics: StepMetrics
@@ -164,7 +185,8 @@ class TakeRepeater(ABC):
         if self._submitted and self._submitted[0][0] != progress.step:
             self._submitted.clear()
         self._submitted.append((progress.step, progress.update, (micro_batch,)))
-        self.learner.submit([self._samples.pop(t) for t in trajectories])
+        shortages = self.out_of_memory.get((progress.step, progress.update, micro_batch), 0)
+        self.learner.submit([self._samples.pop(t) for t in trajectories], shortages)
         for trajectory in trajectories:
             self._members.pop(trajectory)
 
@@ -187,6 +209,9 @@ class TakeFeeder(TakeRepeater):
     """The version trained from and the highest believed version, for which `_prepared` holds the
     prepared groups: a ready group that is not taken is not prepared again at every poll.
     """
+    _failing: threading.Lock = field(default_factory=threading.Lock)
+    _has_failed: bool = False
+    """Whether this term has recorded a failure; `_failing` guards it."""
 
     def read(self, wait_s: float = 0.0) -> None:
         self.intake.read(wait_s)
@@ -217,12 +242,17 @@ class TakeFeeder(TakeRepeater):
         """Append a `TakeFailed` for the takes on which the learner failed, before this trainer
         ends.
         """
-        tried = [self._submitted[number] for number in failed.micro_batches]
-        for step, update in sorted({key[:2] for key in tried}):
-            numbers = tuple(n for key in tried if key[:2] == (step, update) for n in key[2])
-            error = error_text(failed.__cause__ or failed)
-            log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
-            self.ledger.append([TakeFailed(step, update, numbers, error)])
+        self.append_failures(self.failures(failed))
+
+    def append_failures(self, failures: Sequence[TakeFailed]) -> None:
+        """Append the takes on which this rank or another one failed. Threads may call it; only the
+        first call has an effect, because the term ends with it: if the memory of two ranks ends in
+        one round, that is one failed attempt, not two.
+        """
+        with self._failing:
+            if not self._has_failed:
+                self.ledger.append(failures)
+            self._has_failed = True
 
     def take_ready(
         self, progress: selection.UpdateProgress, step_metrics: StepMetrics, now_s: float

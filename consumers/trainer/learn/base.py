@@ -56,11 +56,15 @@ class Learner(Protocol):
         """Bytes of the state that `state_hash` covers: weights and optimiser state."""
         ...
 
-    def submit(self, samples: Sequence[Sample]) -> None:
+    def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """Submit one micro-batch of the present update; it may be computed later. If computing
         fails, this or a later call of `submit`, `settle` or `finish_update` raises `ComputeFailed`,
         which names the micro-batches by their numbers within the step. The learner cannot be used
         afterwards.
+
+        `shortages` is how often memory ran out on this micro-batch in earlier terms, by the ledger.
+        Only a learner that shares its model with other processes needs it: one process divides a
+        micro-batch when its memory runs out.
         """
         ...
 

@@ -120,12 +120,12 @@ class TorchLearner:
         """Bytes of the masters and of AdamW's two moments."""
         return 3 * self._masters.flat.nbytes
 
-    def submit(self, samples: Sequence[Sample]) -> None:
+    def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """Submit one micro-batch of the update; waits only while as many micro-batches are queued
         as there are workers.
 
         A failure in a worker is raised by the next call of `submit`, `settle` or `finish_update`,
-        as `ComputeFailed`; the learner cannot be used afterwards.
+        as `ComputeFailed`; the learner cannot be used afterwards. `shortages` is not used.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False

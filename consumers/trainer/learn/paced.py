@@ -74,7 +74,7 @@ class PacedLearner:
         """Bytes of the weights; the counter of updates is left out."""
         return sum(tensor.nbytes for tensor in self._weights.values())
 
-    def submit(self, samples: Sequence[Sample]) -> None:
+    def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
         self.micro_batches += 1

@@ -9,7 +9,7 @@ versions and checkpoints it writes its part of the tensors; rank 0 completes the
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from rollstream.metric_values import MetricValues
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import Received, TopicReader, from_begin
-from rollstream.streams.records import Configured, Opened, Position, Record, Take
+from rollstream.streams.records import Configured, Opened, Position, Record, Take, TakeFailed
 from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
@@ -131,6 +131,8 @@ class TakeFollower(TakeRepeater):
     """
 
     ledger: FollowedLedger
+    report: Callable[[Sequence[TakeFailed]], None]
+    """Hands failures of this rank to rank 0, which records them (`Ranks.report`)."""
 
     def read(self, wait_s: float = 0.0) -> None:
         """Read new records; waits for at most `IDLE_S`, or not at all if `wait_s` is 0."""
@@ -146,10 +148,10 @@ class TakeFollower(TakeRepeater):
         return len(takes)
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """Log the failure; only rank 0 records failed takes in the ledger. This rank then ends and
-        its connections close, so that all ranks end and restart together.
+        """Let rank 0 record the failed takes: it alone appends to the ledger. This rank then ends
+        and its connections close, so that all ranks end and restart together.
         """
-        log.error("%s; all ranks end and restart together", failed)
+        self.report(self.failures(failed))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,7 +209,9 @@ def build_follower(
         rule=plan.rule,
         learner=learner,
         terms=publishing_terms(() if state is None else state.terms, recorded, versions),
+        out_of_memory=recorded.attempts.out_of_memory,
         ledger=ledger,
+        report=ranks.report,
     )
     return FollowerLoop(
         take_feeder=take_follower,

@@ -4,9 +4,11 @@ of the model (`Shard`), and all ranks together execute each operation.
 Every rank submits the same micro-batches, those that the takes in the ledger name. As soon as there
 is one for each rank they form a round: each rank trains its own. The rest at the end of an update
 forms a last round, in which ranks without work train a micro-batch again at weight zero
-(`rank_plan.py`). Micro-batches without a trained token are left out.
+(`rank_plan.py`). Micro-batches without a trained token are left out. If memory ran out on a round,
+a later term trains it in halves, then in quarters (`ShardedLearner._passes`).
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,14 +17,22 @@ from torch import Tensor
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.loss import LossStatistics
 from rollstream.consumers.trainer.learn.workers import BufferPool, is_out_of_memory
-from rollstream.consumers.trainer.sharded.rank_plan import rounds
+from rollstream.consumers.trainer.sharded.rank_plan import (
+    RankTurn,
+    divide,
+    parts_of_round,
+    rounds,
+)
 from rollstream.consumers.trainer.sharded.rank_writing import RankTensors
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
 from rollstream.consumers.trainer.sharded.shard import Shard
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,38 @@ class ShardedModel:
     ranks: Ranks
 
 
+@dataclass(frozen=True, slots=True)
+class _MicroBatch:
+    samples: Sequence[Sample]
+    number: int
+    """Number of the micro-batch within its step."""
+    shortages: int
+    """How often memory ran out on it in earlier terms."""
+
+    @property
+    def trained(self) -> int:
+        """Number of samples with a trained token; at least one, since others are not submitted."""
+        return sum(bool(sample.mask.any()) for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Holds what a rank trains in one pass; with `counts` False its gradients are zero."""
+
+    samples: Sequence[Sample]
+    counts: bool
+
+
+def split_samples(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
+    """Return the samples of a micro-batch in parts, as `divide` cuts those with a trained token.
+    Each part has such a sample or is empty; the first is not empty, and has all other samples.
+    """
+    trained = [sample for sample in samples if sample.mask.any()]
+    split = [trained[start:end] for start, end in divide(len(trained), parts)]
+    split[0] += [sample for sample in samples if not sample.mask.any()]
+    return split
+
+
 class ShardedLearner:
     """Implements `Learner` (`learn/base.py`) on every rank. All ranks must call its methods in the
     same order, each from one thread. Methods that train or gather raise `RankLost` if another rank
@@ -44,9 +86,7 @@ class ShardedLearner:
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
         self._settings, self._ranks = settings, sharded.ranks
-        self._waiting: list[Sequence[Sample]] = []  # micro-batches of the next round
-        self._numbers: list[int] = []
-        """Numbers within the step of the micro-batches in `_waiting`."""
+        self._waiting: list[_MicroBatch] = []  # those of the next round
         self._begins_step = True
         self.micro_batches = 0
         """Number of micro-batches submitted in the step being trained, or just trained."""
@@ -73,18 +113,20 @@ class ShardedLearner:
         """Bytes of the master weights and the optimiser's moments, of all ranks together."""
         return self._shard.state_bytes
 
-    def submit(self, samples: Sequence[Sample]) -> None:
+    def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """Submit one micro-batch of the update, and train a round once there is one for each rank.
-        Raises `ComputeFailed`, with the numbers of the round's micro-batches, if computing fails.
+        Every rank passes the same `shortages`, those in the ledger before the term. Raises
+        `ComputeFailed`, with the numbers of the round's micro-batches, if computing fails.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
         self.micro_batches += 1
         if not any(sample.mask.any() for sample in samples):
-            self._shard.note_masked(sum(len(sample.mask) for sample in samples))
+            if self._ranks.rank == 0:  # each token counts once
+                masked = sum(len(sample.mask) for sample in samples)
+                self._shard.add_statistics(LossStatistics(masked=float(masked)))
             return
-        self._waiting.append(samples)
-        self._numbers.append(self.micro_batches - 1)
+        self._waiting.append(_MicroBatch(samples, self.micro_batches - 1, shortages))
         if len(self._waiting) == self._ranks.size:
             self._round()
 
@@ -145,16 +187,41 @@ class ShardedLearner:
     def _round(self) -> None:
         """Train the waiting micro-batches, at most one for each rank."""
         (turns,) = rounds(len(self._waiting), self._ranks.size)
-        mine, version, waiting = turns[self._ranks.rank], self.version, self._waiting
-        self._waiting = []
-        numbers = tuple(self._numbers[: len(waiting)])
-        del self._numbers[: len(waiting)]
+        version, waiting, self._waiting = self.version, self._waiting, []
+        numbers = tuple(one.number for one in waiting)
         try:
             with self._ranks.collective():
-                self._shard.train(waiting[mine.micro_batch], version, mine.counts)
+                for one in self._passes(waiting, turns[self._ranks.rank]):
+                    self._shard.train(one.samples, version, one.counts)
         except RankLost as lost:  # no evidence against these samples, unless memory ran out
             if is_out_of_memory(lost.__cause__):
                 raise ComputeFailed(numbers, lost.__cause__ or lost) from lost.__cause__
             raise
         except Exception as error:
             raise ComputeFailed(numbers, error) from error
+
+    def _passes(self, waiting: Sequence[_MicroBatch], mine: RankTurn) -> list[_Pass]:
+        """Return the passes of this rank in a round: one over its micro-batch, or one over each
+        part of it if memory ran out on the round before. The number of passes is equal on all
+        ranks; a rank with fewer parts trains a sample again at weight zero.
+
+        One process halves a micro-batch as soon as its memory runs out. A rank cannot: say memory
+        runs out on rank 1 in layer 3, while rank 0 waits in the collective of layer 3. The first
+        half would enter that of layer 1, so the two would add different tensors, or wait until the
+        timeout. And a rank that is told to halve in a round may still be in the round before.
+        Therefore all ranks end. Rank 0 records the failure, and all read its record before they
+        enter a collective of the next term, so all divide the round in the same way. A record that
+        a replaced rank 0 appends later is void (invariant 7): no rank counts it. Whenever the take
+        is repeated, the same records are before it, and the sums have the same bits.
+        """
+        micro_batch = waiting[mine.micro_batch]
+        shortages = max(one.shortages for one in waiting)
+        parts = parts_of_round([one.trained for one in waiting], shortages)
+        if parts == 1:
+            return [_Pass(micro_batch.samples, mine.counts)]
+        split = split_samples(micro_batch.samples, parts)
+        if mine.counts:
+            count, halved = len(micro_batch.samples), sum(map(bool, split)) - 1
+            log.warning("memory ran out on %d samples: trained in %d parts", count, halved + 1)
+            self._shard.add_statistics(LossStatistics(halved=float(halved)))
+        return [_Pass(part or split[0][:1], mine.counts and bool(part)) for part in split]

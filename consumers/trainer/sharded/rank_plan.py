@@ -1,15 +1,17 @@
 """Divides work and tensors among the ranks, the processes that train one model together: which rank
-trains which micro-batch (`rounds`), which one writes which tensor (`owners`), and which rows of a
-tensor each one holds (`slice_of`). These are pure functions of counts, sizes and the number of
-ranks, so every rank computes the same result without communication.
+trains which micro-batch (`rounds`), in how many parts after memory ran out (`parts_of_round`),
+which rank writes which tensor (`owners`), and which rows of a tensor each one holds (`slice_of`).
+These are pure functions of counts, sizes and the number of ranks, so every rank computes the same
+result without communication.
 
 `rank_of` returns the rank of this process, a number from 0, from the environment variables of
 `torchrun`. `rollstream train` sets these too when it starts several processes itself.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rollstream.errors import ConfigurationError
 
@@ -42,6 +44,23 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
         )
         for first in range(0, micro_batches, ranks)
     ]
+
+
+def parts_of_round(samples: Sequence[int], shortages: int) -> int:
+    """Return the number of parts in which each rank trains its micro-batch of a round, if memory
+    ran out `shortages` times on the round: whole, halves, quarters. `samples` are the numbers of
+    samples in the round's micro-batches; no round has more parts than its largest one has samples.
+    """
+    return min(2**shortages, max(samples))
+
+
+def divide(samples: int, parts: int) -> list[tuple[int, int]]:
+    """Return `start` and `end` of each part of a micro-batch: all samples in their order, in parts
+    whose sizes differ by at most one. The first part is never empty; others are if there are
+    more parts than samples.
+    """
+    cuts = [-(-samples * part // parts) for part in range(parts + 1)]
+    return list(pairwise(cuts))
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

@@ -2,9 +2,10 @@
 
 `join_ranks` joins this process to them and yields a `Ranks`. Ranks exchange tensors in collectives,
 operations that all ranks enter together. No rank sends another one a command: each derives its next
-collective from the log (`follower.py`). Only two facts are not in the log but in a key-value store
-in rank 0's process: what a term begins from (`TermStart`), and that rank 0 has ended. A timeout
-bounds every wait in a collective (invariant 8); when a rank is lost, all end and restart.
+collective from the log (`follower.py`). Only three facts are in a key-value store in rank 0's
+process: what a term begins from (`TermStart`), takes on which a rank failed, and that rank 0 has
+ended. A timeout bounds every wait in a collective (invariant 8); when a rank is lost, all end and
+restart.
 """
 
 import logging
@@ -12,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,16 +31,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rollstream.consumers.trainer.sharded.rank_plan import rank_of
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing, RollstreamError
 from rollstream.storage.checkpoints import CheckpointId
+from rollstream.streams.records import TakeFailed
 
 log = logging.getLogger(__name__)
 
 PORT_KEY, START_KEY, END_KEY = "rollstream/port", "rollstream/start", "rollstream/end"
+FAILED_KEY, RECORDED_KEY = "rollstream/failed", "rollstream/recorded"
 CONNECT_S = 1.0  # longest wait of one attempt to connect to rank 0's store
 PAUSE_S = 0.1  # between two attempts, and between two looks at a key of the store
 ROLL_CALL_S = 2.0
 """Longest wait for each rank in a roll call, which probes all other ranks after a failed
 collective; the probe of a closed connection fails at once.
 """
+REPORT_S = 10.0  # longest wait of a failed rank until rank 0 has recorded its failure
 
 
 def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
@@ -102,8 +106,9 @@ class Ranks:
     whose collective failed probes the others on `probes`.
 
     `store` is the key-value store of `rendezvous_store`, a server in the process of rank 0. It
-    holds the `TermStart` of the term, and, at the end, the fact that rank 0 has ended. A rank that
-    waits for new records in the log also asks this server, so it notices when rank 0 is gone.
+    holds the `TermStart` of the term, the first failure that a rank reports, and, at the end, the
+    fact that rank 0 has ended. A rank that waits for new records in the log also asks this server,
+    so it notices when rank 0 is gone.
     """
 
     rank: int
@@ -154,6 +159,46 @@ class Ranks:
             time.sleep(PAUSE_S)
         with self.collective():  # rank 0's store must live until all ranks have read END_KEY
             dist.barrier(self.writing)  # pyright: ignore[reportUnknownMemberType]
+
+    def report(self, failures: Sequence[TakeFailed]) -> None:
+        """Pass the takes on which this rank failed to rank 0 (`recording`), and wait until they are
+        recorded, for at most `REPORT_S`. Of several ranks that fail only the first one's report
+        counts. Logs an error if rank 0 is gone or does not record them.
+        """
+        try:
+            self.store.compare_set(FAILED_KEY, "", msgspec.json.encode(failures).decode())
+            give_up = time.monotonic() + REPORT_S
+            while not self._is_set(RECORDED_KEY):
+                if time.monotonic() > give_up:
+                    raise RankLost(f"no answer within {REPORT_S:g} s")
+                time.sleep(PAUSE_S)
+        except (RuntimeError, RankLost) as error:
+            log.error("rank %d: rank 0 did not record the failure: %s", self.rank, error)
+
+    @contextmanager
+    def recording(self, record: Callable[[Sequence[TakeFailed]], None]) -> Generator[None]:
+        """While the block runs, pass the takes on which another rank failed to `record`. To be
+        called on rank 0.
+
+        A thread waits for them, because the main thread may be in a collective with the rank that
+        failed, and over NCCL such a collective only ends with the process.
+        """
+        has_ended = threading.Event()
+
+        def wait() -> None:
+            while not self.store.check([FAILED_KEY]):
+                if has_ended.wait(PAUSE_S):
+                    return
+            record(msgspec.json.decode(self.store.get(FAILED_KEY), type=list[TakeFailed]))
+            self.store.set(RECORDED_KEY, "1")
+
+        waiting = threading.Thread(target=wait, name="records failures", daemon=True)
+        waiting.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            waiting.join()
 
     def gather(self, value: Any, type_: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """Return, at every rank, the values of all ranks in the order of ranks. A collective, of

@@ -208,17 +208,16 @@ class Shard:
         """Shapes of the whole trained parameters by name."""
         return {name: self._ownership.shapes[name] for name in self._slices}
 
-    def note_masked(self, tokens: int) -> None:
-        """Count the tokens of a micro-batch in which all tokens are masked. It is called on every
-        rank and counts on rank 0 alone, so each token counts once. Not a collective.
+    def add_statistics(self, sums: LossStatistics) -> None:
+        """Add statistics that no pass gives. `finish` adds those of all ranks, so each is to be
+        added on one rank alone. Not a collective.
         """
-        if self._ranks.rank == 0:
-            self._sums += LossStatistics(masked=float(tokens))
+        self._sums += sums
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
-        """Add the gradients of this rank's micro-batch of a round; `version` is the number of the
-        version that is trained from. In a round with fewer micro-batches than ranks, a rank without
-        one passes another rank's with `counts` False: it makes the same passes and adds zeros.
+        """Add the gradients of this rank's micro-batch of a round, or of a part of it; `version` is
+        the number of the version that is trained from. A rank that has less to train than others
+        passes any samples with `counts` False: it makes the same passes and adds zeros.
         """
         began = time.monotonic()
         scores = forward_scores(

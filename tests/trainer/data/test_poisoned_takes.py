@@ -11,6 +11,7 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
     FAILED_MAX,
     SILENT_MAX,
     ComputeFailed,
+    TakeAttempts,
     plan_superseded,
 )
 from rollstream.consumers.trainer.ledger import Ledger
@@ -41,6 +42,7 @@ def test_a_take_that_fails_three_times_is_superseded_and_its_groups_end_dead(tmp
     assert [f.error for f in run.ledger(TakeFailed)] == [
         "RuntimeError: CUDA error: device-side assert"
     ] * FAILED_MAX
+    assert not any(failed.out_of_memory for failed in run.ledger(TakeFailed))
     assert run.train(BAD)
     (superseded,) = run.ledger(Superseded)
     assert 0 in superseded.poisoned
@@ -51,6 +53,23 @@ def test_a_take_that_fails_three_times_is_superseded_and_its_groups_end_dead(tmp
     assert [d.step for d in done] == [1, 2]
     assert done[0].counts["dead"] == len(dead)
     assert run.offences() == []
+
+
+def test_lacks_of_memory_are_counted_for_each_take_and_as_failures():
+    attempts = TakeAttempts()
+    attempts.apply(TakeFailed(1, 0, (0, 1), "OutOfMemoryError: 2 GiB", out_of_memory=True))
+    attempts.apply(TakeFailed(1, 0, (1,), "MemoryError: ", out_of_memory=True))
+    attempts.apply(TakeFailed(1, 0, (0, 1), "IndexError: 23"))
+    assert attempts.out_of_memory == {(1, 0, 0): 1, (1, 0, 1): 2}
+    assert attempts.failed == {(1, 0, (0, 1)): 2, (1, 0, (1,)): 1}
+
+
+def test_a_term_records_one_failure_however_many_ranks_fail_in_it(tmp_path):
+    run = HandFed(tmp_path)
+    feeder = run.build().take_feeder
+    for error in ("OutOfMemoryError: of rank 0", "OutOfMemoryError: of rank 1"):
+        feeder.append_failures([TakeFailed(1, 0, (0, 1), error, out_of_memory=True)])
+    assert [failed.error for failed in run.ledger(TakeFailed)] == ["OutOfMemoryError: of rank 0"]
 
 
 def test_the_other_groups_of_a_superseded_take_are_trained_by_a_later_one(tmp_path):

@@ -8,7 +8,7 @@ be read; `idle:S` waits for S seconds; `write_result:` writes rank 0's results t
 FOLDER/result.json, as the end does; `until:NAME` waits for the file FOLDER/NAME; `follow:` waits at
 the other ranks until rank 0 ends. `model=NAME` is another model than `MODEL`, `lora=RANK` trains
 adapters of it, `store=NAME` is the store of the other ranks, `relays=BUS` the log of the relays
-that every rank pushes to.
+that every rank pushes to; `shortages=N`: memory ran out N times on every micro-batch.
 """
 
 import json
@@ -114,6 +114,7 @@ class Jobs:
         lora = LoraSettings(rank=int(names.get("lora", 0)))
         shared = ShardedModel(starting(folder, names.get("model", MODEL), lora), ranks)
         self.learner = open_learner(shared, rules(**changed))
+        self.shortages = int(names.get("shortages", 0))
         self.published: tuple[Manifest, Tensors] | None = None
         self.result: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}
 
@@ -125,7 +126,7 @@ class Jobs:
         first, _, last = what.partition("-")
         for update in range(int(first), int(last) + 1):
             for batch in stream(update):
-                self.learner.submit(batch)
+                self.learner.submit(batch, self.shortages)
             self.result["metrics"].append(self.learner.finish_update())
             self.result["hashes"].append(self.learner.state_hash())
             self.result["micro_batches"].append(self.learner.micro_batches)

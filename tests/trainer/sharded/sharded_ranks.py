@@ -30,7 +30,7 @@ def ranks(
     """
     folder.mkdir(exist_ok=True)
     started: list[subprocess.Popen[bytes]] = []
-    port = str(_free_port())
+    port = str(free_port())
     line = [sys.executable, "-m", "tests.trainer.sharded.sharded_process", str(folder)]
     line += [str(timeout_s), json.dumps(changed), *jobs]
     try:
@@ -67,7 +67,7 @@ def rank_output(folder: Path, rank: int) -> str:
     return (folder / f"rank-{rank}.log").read_text()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]

@@ -4,7 +4,14 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from rollstream.consumers.trainer.sharded.rank_plan import owners, rounds, rows_per_rank, slice_of
+from rollstream.consumers.trainer.sharded.rank_plan import (
+    divide,
+    owners,
+    parts_of_round,
+    rounds,
+    rows_per_rank,
+    slice_of,
+)
 
 RANKS = st.integers(1, 9)
 
@@ -20,6 +27,22 @@ def test_every_micro_batch_counts_once_and_every_rank_is_in_every_round(count, r
             assert 0 <= turn.micro_batch < count
             assert not turn.counts or turn.micro_batch == number * ranks + rank
     assert all(turn.counts for turns in made[:-1] for turn in turns)
+
+
+@given(st.integers(1, 40), st.integers(1, 16))
+def test_parts_hold_each_sample_once_and_the_first_is_never_empty(samples, parts):
+    cuts = divide(samples, parts)
+    assert [index for start, end in cuts for index in range(start, end)] == list(range(samples))
+    sizes = [end - start for start, end in cuts]
+    assert len(sizes) == parts
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes[0] == max(sizes)
+
+
+def test_a_round_is_trained_whole_then_in_halves_then_in_quarters_and_never_in_more_than_samples():
+    assert [parts_of_round([1, 8], shortages) for shortages in (0, 1, 2)] == [1, 2, 4]
+    assert [parts_of_round([1, 3], shortages) for shortages in (0, 1, 2)] == [1, 2, 3]
+    assert parts_of_round([1, 1], 2) == 1
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 1 << 40), max_size=30), RANKS)
