@@ -182,6 +182,14 @@ def newest_term(store: ObjectStore, role: str, name: str) -> int:
     return 0 if found is None else found[0].term
 
 
+def retired_term_max(store: ObjectStore, role: str) -> int:
+    """Return a bound on the terms of the names that were retired (`RoleTerms.retire`), the last
+    term of the newest generation; 0 if none was.
+    """
+    found = _read(store, _generation_key(role), TermGeneration)
+    return 0 if found is None else (found[0].generation + 1) * STARTS
+
+
 def role_names(store: ObjectStore, role: str) -> list[str]:
     """Return all names of the role that have taken a term, except those that were retired."""
     prefix, suffix = f"roles/{role}/", ".json"

@@ -6,6 +6,7 @@ run, by two hashes and a few bytes per version.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -17,9 +18,12 @@ from rollstream.consumers.audit.folds import (
     starts_complete,
 )
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.terms import ROLLOUTS, newest_term, role_names
+from rollstream.storage.terms import ROLLOUTS, newest_term, retired_term_max, role_names
 from rollstream.streams.records import Applied, Configured, Opened, StepDone, WeightsAnnounced
 from rollstream.streams.values import Version
+
+
+Standing = Literal["known", "retired", "foreign"]
 
 
 @dataclass(slots=True)
@@ -31,20 +35,24 @@ class KnownRollouts:
     store: ObjectStore | None
     _names: frozenset[str] | None = None
     _terms: dict[str, int] = field(default_factory=dict[str, int])
+    _retired_term_max: int = 0
 
-    def is_foreign(self, applied: Applied) -> bool:
-        """Whether the store does not know the record's rollout: none of this name has held this
-        term, or the name was retired (`RoleTerms.retire`). False if the store knows no rollout.
+    def standing(self, applied: Applied) -> Standing:
+        """Returns `foreign` if no rollout of the record's name has held its term; `retired` if the
+        name may have been deleted since (`RoleTerms.retire`), which the store cannot prove; else
+        `known`, also if the store knows no rollout.
         """
         if self.store is None:
-            return False
+            return "known"
         if self._names is None:
             self._names = frozenset(role_names(self.store, ROLLOUTS))
-        if self._names and applied.rollout not in self._names:
-            return True
-        if applied.rollout in self._names and applied.rollout not in self._terms:
-            self._terms[applied.rollout] = newest_term(self.store, ROLLOUTS, applied.rollout)
-        return applied.rollout_term > self._terms.get(applied.rollout, applied.rollout_term)
+            self._retired_term_max = retired_term_max(self.store, ROLLOUTS)
+        name, term = applied.rollout, applied.rollout_term
+        if self._names and name not in self._names:
+            return "retired" if 0 < term <= self._retired_term_max else "foreign"
+        if name in self._names and name not in self._terms:
+            self._terms[name] = newest_term(self.store, ROLLOUTS, name)
+        return "foreign" if term > self._terms.get(name, term) else "known"
 
 
 @dataclass(slots=True)
@@ -83,11 +91,8 @@ class VersionAudit:
                 self._done(done, message)
             case WeightsAnnounced() as announced:
                 self._check_hash(announced.version, announced.manifest_hash, message)
-            case Applied() as applied if self.rollouts.is_foreign(applied):
-                self.result.counts["foreign applied"] += 1
             case Applied() as applied:
-                self.result.counts["applied"] += 1
-                self._check_hash(applied.version, applied.hash, message)
+                self._check_applied(applied, message)
             case _:
                 pass
 
@@ -137,6 +142,25 @@ class VersionAudit:
         if done.step != last.step + 1:
             return f"it follows step {last.step}"
         return "" if done.version.term >= last.version.term else f"it follows {last.version}"
+
+    def _check_applied(self, applied: Applied, message: AuditMessage) -> None:
+        """Compare the hash of a version that a rollout served. Of a rollout that the store no
+        longer knows, a difference is only noted: any process may have written the record.
+        """
+        standing = self.rollouts.standing(applied)
+        if standing == "foreign":
+            self.result.counts["foreign applied"] += 1
+        elif standing == "known":
+            self.result.counts["applied"] += 1
+            self._check_hash(applied.version, applied.hash, message)
+        else:
+            self.result.counts["applied by retired rollouts"] += 1
+            known = self.hashes.get(applied.version, applied.hash)
+            if known != applied.hash:
+                what = f"applied {message.address.partition}:{message.address.offset}: "
+                what += f"{applied.rollout}, which the store no longer knows, served "
+                what += f"{applied.version} with manifest {applied.hash}, which is {known}"
+                self.result.add_note(what, "other hashes by retired rollouts")
 
     def _check_hash(self, version: Version, manifest_hash: str, message: AuditMessage) -> None:
         known = self.hashes.setdefault(version, manifest_hash)

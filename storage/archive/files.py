@@ -2,9 +2,10 @@
 (`encode_file`), or rows that exist already, when files are merged (`FileWriter`).
 
 The file's metadata hold the first and last offset, the fence after the last record, and the number
-of the schema (`rollstream.first`, `.last`, `.fence`, `.schema`), so an archiver that continues the
-partition reads only the file's end. Common Parquet readers support all encodings used; arrays are
-PLAIN: dictionaries take twice the time, and Spark supports BYTE_STREAM_SPLIT only since 2026.
+of the schema (`rollstream.first`, `.last`, `.fence`, `.presumed`, `.schema`), so an archiver that
+continues the partition reads only the file's end. Common Parquet readers support all encodings
+used; arrays are PLAIN: dictionaries take twice the time, and Spark supports BYTE_STREAM_SPLIT only
+since 2026.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,13 +31,15 @@ COMPRESSIBLE = 0.85
 """A column of floats is compressed if zstd reduces its sample to at most this share of its size.
 Log-probabilities only reach 0.9, and to compress them would take a sixth of a file's time.
 """
-FIRST, LAST, FENCE, SCHEMA = (f"rollstream.{name}" for name in ("first", "last", "fence", "schema"))
+FIRST, LAST, FENCE, PRESUMED, SCHEMA = (
+    f"rollstream.{name}" for name in ("first", "last", "fence", "presumed", "schema")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
     """Holds the bytes of one Parquet file, and the fence after its last record: the term in force
-    there, and the sequence number that this term's next record has.
+    there, and the sequence number that this term's next record has (`streams/fence.py`).
     """
 
     data: memoryview
@@ -71,6 +74,7 @@ class FileWriter:
         self._parquet.add_key_value_metadata(
             {name: str(number) for name, number in numbers.items()}
             | {FENCE: f"{fence.term}:{fence.sequence}"}
+            | ({PRESUMED: "true"} if fence.presumed else {})
         )
         self._parquet.close()
         return EncodedFile(memoryview(self._sink.getvalue()), fence)

@@ -92,7 +92,7 @@ def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
     try:
         first, last = int(metadata[files.FIRST]), int(metadata[files.LAST])
         term, _, sequence = metadata[files.FENCE].partition(":")
-        fence = Fence(int(term), int(sequence))
+        fence = Fence(int(term), int(sequence), files.PRESUMED in metadata)
     except (KeyError, ValueError) as error:
         raise damaged_file(file, f"its metadata lack {error}") from error
     if first != file.first or last < first:

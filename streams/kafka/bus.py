@@ -290,8 +290,11 @@ class KafkaBus:
 
 
 def _format_fence(fence: Fence) -> str:
-    """Return the fence, without `presumed`, as the metadata of a commit; "" for an empty one."""
-    return json.dumps([fence.term, fence.sequence]) if fence != Fence() else ""
+    """Return the fence as the metadata of a commit; "" for an empty one. `presumed` is written only
+    if it is set: release 0.1.0 reads two numbers.
+    """
+    numbers = [fence.term, fence.sequence, *([True] if fence.presumed else [])]
+    return json.dumps(numbers) if fence != Fence() else ""
 
 
 def _parse_fence(text: str) -> Fence:
@@ -299,7 +302,7 @@ def _parse_fence(text: str) -> Fence:
     of foreign tools.
     """
     try:
-        term, sequence = json.loads(text)
-        return Fence(int(term), int(sequence))
+        term, sequence, *presumed = json.loads(text)
+        return Fence(int(term), int(sequence), presumed == [True])
     except (ValueError, TypeError):
         return Fence()

@@ -155,7 +155,7 @@ def claim_partitions(
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS commits (group_name TEXT, topic TEXT, partition INTEGER, "
-    "offset INTEGER, term INTEGER, sequence INTEGER, "
+    "offset INTEGER, term INTEGER, sequence INTEGER, presumed INTEGER DEFAULT 0, "
     "PRIMARY KEY (group_name, topic, partition)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS members (group_name TEXT, topic TEXT, member TEXT, "
     "expires_s REAL, PRIMARY KEY (group_name, topic, member)) WITHOUT ROWID",
@@ -177,6 +177,9 @@ class SqliteGroups:
         with self._database.writing("create") as connection:
             for table in _TABLES:
                 connection.execute(table)
+            columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(commits)")}
+            if "presumed" not in columns:  # the file is of release 0.1.0
+                connection.execute("ALTER TABLE commits ADD COLUMN presumed INTEGER DEFAULT 0")
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
         """Store the group's positions without a check of leases, as `Bus.commit` does."""
@@ -187,9 +190,10 @@ class SqliteGroups:
         """Return the group's stored positions by partition."""
         with self._database.reading("read") as connection:
             rows = connection.execute(
-                f"SELECT partition, offset, term, sequence FROM commits {_OF_GROUP}", (group, topic)
+                f"SELECT partition, offset, term, sequence, presumed FROM commits {_OF_GROUP}",
+                (group, topic),
             )
-            return {p: Position(offset, Fence(term, seq)) for p, offset, term, seq in rows}
+            return {p: Position(at, Fence(term, seq, bool(pre))) for p, at, term, seq, pre in rows}
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
         of_group, now_s = (group, topic), self._clock()
@@ -246,9 +250,9 @@ def _store_commits(
     connection: sqlite3.Connection, group: str, topic: str, positions: Mapping[int, Position]
 ) -> None:
     connection.executemany(
-        "INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (group, topic, partition, at.offset, at.fence.term, at.fence.sequence)
-            for partition, at in positions.items()
+            (group, topic, p, at.offset, at.fence.term, at.fence.sequence, at.fence.presumed)
+            for p, at in positions.items()
         ],
     )

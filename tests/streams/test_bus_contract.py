@@ -7,6 +7,8 @@ import pytest
 
 from rollstream.errors import BusError, PositionLost, RecordTooLarge
 from rollstream.streams.bus import AppendEntry, Bus
+from rollstream.streams.codec import Envelope
+from rollstream.streams.fence import advance_fence
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import TOMBSTONE_S, Topic, catalogue, partition_of
 from testbed.waiting import WAIT_S
@@ -242,6 +244,16 @@ def test_commits_carry_fences_and_any_group_may_be_looked_at(bus: Bus) -> None:
     bus.commit("dispatch", "t", {1: Position(9)})
     assert bus.committed("dispatch", "t") == {0: Position(5, Fence(3, 17)), 1: Position(9)}
     assert bus.committed("dispatch", "u") == bus.committed("archive", "t") == {}
+
+
+def test_a_reader_that_read_no_opening_yet_passes_a_higher_term_after_a_restart(bus: Bus) -> None:
+    """`t1 #9` was read first; `Opened 2` lies before the point where the reader began."""
+    bus.create([Topic("t")])
+    fence, _ = advance_fence(Fence(), Envelope("trainer", 1, 9), opens=False, compacted=False)
+    bus.commit("archive", "t", {0: Position(1, fence)})
+    stored = bus.committed("archive", "t")[0].fence
+    assert stored == fence
+    assert advance_fence(stored, Envelope("trainer", 2, 5), opens=False, compacted=False)[1]
 
 
 def test_one_bus_serves_several_threads(bus: Bus) -> None:
