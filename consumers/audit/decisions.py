@@ -33,7 +33,6 @@ from rollstream.streams.values import Address, Version
 
 _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
 """Matches the start of `GroupClosed.detail` of a group that was incomplete at its deadline."""
-EQUAL_REWARDS_MIN = 2  # trained members; a smaller group is not checked for equal rewards
 
 
 @dataclass(slots=True)
@@ -257,21 +256,23 @@ class DecisionAudit:
         self, record: Trajectory, message: folds.AuditMessage, rule: TrainingRule
     ) -> None:
         """Check that a trained completion has all needed annotations, and that no group with equal
-        rewards was trained although the filter is on.
+        rewards was trained although the filter is on. `_check_members` compares the groups of which
+        a take left members out.
         """
         group = record.group
         if not is_annotated(record, rule.names, self.ledger.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
             self.result.add_violation(what, message.topic, message.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.ledger.notes
-        if not rule.filter_equal_rewards or group in self._held or not is_plain:
+        is_compared = group in self._held or group in self._decided
+        if not rule.filter_equal_rewards or is_compared or not is_plain:
             return
         count, before = self._equal.get(group, (0, record.reward))
         if record.reward is None or record.reward != before:
             self._equal[group] = (-1 << 40, float("nan"))  # they differ: no violation follows
             return
         self._equal[group] = (count + 1, record.reward)
-        if count + 1 == self.ledger.trained_of[group] >= EQUAL_REWARDS_MIN:
+        if count + 1 == self.ledger.trained_of[group]:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
             self.result.add_violation(what, message.topic, message.address)
 

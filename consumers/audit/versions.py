@@ -22,7 +22,6 @@ from rollstream.storage.terms import ROLLOUTS, newest_term, retired_term_max, ro
 from rollstream.streams.records import Applied, Configured, Opened, StepDone, WeightsAnnounced
 from rollstream.streams.values import Version
 
-
 Standing = Literal["known", "retired", "foreign"]
 
 

@@ -5,6 +5,7 @@ the position.
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from rollstream.consumers.audit.exactly_once import AnnotationAudit
 from rollstream.consumers.audit.folds import AuditMessage, InvariantResult, LedgerIndex
@@ -13,8 +14,17 @@ from rollstream.streams.codec import encode, record_hash
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Annotation, GroupClosed, Opened, StepDone
 from rollstream.streams.values import Address, AnnotationUsed, Span, Version
-from testbed.violations.healthy_run import KEEP, TOKENS, audited, completion, open_run, order
-from testbed.violations.planted import append_raw
+from testbed.violations.healthy_run import (
+    KEEP,
+    TOKENS,
+    admitted,
+    audited,
+    completion,
+    open_run,
+    order,
+    prompt,
+)
+from testbed.violations.planted import append_raw, first
 
 CLOSED = {"filtered": 1, "dead": 1, "expired": 1}
 TOKENS_MASKED = 6  # of two completions, half of each
@@ -45,6 +55,33 @@ def test_masked_tokens_violate_keep_version(folder: Path) -> None:
     run.bus.close()
     assert audited(folder)[5].violations == 0
     assert audited(folder, KEEP)[5].violations == 2
+
+
+def test_a_group_of_one_is_reported_if_equal_rewards_are_filtered(folder: Path) -> None:
+    """Invariant 1: one reward is equal to itself."""
+    run = open_run(folder, 2)
+    run.prompts.append([("40", replace(prompt(40), samples=1))])
+    at = Address(0, run.bus.end("prompts")[0] - 1)
+    run.admissions.append([("40", replace(admitted(40), trajectories=("40.0",), prompt=at))])
+    run.order(order(40, 0))
+    five = [first(run, "5.0"), first(run, "5.1")]
+    run.train(3, {5: five, 40: [run.complete(completion(40, 0, 2, reward=1.0))]})
+    run.publish_version(3, None)
+    run.bus.close()
+    found = audited(folder)[1]
+    assert [offender.what for offender in found.offenders] == [
+        "group 40 was trained, and all its rewards are 1"
+    ]
+
+
+def test_one_sample_that_max_lag_left_of_a_group_is_no_group_of_equal_rewards(folder: Path) -> None:
+    run = open_run(folder, 2)
+    members = [run.complete(completion(6, 0, 0)), run.complete(completion(6, 1, 2))]
+    five = [first(run, "5.0"), first(run, "5.1")]
+    run.train(3, {5: five, 6: members}, untrained=("6.0",))
+    run.publish_version(3, None)
+    run.bus.close()
+    assert places(audited(folder)[1]) == []
 
 
 def test_of_many_violations_the_first_ten_are_shown(folder: Path) -> None:
