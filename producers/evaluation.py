@@ -62,15 +62,17 @@ class Evaluation:
     dead: int
     accuracy_by_task: dict[str, float] = field(default_factory=dict[str, float])
 
-    def line(self, step: int, seconds: float) -> dict[str, object]:
-        """Return the line of `metrics/eval.jsonl`; `seconds` count from the run's start."""
+    def line(self, step: int, seconds: float | None) -> dict[str, object]:
+        """Return the line of `metrics/eval.jsonl`; `seconds` count from the run's start, and are
+        left out if they are unknown (None).
+        """
         accuracies: dict[str, object] = {
             f"accuracy_sampled/{task}": round(accuracy, 6)
             for task, accuracy in self.accuracy_by_task.items()
         }
         return accuracies | {
             "step": step,
-            "seconds": round(seconds, 3),
+            **({} if seconds is None else {"seconds": round(seconds, 3)}),
             "accuracy_sampled": round(self.accuracy_sampled, 6),
             "accuracy_greedy": round(self.accuracy_greedy, 6),
             "length_median": self.length_median,

@@ -18,6 +18,9 @@ OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")
 that run a task's code get no such variable.
 """
 
+DRAFTS_TOKENS = 262_144
+"""Default size, in tokens, of a node's draft history; vLLM's workers assume it."""
+
 
 class PartSettings(Settings):
     """One task of a mixture."""
@@ -230,7 +233,7 @@ class RolloutSettings(Settings):
     in one pass where that is faster; the generated tokens stay the same
     (docs/explanation/drafts.md). `auto`: `history` with every engine that can draft, else `off`.
     """
-    drafts_tokens: int = Field(default=262_144, ge=1024, le=1 << 30)
+    drafts_tokens: int = Field(default=DRAFTS_TOKENS, ge=1024, le=1 << 30)
     """Most tokens of earlier answers that a node keeps for drafts; each takes 160 to 330 bytes."""
     drafts_window: Literal["marginal", "additive", "multiplicative"] = "marginal"
     """Most tokens of a draft; within it the expected gain decides. `marginal`: always 32.

@@ -22,6 +22,7 @@ from rollstream.streams.topics import catalogue
 
 if TYPE_CHECKING:
     from rollstream.streams.kafka.admin import RetryingAdmin
+    from rollstream.streams.records import Record
 
 GROUPS = (TRUNCATED_GROUP, DISPATCH_GROUP, ARCHIVE_GROUP, "scoring", "replay")
 """Consumer groups of a run's own programs; programs of users add others."""
@@ -116,11 +117,10 @@ def remove_log(url: str, contents: LogContents) -> None:
 
 def living_rollouts(url: str, watch_s: float) -> bool:
     """Return whether a rollout or relay of the run lives: whether a record arrives in its topic
-    `status` within `watch_s`. Returns False at once if no relay has a status there and the newest
-    one of each rollout is `leaving`.
+    `status` within `watch_s`. Returns False at once if the newest status of each states that it is
+    leaving.
     """
     from rollstream.streams.reader import TopicReader, from_begin
-    from rollstream.streams.records import RelayStatus, RolloutStatus
 
     contents = log_contents(url)
     if not any(name.rpartition(".")[2] == "status" for name in contents.topics):
@@ -129,8 +129,7 @@ def living_rollouts(url: str, watch_s: float) -> bool:
     try:
         reader, before = TopicReader(bus, "status", from_begin(bus, "status")), bus.end("status")
         newest = {r.key: r.record for r in reader.read_to(before)}
-        present = (r for r in newest.values() if isinstance(r, RolloutStatus | RelayStatus))
-        if all(getattr(record, "health", "") == "leaving" for record in present):
+        if not any(map(_is_present, newest.values())):
             return False
         deadline = Deadline(watch_s)
         while not deadline.passed():
@@ -140,6 +139,19 @@ def living_rollouts(url: str, watch_s: float) -> bool:
         return False
     finally:
         bus.close()
+
+
+def _is_present(record: "Record") -> bool:
+    """Whether this is the status of a rollout or relay that does not state that it is leaving."""
+    from rollstream.streams.records import RelayStatus, RolloutStatus
+
+    match record:
+        case RolloutStatus(health=health):
+            return health != "leaving"
+        case RelayStatus(url=url):
+            return url != ""
+        case _:
+            return False
 
 
 def _kafka_contents(url: str) -> LogContents:

@@ -172,11 +172,13 @@ def _change(points: list[tuple[float, float]]) -> MetricChange | None:
     return MetricChange(points[0][1], points[-1][1]) if points else None
 
 
-def _goal(history: RunHistory) -> tuple[float, int] | None:
-    """Returns the seconds and the step of the first evaluation that reached `ACCURACY_GOAL`."""
+def _goal(history: RunHistory) -> tuple[float | None, int] | None:
+    """Returns the seconds, if known, and the step of the first evaluation that reached
+    `ACCURACY_GOAL`.
+    """
     for line in sorted(history.evaluations, key=lambda line: line["step"]):
         if (line.get("accuracy_sampled") or 0.0) >= ACCURACY_GOAL:
-            return float(line["seconds"]), int(line["step"])
+            return line.get("seconds"), int(line["step"])
     return None
 
 

@@ -200,18 +200,20 @@ class Evaluator:
             c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed
         )
         evaluation = evaluate(self.task, plan, self.rewards, engine)
-        return evaluation.line(version.number, manifest.created_s - self._started_s())
+        started_s = self.started_s()
+        seconds = None if started_s is None else manifest.created_s - started_s
+        return evaluation.line(version.number, seconds)
 
-    def _started_s(self) -> float:
+    def started_s(self) -> float | None:
         """The time at which version 0 was made. The field `seconds` of a line counts from it to the
         creation of the line's version, however late that version is evaluated. The time is kept in
-        a file, because version 0 may be removed; if it is gone already, 0 is returned and not kept.
+        a file, because version 0 may be removed; None if it was removed before.
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():
             first = stored_version(self.context, 0)
             if first is None:
-                return 0.0
+                return None
             manifest, _ = fetch_tensors(self.context.store, first, tensors=())
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({"started_s": manifest.created_s}))

@@ -29,8 +29,8 @@ context wins, up to this many; only then do other properties count. A choice: th
 `rollouts.slots`.
 """
 CARDS_MAX = 16_384
-"""More cards are tried up to the first number that reaches this. A choice: the size of the cluster
-that trained Llama 3.1 405B (arXiv 2407.21783).
+"""Most cards that are tried where fewer do not fit. A choice: the size of the cluster that trained
+Llama 3.1 405B (arXiv 2407.21783).
 """
 
 
@@ -111,7 +111,7 @@ def _changes(request: PlanRequest) -> Iterator[PlanRequest]:
         yield replace(request, fp8=True)
     cards = request.cards
     while cards < CARDS_MAX:
-        cards = cards + 1 if cards < CARDS_PER_MACHINE else 2 * cards
+        cards = cards + 1 if cards < CARDS_PER_MACHINE else min(2 * cards, CARDS_MAX)
         yield replace(request, cards=cards)
         if not request.lora_rank:
             yield replace(request, cards=cards, fp8=True)

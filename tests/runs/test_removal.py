@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from rollstream.config.config import load
 from rollstream.config.identity import IDENTITY_KEY, check_exists, read_or_create_identity
@@ -28,7 +29,12 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.verify import verify_version
-from rollstream.streams.removal import own_groups, own_topics, topic_names
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import RelayStatus, RolloutStatus
+from rollstream.streams.removal import living_rollouts, own_groups, own_topics, topic_names
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import publish
+from testbed.sample_records import SAMPLES
 from testbed.servers import versity
 from testbed.waiting import WAIT_S, wait_for
 from tests.support.kept_run import made
@@ -233,6 +239,27 @@ def test_names_on_a_broker_belong_to_one_run(runs: set[str], data: st.DataObject
     run = data.draw(st.sampled_from(sorted(runs)))
     assert set(own_topics(run, whole)) == topics[run]
     assert set(own_groups(run, whole, members)) == groups[run]
+
+
+def test_a_rollout_and_a_relay_that_left_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_sleep(seconds: float) -> None:
+        raise AssertionError("it waits for a heartbeat")
+
+    url = f"sqlite:{tmp_path}/bus"
+    bus = open_bus(url)
+    bus.create(catalogue())
+    samples = {type(one): one for one in SAMPLES}
+    rollout, relay = samples[RolloutStatus], samples[RelayStatus]
+    publish(bus, "status", "rollout-0/1", replace(rollout, health="leaving"))
+    publish(bus, "status", "relay-0/1", relay)
+    monkeypatch.setattr("rollstream.streams.removal.time.sleep", no_sleep)
+    with pytest.raises(AssertionError, match="waits"):
+        living_rollouts(url, WAIT_S)
+    publish(bus, "status", "relay-0/1", replace(relay, url=""))
+    assert not living_rollouts(url, WAIT_S)
+    bus.close()
 
 
 def test_a_living_rollout_is_refused(tmp_path: Path) -> None:

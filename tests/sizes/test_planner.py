@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from rollstream.producers.rollout.weights import STREAMED_BYTES
-from rollstream.sizes import arithmetic as sums, proposal, rates
+from rollstream.sizes import arithmetic as sums, planner, proposal, rates
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
 from rollstream.sizes.engines import PlanRequest, usable
@@ -87,6 +87,13 @@ def test_nothing_is_proposed_where_nothing_fits() -> None:
     found = plan("llama-3.1-405b", "1x24GB", 131_072)
     assert found.proposed is None
     assert "no change of this plan fits" in proposal.shortage_text(found)
+
+
+@pytest.mark.parametrize("cards", [1, 9000])
+def test_no_more_cards_are_tried_than_the_largest_cluster_has(cards: int) -> None:
+    asked = request("llama-3.1-405b", f"{cards}xH100")
+    tried = {other.cards for other in planner._changes(asked)}
+    assert max(tried) == planner.CARDS_MAX == 16_384
 
 
 def test_405b_with_all_parameters_needs_more_than_80_gb_on_each_card() -> None:

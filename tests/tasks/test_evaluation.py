@@ -1,7 +1,8 @@
 """Metrics of held-out answers, and the loop that collects them from any engine."""
 
 import json
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.character_tokenizer import EOS
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
+from rollstream.roles.evaluation import Evaluator
 from rollstream.streams.values import Tokens, Version
+from testbed.memory import MemoryStore
 
 ENCODE = Remainder().tokenizer().encode
 
@@ -65,6 +68,14 @@ def test_the_line_has_the_promised_fields():
         "shares": {"full": 1.0},
         "dead": 0,
     }
+
+
+def test_seconds_are_left_out_if_version_0_was_removed_before_the_first_evaluation(tmp_path):
+    """They were seconds since 1970."""
+    context: Any = SimpleNamespace(folder=tmp_path, store=MemoryStore())
+    unread: Any = None
+    assert Evaluator(context, task=unread, rewards=unread).started_s() is None
+    assert "seconds" not in measure([judged(1, "full", 4)], [judged(1, "full", 4)]).line(10, None)
 
 
 class Parrot:

@@ -36,9 +36,8 @@ from rollstream.producers.engines.vllm.release import (
 )
 from rollstream.producers.engines.vllm.staging import NamedTensors, StagedTensor, staged_tensors
 from rollstream.producers.engines.vllm.transfer import VersionTransfer, is_elsewhere, loaded_part
+from rollstream.producers.settings import DRAFTS_TOKENS
 from rollstream.storage.lora import HIGH
-
-NODE_TOKENS = 1 << 18  # size of a node's draft history; the default of rollouts.drafts_tokens
 
 
 class DraftingWorker:
@@ -66,7 +65,7 @@ class DraftingWorker:
         # On a CPU other processes lengthen wall-clock time, but not the time of this thread.
         clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
         if isinstance(source, str):
-            most = running_tokens(runner.max_num_reqs, runner.max_model_len, NODE_TOKENS)
+            most = running_tokens(runner.max_num_reqs, runner.max_model_len, DRAFTS_TOKENS)
             source = CombinedSource(SharedHistory(source), AnswerHistory(most))
         gate = DraftGate(WINDOW_RULES[window], forced)
         if runner.device.type == "cpu":
