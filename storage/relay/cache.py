@@ -51,7 +51,7 @@ class RelayCache:
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
         self.folder = folder
-        self._versions_max, self._bytes_max = versions_max, bytes_max
+        self._versions_max, self.bytes_max = versions_max, bytes_max
         self._changed = threading.Condition(threading.RLock())
         self._objects: dict[str, CachedObject] = {}
         self._offered: set[str] = set()
@@ -143,7 +143,7 @@ class RelayCache:
         """
         version = version_of(offer.key)
         with self._changed:
-            if version is None or not offer.is_sound or offer.bytes > self._bytes_max:
+            if version is None or not offer.is_sound or offer.bytes > self.bytes_max:
                 return False
             if not self._is_plausible(version):
                 return False
@@ -343,7 +343,7 @@ class RelayCache:
             return False
         if self._announced and not self._is_believed(version, offer):
             held = (one.offer.bytes for key, one in self._objects.items() if key != offer.key)
-            return sum(held) + offer.bytes <= self._bytes_max
+            return sum(held) + offer.bytes <= self.bytes_max
         kept = self._kept(Counter({version: offer.bytes}), offer.key)
         if version not in kept:
             return False
@@ -371,10 +371,10 @@ class RelayCache:
             if not self._is_ahead(version):
                 sizes[version] = max(sizes[version], manifest.bytes)
         newest = sizes[max(self._announced)] if self._announced else 0
-        free = max(0, min(newest, self._bytes_max - newest))
+        free = max(0, min(newest, self.bytes_max - newest))
         holdings = [CachedVersion(v, size, self._base(v)) for v, size in sizes.items()]
-        kept = set(versions_to_keep(holdings, self._versions_max, self._bytes_max - free))
-        room = self._bytes_max - sum(sizes[version] for version in kept)
+        kept = set(versions_to_keep(holdings, self._versions_max, self.bytes_max - free))
+        room = self.bytes_max - sum(sizes[version] for version in kept)
         for version in sorted(ahead):
             if ahead[version] <= room:
                 kept.add(version)

@@ -105,6 +105,15 @@ class ChainPush:
             if status in (201, 409):  # 409: the head does not want it, has it, or is receiving it
                 return status == 201
             self._disconnect()
+            if status == 413:
+                log.error(
+                    "%s is not pushed: relay %s keeps less than its %d bytes; "
+                    "raise relay.bytes_max",
+                    key,
+                    head.name,
+                    len(data),
+                )
+                return False
             log.warning("relay %s: status %d for %s", head.name, status, key)
             if status == 401:  # this process has another secret than the relay: repeats are useless
                 return False

@@ -152,14 +152,17 @@ def receive_push(
     starts to the object's end. `on_bytes` is called whenever bytes arrive.
 
     The response is 201 once the whole object is here and matches `X-Content-Hash`; 422 if it does
-    not match (then it is not kept); 409 if the object is unwanted, here already or being written by
-    another sender, or if the relay does not have exactly the bytes before that start.
+    not match (then it is not kept); 413 if it is larger than all that the relay may keep; 409 if
+    the object is unwanted, here already or being written by another sender, or if the relay does
+    not have exactly the bytes before that start.
     """
     headers = sender.headers
     start, size = parse_push_range(headers.get("Content-Range"), headers.get("Content-Length"))
     offer = ObjectOffer(key, size, headers.get("X-Content-Hash", ""))
     if not offer.is_sound:
         raise ValueError("a push needs X-Content-Hash, 32 hex digits")
+    if size > cache.bytes_max:
+        return sender.close(413)
     held = cache.accept(offer) if cache.wants_push(offer) else None
     if held is None:
         return sender.close(409)

@@ -178,7 +178,7 @@ def test_an_object_above_the_bound_is_refused_before_its_body_is_sent(server: Re
     head += f"X-Content-Hash: {'0' * 32}\r\nExpect: 100-continue\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
         client.sendall(head.encode())
-        assert client.recv(1 << 16).startswith(b"HTTP/1.1 409")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 413")
     assert server.cache.bytes() == 0
 
 
@@ -186,7 +186,7 @@ def test_a_refusal_is_read_by_a_client_that_sends_its_whole_body_first(
     server: RelayServer,
 ) -> None:
     body = bytes(48 << 20)  # more than the sockets of both sides buffer
-    assert ask(server, "PUT", f"/{KEY}", body, X_Content_Hash="0" * 32)[0] == 409
+    assert ask(server, "PUT", f"/{KEY}", body, X_Content_Hash="0" * 32)[0] == 413
 
 
 def test_older_versions_make_room_and_are_not_taken_again(server: RelayServer) -> None:

@@ -169,6 +169,18 @@ def test_what_does_not_fit_the_bound_is_not_pushed_and_is_stored(net: RelayNet) 
     assert store.metric_values()["trainer_push_given_up_total"] in (1, 2)
 
 
+def test_an_object_that_no_relay_can_keep_is_refused_with_the_setting_to_raise(
+    net: RelayNet, caplog: pytest.LogCaptureFixture
+) -> None:
+    net.start("small", bytes_max=MIB)
+    store, content = net.pushing(), files()
+    net.write(1, content, store)
+    wait_for(lambda: store.metric_values()["trainer_push_given_up_total"])
+    wait_for(lambda: "raise relay.bytes_max" in caplog.text)
+    assert f"{BIG} is not pushed: relay small keeps less than its" in caplog.text
+    assert net.store.get(BIG) == content["model.safetensors"]
+
+
 class Broken(MemoryStore):
     """Fails for objects with a certain name."""
 
