@@ -20,6 +20,10 @@ that run a task's code get no such variable.
 
 DRAFTS_TOKENS = 262_144
 """Default size, in tokens, of a node's draft history; vLLM's workers assume it."""
+STREAMED_BYTES = 96 << 20
+"""A rollout keeps versions up to this size in its own memory, beside the engine, which saves time;
+it streams larger ones into the engine (`torch`) or maps them (`vllm`).
+"""
 
 
 class PartSettings(Settings):

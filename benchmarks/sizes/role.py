@@ -29,7 +29,8 @@ from rollstream.consumers.trainer.ledger import Ledger
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher, StepSnapshot
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
-from rollstream.producers.rollout.weights import STREAMED_BYTES, WeightsFollower
+from rollstream.producers.rollout.weights import WeightsFollower
+from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model
 from rollstream.storage.stores.file import FileStore

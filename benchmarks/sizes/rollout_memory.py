@@ -35,8 +35,8 @@ from rollstream.producers.engines.base import Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.engines.vllm.environment import installed_release
 from rollstream.producers.rollout.read_back import FetchedWeights
-from rollstream.producers.rollout.weights import STREAMED_BYTES, WeightsFollower
-from rollstream.producers.settings import VllmSettings
+from rollstream.producers.rollout.weights import WeightsFollower
+from rollstream.producers.settings import STREAMED_BYTES, VllmSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.connect import open_bus

@@ -36,7 +36,6 @@ from rollstream.streams.release import check_readable_by
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
-STREAMED_BYTES = 96 << 20  # smaller versions are kept in this process, which saves time
 FETCH_TRIES = 5
 REPAIRS_MAX = 3  # in a row
 

@@ -150,8 +150,8 @@ def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
     if at.skipped:
         yield RunWarning(
             "skipped_updates",
-            f"{at.skipped} of the last steps changed no weight: a gradient was not finite, or no "
-            "token of the step could be trained",
+            f"{at.skipped} of the last steps skipped an update: a gradient was not finite, or no "
+            "token of the update could be trained",
             "check loss and gradient_norm of those steps (metrics/trainer.jsonl) and the size of "
             "the rewards; try a lower trainer.lr",
         )

@@ -47,9 +47,9 @@ from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
 from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_tensors
-from rollstream.producers.rollout.weights import STREAMED_BYTES, WeightsFollower
+from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
-from rollstream.producers.settings import RolloutSettings
+from rollstream.producers.settings import STREAMED_BYTES, RolloutSettings
 from rollstream.producers.tasks.base import Environment
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (

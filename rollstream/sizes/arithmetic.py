@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.sizes.shapes import ModelShape
 from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES
 
@@ -64,8 +65,6 @@ UPDATE_COPIES = 2
 """Float32 copies of the largest tensor while it is loaded or compared: the cast and its product
 with the norm's factor (`engines/torch/weights.py`).
 """
-STREAMED_BYTES = 96 << 20
-"""Rollouts hold no larger version beside the engine (`STREAMED_BYTES` in `rollout/weights.py`)."""
 VLLM_STEP_TOKENS = 2048
 """Tokens per step for which vLLM reserves activations: `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM
 0.32's `config/scheduler.py`, which `LLMEngine.from_engine_args` takes on every card; vLLM's larger

@@ -107,8 +107,8 @@ class ChainPush:
             self._disconnect()
             if status == 413:
                 log.error(
-                    "%s is not pushed: relay %s keeps less than its %d bytes; "
-                    "raise relay.bytes_max",
+                    "%s is not pushed: relay %s keeps less than its %d bytes; raise "
+                    "relay.bytes_max, or the shared memory of that machine",
                     key,
                     head.name,
                     len(data),

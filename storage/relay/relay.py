@@ -10,6 +10,7 @@ the other relays from `status`, where it publishes its own URL, complete version
 import fcntl
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
@@ -63,6 +64,7 @@ class Relay:
         self.name, self.folder = name, folder
         self._lock = _lock_folder(folder)
         self.cache = RelayCache(folder, settings.versions, settings.bytes_max)
+        self.cache.bytes_max = _fitting_bytes(folder, settings.bytes_max)
         self.url = ""
         self.term = next_term(store, RELAYS, RELAY_TERMS)
         self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
@@ -214,6 +216,24 @@ COUNTERS = (
     "relay_wrong_total",
     "relay_evicted_total",
 )
+
+
+def _fitting_bytes(folder: Path, bytes_max: int) -> int:
+    """Returns `bytes_max`, or what is free in the file system of the folder if that is less, so
+    that older versions are evicted before it is full. Logs a warning then: Docker gives a container
+    64 MiB of shared memory by default.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < bytes_max:
+        log.warning(
+            "relay.bytes_max is %.2f GB, but %s has %.2f GB free, and the relay keeps at most "
+            "that; lower relay.bytes_max, or give this machine more shared memory (Docker: "
+            "--shm-size)",
+            bytes_max / 1e9,
+            folder,
+            free / 1e9,
+        )
+    return min(free, bytes_max)
 
 
 def _lock_folder(folder: Path) -> Any:

@@ -144,12 +144,12 @@ def test_annotations_that_come_too_late():
     assert kinds(state) == ["late_annotations"]
 
 
-def test_a_step_that_moved_nothing_is_reported():
+def test_a_step_that_skipped_one_of_its_updates_is_reported():
     state = healthy()
     state.apply(planted.done(STEPS, updates_skipped=1.0))
     (concern,) = warnings_of(moment(state))
     assert concern.kind == "skipped_updates"
-    assert concern.what.startswith("1 of the last steps changed no weight")
+    assert concern.what.startswith("1 of the last steps skipped an update")
 
 
 def test_refused_records_of_other_topics_are_counted_by_topic():

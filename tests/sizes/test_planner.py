@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from rollstream.producers.rollout.weights import STREAMED_BYTES
 from rollstream.sizes import arithmetic as sums, planner, proposal, rates
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
@@ -198,7 +197,6 @@ def test_the_rank_that_owns_the_embedding_publishes_all_of_it() -> None:
 
 
 def test_a_rollout_holds_a_small_version_beside_its_engine_and_streams_a_large_one() -> None:
-    assert sums.STREAMED_BYTES == STREAMED_BYTES
     for layers, holds in ((1, True), (24, False)):
         shape = replace(SHAPES["qwen2.5-0.5b"], layers=layers, vocabulary=1000)
         lines = {
