@@ -3,12 +3,10 @@
 import http.client
 import json
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -340,24 +338,6 @@ def test_relays_find_the_token_in_the_environment_and_clients_send_it(
     finally:
         relay.close()
     assert "the-shared-word" not in caplog.text
-
-
-@pytest.mark.parametrize(("free", "kept"), [(1 << 20, 1 << 20), (1 << 40, 8 << 30)])
-def test_a_relay_keeps_no_more_than_the_memory_of_its_machine(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    free: int,
-    kept: int,
-) -> None:
-    """With a bound above it no version would be evicted, and none could be received."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    bus = MemoryBus()
-    bus.create(catalogue())
-    relay = Relay(bus, MemoryStore(), RelaySettings(), "a", tmp_path / "relay")
-    relay.close()
-    assert relay.cache.bytes_max == kept
-    assert ("relay.bytes_max is 8.59 GB, but" in caplog.text) == (free == kept)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

@@ -2,25 +2,30 @@
 
 import logging
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rollstream.errors import ObjectMissing, StoreError
 from rollstream.storage.relay.push import PushingStore
+from rollstream.storage.relay.relay import Relay
 from rollstream.storage.relay.store import RelayStore
 from rollstream.storage.relay.topology import RelayDirectory
+from rollstream.storage.settings import RelaySettings
 from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.manifest import manifest_key, read_manifest, version_folder
 from rollstream.streams.records import RelayStatus
+from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import publish
-from testbed.memory import MemoryStore
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.relay_network import RelayNet, manifest_of
 from testbed.waiting import WAIT_S, wait_for
 
@@ -179,6 +184,24 @@ def test_an_object_that_no_relay_can_keep_is_refused_with_the_setting_to_raise(
     wait_for(lambda: "raise relay.bytes_max" in caplog.text)
     assert f"{BIG} is not pushed: relay small keeps less than its" in caplog.text
     assert net.store.get(BIG) == content["model.safetensors"]
+
+
+@pytest.mark.parametrize(("free", "kept"), [(1 << 20, 1 << 20), (1 << 40, 8 << 30)])
+def test_a_relay_keeps_no_more_than_the_memory_of_its_machine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    free: int,
+    kept: int,
+) -> None:
+    """With a bound above it no version would be evicted, and none could be received."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    bus = MemoryBus()
+    bus.create(catalogue())
+    relay = Relay(bus, MemoryStore(), RelaySettings(), "a", tmp_path / "relay")
+    relay.close()
+    assert relay.cache.bytes_max == kept
+    assert ("relay.bytes_max is 8.59 GB, but" in caplog.text) == (free == kept)
 
 
 class Broken(MemoryStore):

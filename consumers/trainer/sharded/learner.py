@@ -208,11 +208,12 @@ class ShardedLearner:
         One process halves a micro-batch as soon as its memory runs out. A rank cannot: say memory
         runs out on rank 1 in layer 3, while rank 0 waits in the collective of layer 3. The first
         half would enter that of layer 1, so the two would add different tensors, or wait until the
-        timeout. And a rank that is told to halve in a round may still be in the round before.
-        Therefore all ranks end. Rank 0 records the failure, and all read its record before they
-        enter a collective of the next term, so all divide the round in the same way. A record that
-        a replaced rank 0 appends later is void (invariant 7): no rank counts it. Whenever the take
-        is repeated, the same records are before it, and the sums have the same bits.
+        timeout. Nor can rank 1 ask for halves: the others would read its message only after the
+        collective. Therefore all ranks end. Rank 0 records the failure, and all read its record
+        before they enter a collective of the next term, so all divide the round in the same way. A
+        record that a replaced rank 0 appends later is void (invariant 7): no rank counts it.
+        Whenever the take is repeated, the same records are before it, and the sums have the same
+        bits.
         """
         micro_batch = waiting[mine.micro_batch]
         shortages = max(one.shortages for one in waiting)

@@ -181,7 +181,7 @@ class Ranks:
         called on rank 0.
 
         A thread waits for them, because the main thread may be in a collective with the rank that
-        failed, and over NCCL such a collective only ends with the process.
+        failed, and over NCCL that may end only with the process.
         """
         has_ended = threading.Event()
 
