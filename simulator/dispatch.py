@@ -191,7 +191,7 @@ class SimulatedDispatch:
         group.finished.append(trajectory)
         rollout.tokens -= trajectory.predicted
         self._ended[trajectory.wave] += 1
-        if self.policy.by_length:
+        if self.policy.by_length or self.policy.drafts:
             self.foresight.add(trajectory.group, trajectory.done)
         if group.missing:
             return None
@@ -266,7 +266,7 @@ class SimulatedDispatch:
     def _admit_one(self) -> None:
         """Admit the next group. With the first group of a wave the wave is laid out."""
         number, wave = self.admitted, wave_of(self.pace, self.admitted, self.closed)
-        if self.policy.by_length and wave not in self.placing.layouts:
+        if self.policy.by_length and self.policy.drains and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
             alive = [rollout for rollout in self.rollouts.values() if rollout.alive]
@@ -274,10 +274,15 @@ class SimulatedDispatch:
                 self.placing.lay_out(wave, means, alive)
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
+        turns = self.workload.turns(number, lengths)
+        known = self.policy.drafts and self.foresight.length_of(number) is not None
         self.admitted += 1
         self.groups[number] = SimulatedGroup(wave, len(lengths))
         self.unplaced.append([
-            SimulatedTrajectory(f"{number}.{i}", number, wave, prompt, length, predicted)
+            SimulatedTrajectory(
+                f"{number}.{i}", number, wave, prompt, length, predicted,
+                turns=turns[i], is_known=known,
+            )
             for i, length in enumerate(lengths)
         ])  # fmt: skip
 
@@ -301,7 +306,7 @@ class SimulatedDispatch:
         if self.policy.wave == "all":
             return UNBOUNDED - rollout.held()
         room = self.slots + int(self.job.queue_per_slot * self.slots) - rollout.held()
-        stale = rollout.replica.version < self.version and self.policy.on_update == "keep_version"
+        stale = rollout.replica.version < self.version and self.policy.drains
         quota = self.quota - rollout.drawn
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
@@ -362,7 +367,7 @@ class SimulatedDispatch:
         one it restarts from the prompt in a later round.
         """
         waiting, self.unassigned = self.unassigned, []
-        keeps = self.policy.on_update == "keep_version"
+        keeps = self.policy.drains
         for trajectory in waiting:
             able = [
                 rollout
