@@ -6,7 +6,7 @@ and how long it takes.
 returns the times of a step that yields one token of each row. All functions are pure.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rollstream.producers.drafts.planner import expected_gain
 from rollstream.producers.engines.roofline import Roofline
@@ -31,21 +31,6 @@ class DraftModel:
         object.__setattr__(self, "gains", tuple(gains))
 
 
-@dataclass(frozen=True, slots=True)
-class DraftPass:
-    """One decode pass with drafts of `length` tokens: `tokens` is the expected number that it
-    yields per row, `seconds` its duration.
-    """
-
-    length: int
-    tokens: float
-    seconds: float
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.seconds
-
-
 def drafted_roofline(
     roofline: Roofline, rows: int, kv_tokens: float, known: float, model: DraftModel
 ) -> Roofline:
@@ -57,40 +42,44 @@ def drafted_roofline(
     reads weights and KV cache once.
     """
     share = model.found * known
-    chosen = _best_pass(roofline, rows, kv_tokens, share, model) if share > 0 else None
-    if chosen is None or chosen.speed * roofline.step_s(rows, kv_tokens) <= 1:
+    if share <= 0:
         return roofline
-    return replace(
-        roofline,
-        weights_s=roofline.weights_s / chosen.tokens,
-        kv_token_s=roofline.kv_token_s / chosen.tokens,
-        row_s=roofline.row_s * (1 + share * chosen.length) / chosen.tokens,
-        overhead_s=(roofline.overhead_s + rows * model.lookup_s) / chosen.tokens,
+    length = _best_length(roofline, rows, kv_tokens, share, model)
+    tokens, verified = 1 + share * model.gains[length], 1 + share * length
+    drafted = Roofline(
+        roofline.weights_s / tokens,
+        roofline.kv_token_s / tokens,
+        roofline.row_s * verified / tokens,
+        (roofline.overhead_s + rows * model.lookup_s) / tokens,
+        roofline.prefill_token_s,
+        roofline.overlapping,
     )
+    is_faster = drafted.step_s(rows, kv_tokens) < roofline.step_s(rows, kv_tokens)
+    return drafted if is_faster else roofline
 
 
-def _best_pass(
+def _best_length(
     roofline: Roofline, rows: int, kv_tokens: float, share: float, model: DraftModel
-) -> DraftPass:
-    """Returns the fastest pass by bisection: gains are concave and times convex in the length, so
-    the speed rises up to its maximum and falls behind it.
+) -> int:
+    """Returns the draft length at which a pass yields most tokens per second, by bisection: gains
+    are concave and times convex in the length, so the speed rises up to its maximum and falls
+    behind it.
     """
+    reading = roofline.weights_s + kv_tokens * roofline.kv_token_s
+    fixed = roofline.overhead_s + rows * model.lookup_s
+    row_s, gains, overlapping = rows * roofline.row_s, model.gains, roofline.overlapping
 
-    def of(length: int) -> DraftPass:
-        tokens = 1 + share * model.gains[length]
-        verified = rows * (1 + share * length)
-        reading, computing = (
-            roofline.weights_s + kv_tokens * roofline.kv_token_s,
-            verified * roofline.row_s,
-        )
-        longer = max(reading, computing) if roofline.overlapping else reading + computing
-        return DraftPass(length, tokens, longer + roofline.overhead_s + rows * model.lookup_s)
+    def pass_s(length: int) -> float:
+        computing = (1 + share * length) * row_s
+        longer = max(reading, computing) if overlapping else reading + computing
+        return longer + fixed
 
     few, many = 1, model.longest
     while few < many:
         middle = (few + many) // 2
-        if of(middle + 1).speed > of(middle).speed:
+        next_gain = (1 + share * gains[middle + 1]) * pass_s(middle)
+        if next_gain > (1 + share * gains[middle]) * pass_s(middle + 1):
             few = middle + 1
         else:
             many = middle
-    return of(few)
+    return few

@@ -15,6 +15,7 @@ from itertools import pairwise
 from benchmarks.case import Case, alone
 from benchmarks.simulator import real as simulator_real
 from benchmarks.simulator.runs import (
+    MIDDLE,
     Best,
     SetUp,
     bench,
@@ -55,8 +56,6 @@ over one-step with the same split. AReaL: 7B on 128 over synchronous (assumed se
 
 ORDER = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
 POLICIES = (*ORDER, "ours")
-MIDDLE = (("qwen2.5-7b", 128), ("qwen2.5-32b", 256), ("qwen2.5-72b", 512))
-"""One set-up per model, for the ranges."""
 REPACK, HISTOPIPE, AREAL = ("qwen2.5-32b", 128), ("qwen3-14b", 128), ("qwen2.5-7b", 128)
 GENERATION_SHARE = 0.875  # RhymeRL: 84 to 91 % of a step at 16 K
 SMALL_SCALE = 2  # of set-ups with few rollouts
