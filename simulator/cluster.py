@@ -255,9 +255,7 @@ class SimulatedRollout:
     def held(self) -> int:
         """Returns how many trajectories the rollout runs, queues or expects."""
         replica = self.replica
-        return (
-            len(replica.running) + len(replica.waiting) + len(replica.parked) + self.expecting
-        )
+        return len(replica.running) + len(replica.waiting) + len(replica.parked) + self.expecting
 
     def is_open(self) -> bool:
         """Returns whether the rollout takes assignments."""

@@ -101,7 +101,7 @@ CONSTANTS = {
     ),
     # drafts
     "draft_found": assumed(
-        0.61, "", "drafts.md, eight passes: look-ups that found a draft, the median", 0.51, 0.76
+        0.6, "", "drafts.md, passes 2 to 8: look-ups that found a draft, the median", 0.51, 0.76
     ),
     "draft_rate": assumed(
         0.991,

@@ -287,9 +287,7 @@ class SimulatedDispatch:
         ])  # fmt: skip
 
     def _rooms(self, wave: int) -> list[placement.RolloutRoom]:
-        """Returns the rollouts with room for new trajectories of this wave, under a version that
-        the wave allows.
-        """
+        """Returns the rollouts with room for this wave, under a version that the wave allows."""
         needed = version_needed(self.pace, wave)
         return [
             placement.RolloutRoom(name, room, rollout.tokens, rollout.speed)
@@ -363,11 +361,10 @@ class SimulatedDispatch:
 
     def _place_unassigned(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
         """Place each trajectory that has lost its rollout on the one with the fewest trajectories.
-        Under `keep_version` only a rollout with the trajectory's version may resume it; without
-        one it restarts from the prompt in a later round.
+        If rollouts drain, only one with the trajectory's version may resume it; without one it
+        restarts from the prompt in a later round.
         """
-        waiting, self.unassigned = self.unassigned, []
-        keeps = self.policy.drains
+        waiting, self.unassigned, keeps = self.unassigned, [], self.policy.drains
         for trajectory in waiting:
             able = [
                 rollout

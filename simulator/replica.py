@@ -1,5 +1,5 @@
-"""Simulates one rollout's engine in virtual time (`Replica`): continuous batching over a KV cache of
-fixed size.
+"""Simulates one rollout's engine in virtual time (`Replica`): continuous batching over a KV cache
+of fixed size.
 
 A step yields one token of every running row, in the time of `Roofline`, the paced engine's model of
 a device; with drafts it is a fraction of a decode pass (`drafting.py`). Times are exact up to

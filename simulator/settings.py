@@ -1,5 +1,5 @@
-"""Defines the settings of `rollstream simulate`: clusters, policies, lengths of answers, environments
-and faults.
+"""Defines the settings of `rollstream simulate`: clusters, policies, lengths of answers,
+environments and faults.
 """
 
 from pydantic import Field

@@ -249,7 +249,12 @@ class Simulation:
         """
         world = self.world
         stale = rollout.alive and rollout.replica.version < world.visible_version
-        if world.policy.drains and stale and not rollout.draining and rollout.drawn >= world.dispatching.quota:
+        if (
+            world.policy.drains
+            and stale
+            and not rollout.draining
+            and rollout.drawn >= world.dispatching.quota
+        ):
             rollout.draining = True
             world.recorder.note_drain_start(rollout, world.now)
 

@@ -17,14 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.simulator.runs import WHOLE, SetUp, bench
+from benchmarks.histospec.plot import picture
+from benchmarks.simulator.runs import LARGE, WHOLE, SetUp, bench
 from benchmarks.simulator.simulator import PUBLISHED
 from rollstream.errors import ConfigurationError
+from rollstream.report.page import Chart, Series
 from rollstream.simulator.constants import CONSTANTS
 from rollstream.simulator.policies import policy_of
 from rollstream.simulator.results import SimulationResult
 
-LAMINAR = (("qwen2.5-7b", 128), ("qwen2.5-32b", 512), ("qwen2.5-72b", 1024))
 LAMINAR_SCALE, RHYMERL_SCALE, AREAL_SCALE = 16, 8, 8
 RHYMERL, AREAL = ("qwen3-14b", 128), ("qwen2.5-7b", 128)
 ORDER = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
@@ -75,7 +76,7 @@ def draw(number: int) -> Draw:
     samples = int(random.choice(SAMPLES))
     constants |= {"samples_per_group": samples, "groups_per_step": BATCH // samples}
     share = float(random.choice(SPLITS))
-    return Draw(number, constants, share, LAMINAR[int(random.integers(len(LAMINAR)))])
+    return Draw(number, constants, share, LARGE[int(random.integers(len(LARGE)))])
 
 
 def figures(one: Draw) -> dict[str, float]:
@@ -170,7 +171,9 @@ def strongest(
     """Returns the factors with the largest rank correlation (Spearman) with a figure."""
     values = _ranks([figures_[name] for _, figures_ in found])
     by_factor = {
-        factor: float(np.corrcoef(_ranks([one.factors()[factor] for one, _ in found]), values)[0, 1])
+        factor: float(
+            np.corrcoef(_ranks([one.factors()[factor] for one, _ in found]), values)[0, 1]
+        )
         for factor in EXPLAINING
     }
     return sorted(by_factor.items(), key=lambda pair: -abs(pair[1]))[:count]
@@ -206,6 +209,35 @@ def wilson(wins: int, count: int, z: float = 1.645) -> tuple[float, float]:
     return middle - half, middle + half
 
 
+CHARTS = {
+    "Laminar over other systems": (
+        "laminar_sync", "laminar_one_step", "laminar_stream", "laminar_partial",
+    ),
+    "Repack, RhymeRL and AReaL": (
+        "repack_throughput", "repack_kv_after", "rhymerl_histopipe", "rhymerl_two_tier", "areal",
+    ),
+}  # fmt: skip
+
+
+def charts(found: Sequence[tuple[Draw, Figures]]) -> list[Chart]:
+    """Returns the figures over their published values, sorted: 1 is the published value."""
+    along = [100 * (index + 0.5) / len(found) for index in range(len(found))]
+    drawn: list[Chart] = []
+    for title, names in CHARTS.items():
+        series = [
+            Series(
+                name,
+                [*zip(along, sorted(got[name] / PUBLISHED[name] for _, got in found), strict=True)],
+                colour,
+            )
+            for colour, name in enumerate(names, start=1)
+        ]
+        bounds = [Series("", [(along[0], at), (along[-1], at)], 7, True) for at in (0.9, 1.1)]
+        note = "simulated over published, by percentile of the draws; dotted: 10 % from it"
+        drawn.append(Chart(title, (*series, *bounds), note, along="percentile"))
+    return drawn
+
+
 def joint_lines(found: Sequence[tuple[Draw, Figures]]) -> Iterator[str]:
     """Yields how many draws meet several figures of one paper together."""
     for names in (
@@ -229,6 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--svg", type=Path, help="draw the figures to this file")
     chosen = parser.parse_args(arguments)
     found = collected(chosen.file, chosen.draws)
+    if chosen.svg is not None:
+        chosen.svg.write_text(picture(charts(found)), encoding="utf-8")
     for lines in (figure_lines(found), order_lines(found), joint_lines(found)):
         print("\n".join(lines), end="\n\n")
 

@@ -110,9 +110,7 @@ def cached(replica: Replica) -> int:
     held = [w for w in (*replica.parked.values(), *replica.waiting) if w.is_held]
     answers = sum(replica.steps - w.step_offset for w in running) + sum(w.done for w in held)
     shared = replica.cache.shares_prompts
-    prompts = {
-        (w.group, w.cached_under) if shared else w.name: w.prompt for w in (*running, *held)
-    }
+    prompts = {(w.group, w.cached_under) if shared else w.name: w.prompt for w in (*running, *held)}
     return answers + sum(prompts.values())
 
 
