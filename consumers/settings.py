@@ -16,9 +16,12 @@ class DispatchSettings(Settings):
 
     max_lag: int | None = Field(default=4, ge=0)
     """η: no token is trained at a lag above it; null leaves `ready_groups_max` as the only bound.
+    Default under `keep_version`: null (docs/explanation/scheduling.md).
     """
     ready_groups_max: int = Field(default=256, ge=1)
-    """Most admitted groups not yet trained when `max_lag` is null."""
+    """Most admitted groups that no step has taken, when `max_lag` is null. Default under
+    `keep_version`: 4 × `trainer.groups_per_step`.
+    """
     queue_per_slot: Annotated[float, INCIDENTAL] = Field(default=0.25, ge=0)
     """Waiting assignments per slot of a rollout, so that slots stay busy while dispatch is down."""
     heartbeat_timeout_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
@@ -27,7 +30,8 @@ class DispatchSettings(Settings):
     """The same for a rollout that sends heartbeats, but whose loop makes no progress for longer."""
     repack: Annotated[bool, INCIDENTAL] = True
     """Under `keep_version`: move the last trajectories of a version to few rollouts, so that the
-    others become empty and load the newest version (docs/explanation/scheduling.md).
+    others become empty and load the newest version (docs/explanation/scheduling.md). Default with
+    adapters: false, because nothing drains.
     """
     repack_every_s: Annotated[float, INCIDENTAL] = Field(default=5.0, gt=0)
     """Seconds between two repack plans, in addition to one after each new version."""

@@ -216,7 +216,8 @@ class RolloutSettings(Settings):
     """
     quota: int | None = Field(default=None, ge=1)
     """Most new trajectories that a rollout starts under one version with `keep_version`, once a
-    newer version waits; default 2 × slots.
+    newer version waits; null: 2 × slots. Default under `keep_version`: this, but at most an equal
+    share of a step among `count` rollouts.
     """
     threads: int = Field(default=1, ge=1)
     """Torch threads per rollout."""

@@ -2,9 +2,9 @@
 (`docs/explanation/simulator.md`).
 
 `experiment` turns settings into runs and estimates real ones. `simulation` is the loop over the
-events of a `world`, with its failures: rollouts (`cluster`, with the engine in `replica`),
-`dispatch`, `repack`. `policies` are the compared schedules, `workload` the lengths of the answers,
-`constants` every assumed number with its source, `results` the trainer and the measurements.
+events of a `world`, with its failures: rollouts (`cluster`, with the engine in `replica`, `cache`,
+`drafting`, `step_times`, `usage`), `dispatch`, `repack`. `policies` are the compared schedules,
+`settings` and `workload` the work, `constants` every assumed number, `results` the measurements.
 """
 
 from typing import TYPE_CHECKING

@@ -8,10 +8,12 @@ open group. A replica (`replica.py`) is the engine of one rollout, on `tp` GPUs 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.simulator.constants import CONSTANTS, Model
+from rollstream.simulator.drafting import DraftModel
 from rollstream.simulator.policies import SchedulingPolicy
 from rollstream.simulator.replica import Replica
 from rollstream.simulator.workload import SimulatedTrajectory
@@ -60,6 +62,12 @@ class Cluster:
     """Seconds from the end of a rollout, by either cause, until it is back."""
     partial_every: int = 256
     """Tokens of a trajectory between two of its partials."""
+    drafts: DraftModel | None = None
+    """How drafts from earlier answers fare, under policies with `drafts`."""
+    rollouts_per_host: int = 1
+    """Rollouts that pull their weights over one host's link."""
+    host_pull_s: float = 0.0
+    """Seconds for which a pull occupies the link of its host; pulls of one host queue for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,10 @@ class Job:
     """Trajectories that may wait in a rollout, as a multiple of its slots."""
     dispatch_every_s: float = 0.25
     """Seconds between two rounds of dispatch."""
+    ready_groups_max: int = 0
+    """Most admitted groups that no step has taken, under policies without `bounded`; 0 stands for
+    `max_lag` · `groups_per_step`.
+    """
     ends: bool = False
     """Admit only the groups that `steps` steps train, as a real run does. Otherwise the load stays
     constant to the end.
@@ -118,7 +130,8 @@ def cluster_of(
     roofline = roofline_for(model, constants)
     capacity = kv_tokens(model, policy, constants)
     slots = int(constants["slots"])
-    update_s, publish_s, arrive_s = transfers_s(model, policy, constants)
+    update_s, publish_s, arrive_s = transfers_s(model, policy, constants, generating)
+    per_host = max(1, int(constants["gpus_per_host"]) // model.tp)
     flops = constants["train_flops_per_parameter"] * model.parameters
     return Cluster(
         rollouts=generating // model.tp,
@@ -135,6 +148,13 @@ def cluster_of(
         move_s=constants["move_s"],
         repack_every_s=constants["repack_every_s"],
         repair_s=constants["repair_s"],
+        drafts=DraftModel(
+            constants["draft_found"], constants["draft_rate"], constants["draft_lookup_s"]
+        ),
+        rollouts_per_host=per_host if policy.relay else 1,
+        host_pull_s=published_bytes(model, policy, constants) / constants["host_bandwidth"]
+        if policy.relay
+        else 0.0,
     )
 
 
@@ -170,20 +190,28 @@ def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues)
     return tokens
 
 
+def published_bytes(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> float:
+    """Returns the bytes of a version: of all weights, or of an adapter."""
+    return model.weight_bytes() * (constants["adapter_share"] if policy.adapters else 1.0)
+
+
 def transfers_s(
-    model: Model, policy: SchedulingPolicy, constants: ConstantValues
+    model: Model, policy: SchedulingPolicy, constants: ConstantValues, generating: int
 ) -> tuple[float, float, float]:
     """Returns three durations of a new version, in seconds: for how long each rollout stands still
     to load it, for how long the trainer stands still to publish it, and how long it takes from the
-    end of the step until rollouts can load it.
+    end of the step until rollouts can load it. Relays form a chain over the hosts of the
+    `generating` GPUs: its last host has the last chunk one chunk's time per hop after the first.
     """
-    size = model.weight_bytes()
+    size = published_bytes(model, policy, constants)
     if policy.colocated:
         return size / constants["switch_bandwidth"], 0.0, 0.0
     if policy.relay:
         pull_s = size / (model.tp * constants["pull_bandwidth"])
         stall_s = size / constants["relay_stall_bandwidth"]
-        return pull_s, stall_s, stall_s + size / constants["relay_chain_bandwidth"]
+        hops = max(0, ceil(generating / constants["gpus_per_host"]) - 1)
+        sent = size + hops * min(size, constants["relay_chunk_bytes"])
+        return pull_s, stall_s, stall_s + sent / constants["relay_chain_bandwidth"]
     collective_s = size / constants["global_sync_bandwidth"]
     return collective_s, collective_s, 0.0
 
@@ -226,7 +254,8 @@ class SimulatedRollout:
 
     def held(self) -> int:
         """Returns how many trajectories the rollout runs, queues or expects."""
-        return len(self.replica.running) + len(self.replica.waiting) + self.expecting
+        replica = self.replica
+        return len(replica.running) + len(replica.waiting) + len(replica.parked) + self.expecting
 
     def is_open(self) -> bool:
         """Returns whether the rollout takes assignments."""

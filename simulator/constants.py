@@ -85,6 +85,34 @@ CONSTANTS = {
     "pull_bandwidth": assumed(
         25e9, "byte/s", "host to one GPU; PCIe 5.0 x16 is 64e9 on paper", 12e9, 50e9
     ),
+    "gpus_per_host": known(8, "", "Laminar §7: 128 machines of 8 H800"),
+    "host_bandwidth": assumed(
+        200e9,
+        "byte/s",
+        "memory of a host read by all pulls: half of 8 or 16 channels of DDR5-4800",
+        100e9,
+        400e9,
+    ),
+    "relay_chunk_bytes": assumed(
+        64e6, "byte", "of a relay chain; Laminar does not state it", 16e6, 512e6
+    ),
+    "adapter_share": assumed(
+        0.0106, "", "81 of 7616 million parameters: rank 32 on all linear layers", 0.005, 0.02
+    ),
+    # drafts
+    "draft_found": assumed(
+        0.6, "", "drafts.md, passes 2 to 8: look-ups that found a draft, the median", 0.51, 0.76
+    ),
+    "draft_rate": assumed(
+        0.991,
+        "",
+        "drafts.md: from tokens per step and accepted share of each pass, the median",
+        0.973,
+        0.996,
+    ),
+    "draft_lookup_s": assumed(
+        23e-6, "s", "drafts.md: a look-up in a run took 19 to 24 µs, alone 4.6", 4.6e-6, 24e-6
+    ),
     # repack
     "repack_every_s": known(5.0, "s", "Laminar §5: about every 5 s and after each update"),
     "move_s": assumed(

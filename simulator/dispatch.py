@@ -191,7 +191,7 @@ class SimulatedDispatch:
         group.finished.append(trajectory)
         rollout.tokens -= trajectory.predicted
         self._ended[trajectory.wave] += 1
-        if self.policy.by_length:
+        if self.policy.by_length or self.policy.drafts:
             self.foresight.add(trajectory.group, trajectory.done)
         if group.missing:
             return None
@@ -266,7 +266,7 @@ class SimulatedDispatch:
     def _admit_one(self) -> None:
         """Admit the next group. With the first group of a wave the wave is laid out."""
         number, wave = self.admitted, wave_of(self.pace, self.admitted, self.closed)
-        if self.policy.by_length and wave not in self.placing.layouts:
+        if self.policy.by_length and self.policy.drains and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
             alive = [rollout for rollout in self.rollouts.values() if rollout.alive]
@@ -274,17 +274,20 @@ class SimulatedDispatch:
                 self.placing.lay_out(wave, means, alive)
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
+        turns = self.workload.turns(number, lengths)
+        known = self.policy.drafts and self.foresight.length_of(number) is not None
         self.admitted += 1
         self.groups[number] = SimulatedGroup(wave, len(lengths))
         self.unplaced.append([
-            SimulatedTrajectory(f"{number}.{i}", number, wave, prompt, length, predicted)
+            SimulatedTrajectory(
+                f"{number}.{i}", number, wave, prompt, length, predicted,
+                turns=turns[i], is_known=known,
+            )
             for i, length in enumerate(lengths)
         ])  # fmt: skip
 
     def _rooms(self, wave: int) -> list[placement.RolloutRoom]:
-        """Returns the rollouts with room for new trajectories of this wave, under a version that
-        the wave allows.
-        """
+        """Returns the rollouts with room for this wave, under a version that the wave allows."""
         needed = version_needed(self.pace, wave)
         return [
             placement.RolloutRoom(name, room, rollout.tokens, rollout.speed)
@@ -301,7 +304,7 @@ class SimulatedDispatch:
         if self.policy.wave == "all":
             return UNBOUNDED - rollout.held()
         room = self.slots + int(self.job.queue_per_slot * self.slots) - rollout.held()
-        stale = rollout.replica.version < self.version and self.policy.on_update == "keep_version"
+        stale = rollout.replica.version < self.version and self.policy.drains
         quota = self.quota - rollout.drawn
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
@@ -358,11 +361,10 @@ class SimulatedDispatch:
 
     def _place_unassigned(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
         """Place each trajectory that has lost its rollout on the one with the fewest trajectories.
-        Under `keep_version` only a rollout with the trajectory's version may resume it; without
-        one it restarts from the prompt in a later round.
+        If rollouts drain, only one with the trajectory's version may resume it; without one it
+        restarts from the prompt in a later round.
         """
-        waiting, self.unassigned = self.unassigned, []
-        keeps = self.policy.on_update == "keep_version"
+        waiting, self.unassigned, keeps = self.unassigned, [], self.policy.drains
         for trajectory in waiting:
             able = [
                 rollout

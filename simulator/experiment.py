@@ -1,4 +1,4 @@
-"""Defines the settings of `rollstream simulate` and runs the simulations that they describe.
+"""Runs the simulations that settings describe (`settings.py`).
 
 A policy is one way to schedule generation and training: that of a published system, or this
 project's (`policies.py`). `run_policies` simulates every policy on every cluster, each under the
@@ -9,8 +9,6 @@ runs. No constant of the simulator is fitted to a run.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-
-from pydantic import Field
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.lengths import (
@@ -29,107 +27,14 @@ from rollstream.simulator.policies import (
     policy_of,
 )
 from rollstream.simulator.results import SimulationResult
+from rollstream.simulator.settings import (
+    AnswerLengthSettings,
+    ClusterSettings,
+    EnvironmentSettings,
+    SimulationSettings,
+)
 from rollstream.simulator.simulation import simulate
-from rollstream.simulator.workload import AnswerLengths, Workload, read_lengths
-from rollstream.storage.settings import Settings
-
-
-class ClusterSettings(Settings):
-    """One model on a number of GPUs."""
-
-    model: str = "qwen2.5-7b"
-    """Name of the model, one of MODELS in simulator/constants.py."""
-    gpus: int = Field(default=64, ge=1, le=65_536)
-    """GPUs of rollouts and trainer together."""
-    rollout_share: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the GPUs that generate, for policies whose trainer has GPUs of its own; default: of
-    1/4, 1/2 and 3/4, the share under which the policy is fastest.
-    """
-    tp: int | None = Field(default=None, ge=1, le=64)
-    """GPUs of one rollout (tensor parallel); default: the number that MODELS has for the model."""
-
-
-class LengthPart(Settings):
-    """One log-normal part of a mixture of answer lengths."""
-
-    weight: float = Field(default=1.0, gt=0, le=1e6)
-    """The part's share of the answers, relative to the weights of the other parts."""
-    median: float = Field(ge=1, le=1e9)
-    """Median of the part's answer lengths, in tokens."""
-    p99: float = Field(ge=1, le=1e9)
-    """99th percentile of the part's answer lengths, in tokens."""
-
-
-class AnswerLengthSettings(Settings):
-    """Lengths of the answers; default: a log-normal distribution whose median and 99th percentile
-    are constants of simulator/constants.py.
-    """
-
-    parts: tuple[LengthPart, ...] = Field(default=(), max_length=16)
-    """A mixture of log-normal parts, in place of the default."""
-    trace: str | None = None
-    """Recorded lengths, in place of a distribution: a text file with one length per line, a Parquet
-    file, or the folder of an archive.
-    """
-    column: str = "logprobs"
-    """Column of the Parquet files that gives the length: a number, or a list, whose number of items
-    is the length.
-    """
-
-
-class FaultSettings(Settings):
-    """Failures, preemptions and unequal speeds of rollouts. A failed or preempted rollout returns
-    after a repair.
-    """
-
-    failures_per_hour: float = Field(default=0.0, ge=0, le=3600)
-    """Failures of each rollout. They come without notice and lose the tokens since the last
-    partial.
-    """
-    preemptions_per_hour: float = Field(default=0.0, ge=0, le=3600)
-    """Preemptions of each rollout. They come with notice, so that the rollout publishes its
-    partials and no token is lost.
-    """
-    speeds: tuple[float, ...] = Field(default=(1.0,), min_length=1, max_length=1024)
-    """Relative speeds of the rollouts; if the list is shorter than their number, it repeats. 1 is
-    the speed that follows from the constants.
-    """
-
-
-class SimulationSettings(Settings):
-    """The clusters, the scheduling policies, and the workload that each policy runs there."""
-
-    seed: int = Field(default=0, ge=0)
-    """Seed of lengths and failures."""
-    policies: tuple[str, ...] = (
-        "synchronous", "one_step", "stream", "partial_rollout", "in_flight", "laminar", "rhymerl",
-        "ours",
-    )  # fmt: skip
-    """Policies by name; their speeds are stated relative to the first one's. A name with `-` leaves
-    out a mechanism: `ours-repack` is `ours` without repack.
-    """
-    ablation: str | None = None
-    """A policy that is also simulated without each single one of its mechanisms."""
-    clusters: tuple[ClusterSettings, ...] = Field(default=(ClusterSettings(),), min_length=1)
-    """The clusters, simulated one after another."""
-    scale: int = Field(default=1, ge=1, le=1024)
-    """GPUs and groups are divided by this number: the load per GPU stays the same, and the
-    simulation takes that much less time.
-    """
-    prompts: int = Field(default=17_000, ge=1)
-    """Number of prompts in the data set, which is repeated pass after pass."""
-    queue_per_slot: float = Field(default=1.0, ge=0)
-    """Assignments that may wait at a rollout per slot, like `dispatch.queue_per_slot`; a slot is a
-    place for one running sequence.
-    """
-    dispatch_every_s: float = Field(default=0.25, ge=0)
-    """Seconds between an event and the next round of dispatch, which plans for it."""
-    lengths: AnswerLengthSettings = AnswerLengthSettings()
-    """Lengths of the answers."""
-    faults: FaultSettings = FaultSettings()
-    """Failures, preemptions and unequal speeds of rollouts."""
-    constants: dict[str, float] = Field(default_factory=dict)
-    """Values that replace constants of simulator/constants.py, by name."""
+from rollstream.simulator.workload import AnswerLengths, EnvironmentWaits, Workload, read_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +73,7 @@ class SimulationSetup:
         )
         groups, samples = max(1, int(constants["groups_per_step"]) // self.scale), self.samples()
         fair = constants["quota_waves"] * groups * samples / cluster.rollouts
+        waves_ready = constants["waves_outstanding"] - 1  # besides the one in training
         job = Job(
             groups_per_step=groups,
             steps=int(constants["steps"]),
@@ -176,6 +82,7 @@ class SimulationSetup:
             quota=max(1, round(fair)),
             queue_per_slot=settings.queue_per_slot,
             dispatch_every_s=settings.dispatch_every_s,
+            ready_groups_max=max(1, round(waves_ready * groups)),
         )
         return simulate(cluster, job, policy, self.workload())
 
@@ -206,7 +113,10 @@ class SimulationSetup:
             self.distribution, constants["length_between_prompts"], int(constants["length_max"])
         )
         prompt = int(constants["prompt_tokens"])
-        return Workload(lengths, self.samples(), self.settings.prompts, prompt, self.settings.seed)
+        return Workload(
+            lengths, self.samples(), self.settings.prompts, prompt, self.settings.seed,
+            environment=environment_of(self.settings.environment),
+        )  # fmt: skip
 
 
 def setup_of(
@@ -234,6 +144,21 @@ def distribution_of(
         )
     median = constants["length_median"]
     return LogNormal(median, median * constants["length_p99_over_median"])
+
+
+def environment_of(settings: EnvironmentSettings) -> EnvironmentWaits | None:
+    """Returns the environment between turns; None if answers have one turn. Raises
+    `ConfigurationError` for a 99th percentile below the median.
+    """
+    if settings.turns_mean <= 1:
+        return None
+    if settings.wait_p99_s < settings.wait_median_s:
+        raise ConfigurationError(
+            f"environment.wait_p99_s must be ≥ wait_median_s ({settings.wait_median_s:g}), "
+            f"got {settings.wait_p99_s:g}"
+        )
+    seconds = LogNormal(settings.wait_median_s, settings.wait_p99_s)
+    return EnvironmentWaits(settings.turns_mean, seconds, settings.holds_kv)
 
 
 def policy_names(settings: SimulationSettings) -> list[str]:
@@ -295,20 +220,40 @@ PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute"
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Holds predicted means, from the end of step `Job.skip` (0: from the first assignment) to the
-    end of the last step: trained tokens per second, the used share of the KV caches, and the share
-    of their time for which rollouts are idle.
+    end of the last step: trained tokens per second, the used share of the KV caches, the share of
+    their time for which rollouts are idle and that of the trainer, and the mean and largest lag of
+    the trained tokens.
     """
 
     tokens_per_s: float
     kv_utilisation: float
     idle_share: float
+    trainer_idle_share: float = 0.0
+    lag_mean: float = 0.0
+    lag_max: int = 0
 
 
 def predict(
-    cluster: Cluster, job: Job, workload: Workload, on_update: str, repack: bool = True
+    cluster: Cluster,
+    job: Job,
+    workload: Workload,
+    on_update: str,
+    repack: bool = True,
+    *,
+    bounded: bool = True,
+    ends: bool = True,
+    drafts: bool = False,
+    adapters: bool = False,
+    prefix: bool = False,
 ) -> Prediction:
     """Predict the speed of a real run of this project by simulating all its steps. `on_update` and
     `repack` are settings of the run; trajectories are repacked and moved only under `keep_version`.
+
+    With `bounded` `Job.max_lag` is the run's setting. Without it the run has `max_lag = null`, and
+    `Job.ready_groups_max` is the run's setting (0: `Job.max_lag` · `groups_per_step`). With `ends`
+    the run admits only the groups of its steps, without it the load stays constant. With `drafts`
+    tokens are drafted as `cluster.drafts` states; `adapters` states that versions are low-rank
+    adapters, and `prefix` that a rollout caches the prompt of a group once.
 
     The times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end
     until rollouts can pull its version (load it), `update_s` from the decision to pull until the
@@ -325,10 +270,26 @@ def predict(
             f"kv_capacity must hold one answer: {prompt} + {longest} tokens, "
             f"got {cluster.kv_capacity}"
         )
-    policy = replace(PREDICTED[on_update], relay=True, strict=True, early_start=True)
+    policy = replace(
+        PREDICTED[on_update],
+        relay=True,
+        strict=bounded,
+        bounded=bounded,
+        early_start=True,
+        prefix=prefix,
+        drafts=drafts,
+    )
     if policy.on_update == "keep_version":
-        policy = replace(policy, repack=repack, migrate=repack)
+        moves = repack and not adapters
+        policy = replace(policy, repack=moves, migrate=moves, adapters=adapters)
     machine = replace(cluster, kv_reserve=0.0, move_s=MOVE_S)
-    run = replace(job, dispatch_every_s=ROUND_S, ends=True)
+    run = replace(job, dispatch_every_s=ROUND_S, ends=ends)
     result = simulate(machine, run, policy, workload)
-    return Prediction(result.tokens_per_s, result.kv_utilisation, result.idle_share)
+    return Prediction(
+        result.tokens_per_s,
+        result.kv_utilisation,
+        result.idle_share,
+        result.trainer_idle_share,
+        result.lag_mean(),
+        result.lag_max(),
+    )

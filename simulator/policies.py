@@ -3,8 +3,8 @@ one mechanism. A rollout "pulls" when it loads the newest weights.
 
 `synchronous` is verl's hybrid engine, `one_step` and `stream` are the usual asynchronous forms
 (StreamRL), `partial_rollout` is AReaL, `in_flight` PipelineRL, `laminar` Laminar, `rhymerl`
-RhymeRL's HistoPipe without its speculation, `ours` this project's service. Speculation is off in
-all of them.
+RhymeRL, `ours` this project's service with the defaults of `keep_version`, `ours_bounded` the same
+with `max_lag`, `ours_adapters` the same where versions are adapters.
 """
 
 from collections.abc import Iterator
@@ -63,6 +63,19 @@ class SchedulingPolicy:
     """The long groups of a wave get extra rollouts (the second tier of HistoPipe)."""
     migrate: bool = False
     """Outliers among the last unfinished trajectories move to other rollouts."""
+    drafts: bool = False
+    """Tokens are drafted from earlier answers to the same prompt (HistoSpec of RhymeRL)."""
+    prefix: bool = True
+    """The prompt of a group is prefilled and cached once per rollout, as engines do by default."""
+    adapters: bool = False
+    """Versions are low-rank adapters: under `keep_version` a rollout serves several side by side
+    and takes a new one without being empty.
+    """
+
+    @property
+    def drains(self) -> bool:
+        """Whether a rollout must finish what it runs before it takes new weights."""
+        return self.on_update == "keep_version" and not self.adapters
 
 
 SYNCHRONOUS = SchedulingPolicy("synchronous", colocated=True, wave="all", lag=0)
@@ -71,23 +84,34 @@ STREAM = replace(ONE_STEP, name="stream", early_start=True)
 PARTIAL = SchedulingPolicy("partial_rollout", on_update="in_flight_recompute")
 IN_FLIGHT = SchedulingPolicy("in_flight", on_update="in_flight")
 LAMINAR = SchedulingPolicy("laminar", relay=True, bounded=False, batches=True, repack=True)
-RHYMERL = SchedulingPolicy("rhymerl", wave="own", lag=1, by_length=True, ramp=True, migrate=True)
+RHYMERL = SchedulingPolicy(
+    "rhymerl", wave="own", lag=1, by_length=True, ramp=True, migrate=True, drafts=True
+)
 OURS = SchedulingPolicy(
     "ours",
     relay=True,
     strict=True,
+    bounded=False,
     early_start=True,
     repack=True,
     peak=True,
     by_length=True,
     ramp=True,
     migrate=True,
+    drafts=True,
+)
+OURS_BOUNDED = replace(OURS, name="ours_bounded", bounded=True)
+OURS_ADAPTERS = replace(
+    OURS, name="ours_adapters", adapters=True, repack=False, ramp=False, migrate=False
 )
 
 POLICIES = {
     policy.name: policy
-    for policy in (SYNCHRONOUS, ONE_STEP, STREAM, PARTIAL, IN_FLIGHT, LAMINAR, RHYMERL, OURS)
-}
+    for policy in (
+        SYNCHRONOUS, ONE_STEP, STREAM, PARTIAL, IN_FLIGHT, LAMINAR, RHYMERL, OURS, OURS_BOUNDED,
+        OURS_ADAPTERS,
+    )
+}  # fmt: skip
 
 MECHANISMS = {
     "repack": "repack",
@@ -97,6 +121,8 @@ MECHANISMS = {
     "early_start": "early_start",
     "relay": "relay",
     "admission": "bounded",
+    "drafts": "drafts",
+    "prefix": "prefix",
 }
 """Name of a mechanism in a policy's name (`ours-repack`) → the field that switches it."""
 

@@ -49,10 +49,11 @@ class SimulatedRepack:
         for rollout, load in zip(world.rollouts.values(), loads, strict=True):
             before = rollout.kv_previous if world.policy.peak else 0
             rollout.kv_previous = max(before, load.kv_used)
-        moves = repack.plan_repack(loads, world.keeps) if world.policy.repack else ()
+        moves = repack.plan_repack(loads, world.policy.drains) if world.policy.repack else ()
         for move in moves:
             source = world.rollouts[move.source]
-            source.moving = dict.fromkeys(source.replica.running, move.destination)
+            held = [*source.replica.running, *source.replica.parked]
+            source.moving = dict.fromkeys(held, move.destination)
             self._request_moves(source)
         if world.policy.migrate:
             taking = {move.destination for move in moves}
@@ -67,7 +68,7 @@ class SimulatedRepack:
         rollout.moving = None
         by_target: dict[str, list[SimulatedTrajectory]] = {}
         for name, target in requested.items():
-            if name in rollout.replica.running:
+            if name in rollout.replica.running or name in rollout.replica.parked:
                 trajectory = rollout.replica.remove(name)
                 rollout.tokens -= trajectory.predicted
                 by_target.setdefault(target, []).append(trajectory)
@@ -98,7 +99,7 @@ class SimulatedRepack:
         world, rollout = self.world, self.world.rollouts[landing.target]
         rollout.expecting -= len(landing.trajectories)
         for trajectory in landing.trajectories:
-            fits = not world.keeps or trajectory.version == rollout.replica.version
+            fits = not world.policy.drains or trajectory.version == rollout.replica.version
             if rollout.is_open() and fits:
                 world.dispatching.assign(trajectory, rollout)
                 rollout.replica.submit(trajectory, world.now)
@@ -142,7 +143,7 @@ class SimulatedRepack:
         return repack.RolloutLoad(
             rollout=replica.name,
             version=Version(replica.version, 0),
-            running=len(replica.running),
+            running=len(replica.running) + len(replica.parked),
             waiting=len(replica.waiting) + rollout.expecting,
             kv_used=replica.kv_now(self.world.now),
             kv_previous=rollout.kv_previous,
@@ -174,7 +175,7 @@ class SimulatedRepack:
         """
         world = self.world
         speeds = [
-            1 / rollout.replica.roofline.step_s(rows, rollout.replica.kv_now(world.now))
+            1 / rollout.replica.jump_roofline.step_s(rows, rollout.replica.kv_now(world.now))
             for rollout in world.rollouts.values()
             if rollout.replica.version == world.visible_version
             and (rows := len(rollout.replica.running))

@@ -1,7 +1,8 @@
-"""Simulates one rollout's engine in virtual time: continuous batching over a KV cache of fixed size
-(`Replica`), and the time integrals of its work and cache use (`ReplicaUsage`).
+"""Simulates one rollout's engine in virtual time (`Replica`): continuous batching over a KV cache
+of fixed size.
 
-A step takes the time of `Roofline`, the paced engine's model of a device. Times are exact up to
+A step yields one token of every running row, in the time of `Roofline`, the paced engine's model of
+a device; with drafts it is a fraction of a decode pass (`drafting.py`). Times are exact up to
 rounding, although the replica jumps from event to event. The cache never holds more than its
 capacity: the newest sequences return to the queue and are prefilled again later, as in vLLM.
 """
@@ -9,97 +10,13 @@ capacity: the newest sequences return to the queue and are prefilled again later
 from bisect import insort
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from math import ceil, sqrt
 
 from rollstream.producers.engines.roofline import Roofline
+from rollstream.simulator.cache import KvCache
+from rollstream.simulator.drafting import DraftModel, drafted_roofline
+from rollstream.simulator.step_times import seconds_of_steps, steps_lasting
+from rollstream.simulator.usage import ReplicaUsage, UsageTotals
 from rollstream.simulator.workload import SimulatedTrajectory
-
-BARS_MAX = 2_000  # the timeline draws at most this many bars of one rollout
-
-
-@dataclass(slots=True)
-class ReplicaUsage:
-    """Sums a replica's work since the start. `busy_s` is decoding and prefill, `kv_s` the integral
-    of cached tokens; `bars` are times of decoding under one version.
-    """
-
-    until_s: float = 0.0
-    busy_s: float = 0.0
-    kv_s: float = 0.0
-    tokens: int = 0
-    prefilled_tokens: int = 0
-    preempted: int = 0
-    bars: list[tuple[float, float, int]] = field(default_factory=list[tuple[float, float, int]])
-
-    def add_jump(
-        self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
-    ) -> None:
-        """Add a finished jump. The cache held `kv[0]` tokens before it and holds `kv[1]`
-        after it.
-        """
-        if not tokens:
-            self.kv_s += kv[0] * (now_s - self.until_s)
-        else:
-            lasted_s = now_s - begins_s
-            self.kv_s += kv[0] * (begins_s - self.until_s) + sum(kv) / 2 * lasted_s
-            self.busy_s += lasted_s
-            self.tokens += tokens
-            self._draw(begins_s, now_s, version)
-        self.until_s = now_s
-
-    def add_prefill(self, tokens: int, seconds: float) -> None:
-        self.prefilled_tokens += tokens
-        self.busy_s += seconds
-
-    def _draw(self, begins_s: float, ends_s: float, version: int) -> None:
-        if self.bars and self.bars[-1][2] == version and begins_s - self.bars[-1][1] < 1.0:
-            self.bars[-1] = (self.bars[-1][0], ends_s, version)
-        elif len(self.bars) < BARS_MAX:
-            self.bars.append((begins_s, ends_s, version))
-
-
-@dataclass(frozen=True, slots=True)
-class UsageTotals:
-    """Holds the totals of one or several rollouts at one time."""
-
-    busy_s: float = 0.0
-    kv_s: float = 0.0
-    tokens: int = 0
-    prefilled_tokens: int = 0
-
-    def __add__(self, other: "UsageTotals") -> "UsageTotals":
-        return UsageTotals(
-            self.busy_s + other.busy_s,
-            self.kv_s + other.kv_s,
-            self.tokens + other.tokens,
-            self.prefilled_tokens + other.prefilled_tokens,
-        )
-
-
-def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
-    """Returns the seconds that the next `steps` steps of the same rows take: up to rounding, the
-    last value of `Roofline.ends_s`. While no trajectory joins or leaves, the batch is constant and
-    the cache grows by one token per row and step, so step times sum in closed form.
-    """
-    free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
-    reading = steps - free
-    row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s
-    first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
-    both = 0.0 if roofline.overlapping else row_s * steps
-    read = reading * first + step * reading * (reading - 1) / 2
-    return steps * roofline.overhead_s + both + free * row_s + read
-
-
-def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """Returns the smallest number of steps that takes at least `seconds`."""
-    if seconds <= 0:
-        return 0
-    steps = _estimated_steps(roofline, rows, kv_tokens, seconds)
-    while steps > 0 and seconds_of_steps(roofline, rows, kv_tokens, steps - 1) >= seconds:
-        steps -= 1
-    while seconds_of_steps(roofline, rows, kv_tokens, steps) < seconds:
-        steps += 1
-    return steps
 
 
 def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
@@ -114,43 +31,14 @@ def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
     )
 
 
-def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int:
-    """Returns how many of the next steps are bound by arithmetic, before the cache read takes
-    longer.
-    """
-    over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
-    step = rows * roofline.kv_token_s
-    if not roofline.overlapping or over <= 0:
-        return 0
-    return ceil(over / step) if step > 0 and over / step < 1e15 else 1 << 50
-
-
-def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """Returns the number of steps, correct up to rounding: linear while compute-bound, then the
-    positive root of a quadratic.
-    """
-    free = _compute_bound_steps(roofline, rows, kv_tokens)
-    row_s = rows * roofline.row_s
-    computing_s = row_s + roofline.overhead_s
-    if free and seconds <= free * computing_s:
-        return ceil(seconds / computing_s)
-    rest = seconds - free * computing_s
-    step = rows * roofline.kv_token_s
-    first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
-    linear = first + roofline.overhead_s + (0.0 if roofline.overlapping else row_s) - step / 2
-    if step * rest < 1e-12 * linear * linear:
-        return free + ceil(rest / linear)
-    return free + ceil(2 * rest / (linear + sqrt(linear * linear + 2 * step * rest)))
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
-    """Decodes in jumps of several steps: a jump lasts until the next answer ends or the cache is
-    full. At `due_s` (None: the replica has nothing to do) `Simulation` calls `finish_jump`, handles
-    what happens only between two steps (a failure, new weights, moves), and calls `start_jump`.
-    `interrupt` ends the jump earlier, with the current step.
+    """Decodes in jumps of several steps: a jump lasts until the next answer ends or waits, a wait
+    ends, or the cache is full. At `due_s` (None: the replica has nothing to do) `Simulation` calls
+    `finish_jump`, handles what happens only between two steps (a failure, new weights, moves), and
+    calls `start_jump`. `interrupt` ends the jump earlier, with the current step.
 
-    At most `slots` trajectories run. `capacity`, `reserve` and `kv` are tokens of the KV cache. A
+    At most `slots` trajectories run. `capacity` and `reserve` are tokens of the KV cache. A
     trajectory joins others only if `reserve` tokens stay free.
     """
 
@@ -160,38 +48,60 @@ class Replica:
     capacity: int
     reserve: int
     longest_first: bool = False
+    cache: KvCache = field(default_factory=KvCache)
+    drafts: DraftModel | None = None
+    """How drafts from earlier answers fare; None: nothing is drafted."""
+    holds_kv: bool = True
+    """A trajectory that waits for its environment keeps its tokens in the cache."""
+    adapters: bool = False
+    """Versions are served side by side: a trajectory runs under its own to its end."""
     version: int = 0
     running: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
     """Running trajectories in the order in which they joined the batch."""
     waiting: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
+    parked: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
+    """Trajectories that wait for their environment and do not decode."""
+    returns: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+    """Heap of (time, trajectory whose wait ends then). Entries of trajectories that left are
+    skipped.
+    """
     ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Heap of (step, trajectory that finishes then). Entries of trajectories that left
+    """Heap of (step, trajectory that ends or waits then). Entries of trajectories that left
     are skipped.
     """
     steps: int = 0
     """Decode steps up to the present jump's start."""
-    kv: int = 0
-    """Tokens in the cache at the present jump's start."""
+    known: int = 0
+    """Running trajectories to whose prompts earlier answers are known."""
     begins_s: float = 0.0
     """Time at which decoding of the present jump starts: after stalls and prefill."""
     jump: int = 0
     """Steps of the present jump."""
+    jump_roofline: Roofline = field(init=False)
+    """Times of the present jump's steps, with drafts."""
     due_s: float | None = None
     ready_s: float = 0.0
     """The replica stands still until then."""
     usage: ReplicaUsage = field(default_factory=ReplicaUsage)
 
+    def __post_init__(self) -> None:
+        self.jump_roofline = self.roofline
+
+    @property
+    def kv(self) -> int:
+        """Tokens in the cache at the present jump's start."""
+        return self.cache.tokens
+
     def submit(self, trajectory: SimulatedTrajectory, now_s: float) -> None:
-        """Queue the trajectory. It runs from the end of the present step on if it fits. Resumed
-        trajectories come before new ones; `longest_first` puts the longest predicted of each kind
-        first.
+        """Queue the trajectory; one whose environment is not ready yet first waits for it. It runs
+        from the end of the present step on if it fits. Resumed trajectories come before new ones;
+        `longest_first` puts the longest predicted of each kind first.
         """
-        if self.longest_first:
-            insort(self.waiting, trajectory, key=_urgency)
-        elif trajectory.done:
-            self.waiting.insert(0, trajectory)
-        else:
-            self.waiting.append(trajectory)
+        if trajectory.ready_s > now_s:
+            self._park(trajectory)
+            self.interrupt(now_s)
+            return
+        self._queue(trajectory)
         if self._fits(self.waiting[0]):
             self.interrupt(now_s)
 
@@ -201,23 +111,36 @@ class Replica:
             self.due_s, self.jump = max(now_s, self.ready_s), 0
             return
         rows, into_s = len(self.running), now_s - self.begins_s
-        steps = steps_lasting(self.roofline, rows, self.kv, into_s)
+        steps = steps_lasting(self.jump_roofline, rows, self.kv, into_s)
         if steps < self.jump:
             self.jump = steps
-            self.due_s = self.begins_s + seconds_of_steps(self.roofline, rows, self.kv, steps)
+            self.due_s = self.begins_s + seconds_of_steps(self.jump_roofline, rows, self.kv, steps)
 
     def finish_jump(self, now_s: float) -> list[SimulatedTrajectory]:
-        """Complete the jump; returns the trajectories that it finished."""
+        """Complete the jump; returns the trajectories that it finished. Those that reached the end
+        of a turn wait for their environment from now on.
+        """
         rows, kv = len(self.running), self.kv
         self.steps += self.jump
-        self.kv += rows * self.jump
+        self.cache.tokens += rows * self.jump
         tokens = rows * self.jump
         self.usage.add_jump(self.begins_s, now_s, (kv, self.kv), tokens, self.version)
         self.jump = 0
         finished: list[SimulatedTrajectory] = []
         while self.ends and self.ends[0][0] <= self.steps:
             entry = heappop(self.ends)
-            if self._is_current(entry):
+            if not self._is_current(entry):
+                continue
+            trajectory = self.running[entry[1]]
+            if trajectory.has_turn():
+                self._stop(trajectory)
+                trajectory.ready_s = now_s + trajectory.next_wait_s()
+                if self.holds_kv:
+                    trajectory.is_held = True
+                else:
+                    self.cache.remove(trajectory)
+                self._park(trajectory)
+            else:
                 finished.append(self.remove(entry[1]))
         return finished
 
@@ -230,8 +153,12 @@ class Replica:
         if begins_s > now_s and not self.running:
             self.due_s = begins_s
             return
+        self._unpark(now_s)
         self._make_room()
         tokens = self._take_in()
+        if not self.running:  # everything waits for its environment
+            self.due_s = self.returns[0][0]
+            return
         prefill_s = self.roofline.prefill_s(tokens)
         self.usage.add_prefill(tokens, prefill_s)
         self.begins_s = begins_s + prefill_s
@@ -239,31 +166,43 @@ class Replica:
 
     def update(self, version: int, now_s: float, stall_s: float, recompute: bool) -> None:
         """Take new weights, which stops the replica for `stall_s`; with `recompute`, prefill all
-        running sequences again. Call it between two steps.
+        cached sequences again. Call it between two steps.
         """
         for trajectory in self.running.values():
             trajectory.done = self.steps - trajectory.step_offset
-            trajectory.close_span(self.version)
+            trajectory.close_span(self._served(trajectory))
         self.version = version
         self.ready_s = max(now_s, self.ready_s) + stall_s
         if recompute and self.kv:
+            held = [t for t in (*self.parked.values(), *self.waiting) if t.is_held]
+            self.cache.compute_again([*self.running.values(), *held], version)
             seconds = self.roofline.prefill_s(self.kv)
             self.usage.add_prefill(self.kv, seconds)
             self.ready_s += seconds
 
     def remove_all(self) -> list[SimulatedTrajectory]:
         """Remove and return all trajectories. Call it between two steps."""
-        left = [self.remove(name) for name in list(self.running)] + self.waiting
+        left = [self.remove(name) for name in [*self.running, *self.parked]] + self.waiting
+        for trajectory in self.waiting:
+            if trajectory.is_held:
+                self.cache.remove(trajectory)
         self.waiting = []
         self.ends.clear()
+        self.returns.clear()
         return left
 
     def remove(self, name: str) -> SimulatedTrajectory:
-        """Remove and return a running trajectory. Call it between two steps."""
-        trajectory = self.running.pop(name)
-        trajectory.done = self.steps - trajectory.step_offset
-        trajectory.close_span(self.version)
-        self.kv -= trajectory.cache_tokens()
+        """Remove and return a trajectory that runs or waits for its environment. Call it between
+        two steps.
+        """
+        if name in self.parked:
+            trajectory = self.parked.pop(name)
+            if trajectory.is_held:
+                self.cache.remove(trajectory)
+            return trajectory
+        trajectory = self.running[name]
+        self._stop(trajectory)
+        self.cache.remove(trajectory)
         return trajectory
 
     def kv_now(self, now_s: float) -> int:
@@ -291,39 +230,101 @@ class Replica:
         )
 
     def is_empty(self) -> bool:
-        return not self.running and not self.waiting
+        return not self.running and not self.waiting and not self.parked
 
     def _made(self, now_s: float) -> int:
-        into_s = now_s - self.begins_s
-        return min(self.jump, steps_lasting(self.roofline, len(self.running), self.kv, into_s))
+        into_s, rows = now_s - self.begins_s, len(self.running)
+        return min(self.jump, steps_lasting(self.jump_roofline, rows, self.kv, into_s))
+
+    def _served(self, trajectory: SimulatedTrajectory) -> int:
+        """Returns the version under which the trajectory runs here."""
+        return trajectory.version if self.adapters and trajectory.version >= 0 else self.version
+
+    # ---- the batch and its waits
+
+    def _queue(self, trajectory: SimulatedTrajectory) -> None:
+        if self.longest_first:
+            insort(self.waiting, trajectory, key=_urgency)
+        elif trajectory.done:
+            self.waiting.insert(0, trajectory)
+        else:
+            self.waiting.append(trajectory)
+
+    def _stop(self, trajectory: SimulatedTrajectory) -> None:
+        """Take the trajectory out of the batch; its tokens stay in the cache."""
+        del self.running[trajectory.name]
+        self.known -= trajectory.is_known
+        trajectory.done = self.steps - trajectory.step_offset
+        trajectory.close_span(self._served(trajectory))
+
+    def _park(self, trajectory: SimulatedTrajectory) -> None:
+        self.parked[trajectory.name] = trajectory
+        heappush(self.returns, (trajectory.ready_s, trajectory.name))
+
+    def _unpark(self, now_s: float) -> None:
+        """Queue the trajectories whose wait has ended."""
+        while self.returns:
+            at_s, name = self.returns[0]
+            trajectory = self.parked.get(name)
+            is_current = trajectory is not None and trajectory.ready_s == at_s
+            if is_current and at_s > now_s:
+                return
+            heappop(self.returns)
+            if trajectory is not None and is_current:
+                self._queue(self.parked.pop(name))
+
+    def _take_in(self) -> int:
+        """Move fitting trajectories from the queue to the batch; returns the tokens to prefill. A
+        sequence that finds no room in an empty batch takes that of those that only wait.
+        """
+        tokens = 0
+        while self.waiting:
+            trajectory = self.waiting[0]
+            if not self._fits(trajectory):
+                if self.running or not self._drop_held():
+                    break
+                continue
+            del self.waiting[0]
+            trajectory.step_offset = self.steps - trajectory.done
+            trajectory.version = self.version if trajectory.version < 0 else trajectory.version
+            self.running[trajectory.name] = trajectory
+            self.known += trajectory.is_known
+            heappush(self.ends, (trajectory.step_offset + trajectory.stops_at(), trajectory.name))
+            tokens += self.cache.add(trajectory, self._served(trajectory))
+        return tokens
+
+    # ---- the cache
 
     def _fits(self, trajectory: SimulatedTrajectory) -> bool:
         rows = len(self.running)
         free = self.capacity - self.reserve - self.kv - rows - 1  # minus the next step's tokens
-        return rows < self.slots and (not rows or trajectory.cache_tokens() <= free)
-
-    def _take_in(self) -> int:
-        """Move fitting trajectories from the queue to the batch; returns the tokens to prefill."""
-        tokens = 0
-        while self.waiting and self._fits(self.waiting[0]):
-            trajectory = self.waiting.pop(0)
-            trajectory.step_offset = self.steps - trajectory.done
-            trajectory.version = self.version if trajectory.version < 0 else trajectory.version
-            self.running[trajectory.name] = trajectory
-            heappush(self.ends, (trajectory.step_offset + trajectory.length, trajectory.name))
-            self.kv += trajectory.cache_tokens()
-            tokens += trajectory.cache_tokens()
-        return tokens
+        is_alone = not rows and not self.kv
+        missing = self.cache.missing(trajectory, self._served(trajectory))
+        return rows < self.slots and (is_alone or missing <= free)
 
     def _make_room(self) -> None:
         """Return the newest sequences to the queue if the next step does not fit, until the reserve
-        is free.
+        is free; sequences that wait for their environment lose their cached tokens first.
         """
         if self.kv + len(self.running) <= self.capacity:
             return
-        while len(self.running) > 1 and self.kv + len(self.running) > self.capacity - self.reserve:
+        while self.kv + len(self.running) > self.capacity - self.reserve:
+            if self._drop_held():
+                continue
+            if len(self.running) <= 1:
+                break
             self.waiting.insert(0, self.remove(next(reversed(self.running))))
             self.usage.preempted += 1
+
+    def _drop_held(self) -> bool:
+        """Remove the cached tokens of the newest sequence that does not run, if there is one; it
+        will be prefilled again.
+        """
+        for trajectory in (*self.waiting, *reversed(self.parked.values())):
+            if trajectory.is_held:
+                self.cache.remove(trajectory)
+                return True
+        return False
 
     def _next_jump(self) -> None:
         while not self._is_current(self.ends[0]):
@@ -331,12 +332,22 @@ class Replica:
         rows = len(self.running)
         fitting = (self.capacity - self.kv) // rows
         assert fitting > 0, "a step was left room, and one sequence alone always fits"
+        self.jump_roofline = self.roofline
+        if self.drafts is not None and self.known:
+            self.jump_roofline = drafted_roofline(
+                self.roofline, rows, self.kv, self.known / rows, self.drafts
+            )
         self.jump = min(self.ends[0][0] - self.steps, fitting)
-        self.due_s = self.begins_s + seconds_of_steps(self.roofline, rows, self.kv, self.jump)
+        if self.returns:
+            until_s = self.returns[0][0] - self.begins_s
+            waited = steps_lasting(self.jump_roofline, rows, self.kv, until_s)
+            self.jump = min(self.jump, max(1, waited))
+        lasts_s = seconds_of_steps(self.jump_roofline, rows, self.kv, self.jump)
+        self.due_s = self.begins_s + lasts_s
 
     def _is_current(self, entry: tuple[int, str]) -> bool:
         trajectory = self.running.get(entry[1])
-        return trajectory is not None and trajectory.step_offset + trajectory.length == entry[0]
+        return trajectory is not None and trajectory.step_offset + trajectory.stops_at() == entry[0]
 
 
 def _urgency(trajectory: SimulatedTrajectory) -> tuple[bool, float]:

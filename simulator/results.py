@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from rollstream.simulator.cluster import Cluster, Job, SimulatedRollout
 from rollstream.simulator.dispatch import SimulatedDispatch
 from rollstream.simulator.policies import SchedulingPolicy
-from rollstream.simulator.replica import UsageTotals
+from rollstream.simulator.usage import UsageTotals
 from rollstream.simulator.workload import SimulatedTrajectory
 
 CHUNKS = 16  # with `early_start` a piece of a step has a 16th of its groups, but at least one

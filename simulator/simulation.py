@@ -159,7 +159,7 @@ class Simulation:
         if rollout.failing:
             self.faults.kill(rollout)
             return
-        if not world.keeps and rollout.wanted > replica.version:
+        if not world.policy.drains and rollout.wanted > replica.version:
             self._take_in_flight(rollout)
         if rollout.moving is not None:
             self.repacking.send(rollout)
@@ -186,8 +186,9 @@ class Simulation:
     def _take_in_flight(self, rollout: SimulatedRollout) -> None:
         world = self.world
         recompute = world.policy.on_update == "in_flight_recompute"
-        world.recorder.note_pull(rollout, world.now, world.cluster.update_s)
-        rollout.replica.update(rollout.wanted, world.now, world.cluster.update_s, recompute)
+        stall_s = world.pull_s(rollout)
+        world.recorder.note_pull(rollout, world.now, stall_s)
+        rollout.replica.update(rollout.wanted, world.now, stall_s, recompute)
 
     def _dispatch(self) -> None:
         world = self.world
@@ -231,7 +232,7 @@ class Simulation:
         world.visible_version += 1
         world.dispatching.version = world.visible_version
         for rollout in world.rollouts.values():
-            if world.keeps:
+            if world.policy.drains:
                 self._note_drain(rollout)
                 world.check_empty(rollout)
             elif rollout.alive:
@@ -247,8 +248,13 @@ class Simulation:
         quota: the most new trajectories that it takes under one version.
         """
         world = self.world
-        stale = world.keeps and rollout.alive and rollout.replica.version < world.visible_version
-        if stale and not rollout.draining and rollout.drawn >= world.dispatching.quota:
+        stale = rollout.alive and rollout.replica.version < world.visible_version
+        if (
+            world.policy.drains
+            and stale
+            and not rollout.draining
+            and rollout.drawn >= world.dispatching.quota
+        ):
             rollout.draining = True
             world.recorder.note_drain_start(rollout, world.now)
 

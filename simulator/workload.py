@@ -52,10 +52,43 @@ class AnswerLengths:
         return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
 
 
+Turns = tuple[tuple[int, float], ...]
+"""Of each turn but the last: the answer tokens at its end, and the seconds that the environment
+takes until the next one.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentWaits:
+    """States that answers have several turns, between which the environment (a tool, a sandbox)
+    works: their number is geometric with this mean, their ends are uniform over the answer, and the
+    seconds between two follow `seconds`, an independent draw each. While it waits, a trajectory
+    does not decode; with `holds_kv` its tokens stay in the cache, else they are prefilled again.
+    """
+
+    turns_mean: float
+    seconds: LengthDistribution
+    holds_kv: bool = True
+
+    def draw(self, lengths: list[int], random: np.random.Generator) -> list[Turns]:
+        """Returns the turns of answers of these lengths."""
+        return [self._turns(length, random) for length in lengths]
+
+    def _turns(self, length: int, random: np.random.Generator) -> Turns:
+        waits = int(random.geometric(1 / self.turns_mean)) - 1
+        ends = sorted({int(at) for at in random.integers(1, max(2, length), waits)} - {length})
+        shares = random.uniform(1e-9, 1 - 1e-9, len(ends))
+        return tuple(
+            (at, self.seconds.quantile(float(share)))
+            for at, share in zip(ends, shares, strict=True)
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Gives the groups of a run, by their numbers in the order of admission: `prompts` prompts of
-    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each.
+    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each. With an
+    `environment` answers wait for it.
     """
 
     lengths: AnswerLengths
@@ -63,10 +96,17 @@ class Workload:
     prompts: int
     prompt_tokens: int
     seed: int
+    environment: EnvironmentWaits | None = field(default=None, kw_only=True)
 
     def group(self, number: int) -> list[int]:
         """Returns the lengths of the answers of group `number`."""
         return self._drawn(number // self.prompts, number % self.prompts)
+
+    def turns(self, number: int, lengths: list[int]) -> list[Turns]:
+        """Returns the turns of the answers of group `number`, which have these lengths."""
+        if self.environment is None:
+            return [()] * len(lengths)
+        return self.environment.draw(lengths, np.random.default_rng([self.seed, 4, number]))
 
     def prompt_of(self, number: int) -> int:
         """Returns the number of the prompt of group `number`."""
@@ -175,12 +215,31 @@ class SimulatedTrajectory:
     moves: int = 0
     version: int = -1
     """Under `keep_version` the version under which the trajectory started; -1 before."""
+    turns: Turns = ()
+    """Ends of turns at which the trajectory waits for its environment."""
+    turn: int = 0
+    """Number of these waits that have begun."""
+    ready_s: float = 0.0
+    """Time at which the present wait ends."""
+    is_known: bool = False
+    """Earlier answers to the same prompt are known, from which drafts are made."""
+    is_held: bool = False
+    """The trajectory is in the cache although it does not run."""
+    cached_under: int = -1
+    """Version under which it was cached."""
 
-    def cache_tokens(self) -> int:
-        """Returns the tokens of KV cache that the trajectory needs to run from its present
-        length.
-        """
-        return self.prompt + self.done
+    def has_turn(self) -> bool:
+        """Returns whether another wait is ahead."""
+        return self.turn < len(self.turns)
+
+    def stops_at(self) -> int:
+        """Returns the number of answer tokens at which it next waits or ends."""
+        return self.turns[self.turn][0] if self.has_turn() else self.length
+
+    def next_wait_s(self) -> float:
+        """Begin the next wait; returns how long it lasts."""
+        self.turn += 1
+        return self.turns[self.turn - 1][1]
 
     def close_span(self, version: int) -> None:
         """Add the tokens since the last span to a span of this version."""
@@ -195,6 +254,7 @@ class SimulatedTrajectory:
     def remove_newest(self, tokens: int) -> None:
         """Remove the newest `tokens` tokens: their rollout died, and no partial holds them."""
         self.done -= tokens
+        self.turn = min(self.turn, sum(at <= self.done for at, _ in self.turns))
         self.span_tokens = min(self.span_tokens, self.done)
         over = sum(count for _, count in self.spans) - self.span_tokens
         while over > 0:
@@ -205,6 +265,7 @@ class SimulatedTrajectory:
 
     def restart(self) -> None:
         """Start again from the prompt, under another version."""
-        self.done = self.span_tokens = 0
+        self.done = self.span_tokens = self.turn = 0
+        self.ready_s = 0.0
         self.spans.clear()
         self.version = -1

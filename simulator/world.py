@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from rollstream.consumers.dispatch.admission import AdmissionPace
+from rollstream.simulator.cache import KvCache
 from rollstream.simulator.cluster import Cluster, Job, SimulatedRollout
 from rollstream.simulator.dispatch import LengthForecast, SimulatedDispatch, WavePlacement
 from rollstream.simulator.policies import SchedulingPolicy
@@ -34,11 +35,19 @@ class World:
         self, cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload
     ) -> None:
         self.cluster, self.job, self.policy = cluster, job, policy
-        self.keeps = policy.on_update == "keep_version"
         lag = job.max_lag if policy.lag is None else policy.lag
         bound = lag if policy.bounded else None
-        self.rollouts = {rollout.replica.name: rollout for rollout in rollouts_of(cluster, policy)}
-        outstanding = max(1, job.max_lag) * job.groups_per_step  # besides the groups in training
+        holds = workload.environment is None or workload.environment.holds_kv
+        found = rollouts_of(cluster, policy, holds)
+        self.rollouts = {rollout.replica.name: rollout for rollout in found}
+        self.hosts = {
+            rollout.replica.name: index // cluster.rollouts_per_host
+            for index, rollout in enumerate(found)
+        }
+        self.links_free_s: dict[int, float] = {}
+        """By host, the time at which the pulls so far leave its link."""
+        waves_ready = max(1, job.max_lag) * job.groups_per_step  # besides the groups in training
+        outstanding = job.ready_groups_max or waves_ready
         waves = job.steps if job.ends else 1 << 40
         self.dispatching = SimulatedDispatch(
             cluster.slots, job, policy, workload, self.rollouts,
@@ -48,7 +57,8 @@ class World:
         )  # fmt: skip
         self.trainer = SimulatedTrainer(
             job.groups_per_step, cluster.train_fixed_s, cluster.train_token_s,
-            policy.early_start, self.keeps, bound if policy.strict else None,
+            policy.early_start, policy.on_update == "keep_version",
+            bound if policy.strict else None,
         )  # fmt: skip
         self.recorder = SimulationRecorder(
             cluster, job, policy, self.rollouts, self.dispatching, self.trainer
@@ -97,18 +107,32 @@ class World:
         self.plan_dispatch()
         if self.policy.batches:
             rollout.drawn = rollout.kv_previous = 0
-        if self.keeps and rollout.replica.version < self.visible_version:
+        if self.policy.drains and rollout.replica.version < self.visible_version:
             self.pull(rollout)
 
     def pull(self, rollout: SimulatedRollout) -> None:
         """Load the version that is newest now; the rollout takes no work until it is loaded."""
         rollout.pulling, rollout.wanted = True, self.visible_version
-        self.recorder.note_pull(rollout, self.now, self.cluster.update_s)
-        self.plan(self.now + self.cluster.update_s, "pulled", rollout)
+        lasts_s = self.pull_s(rollout)
+        self.recorder.note_pull(rollout, self.now, lasts_s)
+        self.plan(self.now + lasts_s, "pulled", rollout)
+
+    def pull_s(self, rollout: SimulatedRollout) -> float:
+        """Returns how long a pull lasts that starts now: as long as the rollout's own link needs,
+        and until the link of its host has carried it behind the earlier pulls.
+        """
+        host = self.hosts[rollout.replica.name]
+        free_s = max(self.now, self.links_free_s.get(host, 0.0)) + self.cluster.host_pull_s
+        self.links_free_s[host] = free_s
+        return max(self.cluster.update_s, free_s - self.now)
 
 
-def rollouts_of(cluster: Cluster, policy: SchedulingPolicy) -> list[SimulatedRollout]:
-    """Returns the cluster's rollouts; the entries of `speeds` repeat in order."""
+def rollouts_of(
+    cluster: Cluster, policy: SchedulingPolicy, holds_kv: bool = True
+) -> list[SimulatedRollout]:
+    """Returns the cluster's rollouts; the entries of `speeds` repeat in order. With `holds_kv`
+    trajectories that wait for their environment stay in the cache.
+    """
     width = len(str(cluster.rollouts - 1))
     reserve = int(cluster.kv_reserve * cluster.kv_capacity)
     return [
@@ -120,6 +144,10 @@ def rollouts_of(cluster: Cluster, policy: SchedulingPolicy) -> list[SimulatedRol
                 cluster.kv_capacity,
                 reserve,
                 policy.by_length,
+                KvCache(policy.prefix),
+                cluster.drafts if policy.drafts else None,
+                holds_kv,
+                policy.adapters,
             ),
             speed=cluster.speeds[index % len(cluster.speeds)],
         )

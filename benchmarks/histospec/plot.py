@@ -56,7 +56,7 @@ def picture(charts: Sequence[Chart]) -> str:
         drawn = draw_chart(chart).replace(
             "<svg ", f'<svg y="{top + HEAD:g}" width="{WIDTH:g}" height="{HEIGHT:g}" ', 1
         )
-        names = ", ".join(series.name for series in chart.series)
+        names = ", ".join(series.name for series in chart.series if series.name)
         parts.append(f'<text class="title" x="8" y="{top + 18:g}">{escape(chart.title)}</text>')
         note = escape(f"{names}: {chart.note}")
         parts.append(f'<text class="note" x="8" y="{top + 34:g}">{note}</text>{drawn}')

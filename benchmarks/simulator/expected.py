@@ -50,7 +50,8 @@ def expected_of(real: Real, on: Machine) -> Prediction:
     """Returns the predicted measurements of this run."""
     c = real.configuration
     run = _cluster(real, on), _job(real), _workload(real)
-    found = predict(*run, c.rollouts.on_update, c.dispatch.repack)
+    bounded = c.dispatch.max_lag is not None
+    found = predict(*run, c.rollouts.on_update, c.dispatch.repack, bounded=bounded)
     # In the simulator steps follow each other at once; time between two is idle, not decoding.
     return replace(found, idle_share=1 - (1 - found.idle_share) * on.overheads.decoding)
 
@@ -87,13 +88,15 @@ def _cluster(real: Real, on: Machine) -> Cluster:
 
 def _job(real: Real) -> Job:
     c = real.configuration
-    assert c.dispatch.max_lag is not None, "the simulator bounds a real run by its lag"
+    waves_ready = -(-c.dispatch.ready_groups_max // c.trainer.groups_per_step)
     return Job(
         groups_per_step=c.trainer.groups_per_step,
         steps=c.trainer.steps,
         skip=real.skipped,
-        max_lag=c.dispatch.max_lag,
+        max_lag=waves_ready if c.dispatch.max_lag is None else c.dispatch.max_lag,
+        quota=c.rollouts.quota or 0,
         queue_per_slot=c.dispatch.queue_per_slot,
+        ready_groups_max=c.dispatch.ready_groups_max,
     )
 
 

@@ -22,6 +22,10 @@ from rollstream.simulator.results import SimulationResult
 
 WHOLE = ("slots", "waves_outstanding", "prompt_tokens", "length_median")
 SetUp = tuple[str, int]
+MIDDLE: tuple[SetUp, ...] = (("qwen2.5-7b", 128), ("qwen2.5-32b", 256), ("qwen2.5-72b", 512))
+"""One set-up per model, for the ranges."""
+LARGE: tuple[SetUp, ...] = (("qwen2.5-7b", 128), ("qwen2.5-32b", 512), ("qwen2.5-72b", 1024))
+"""One set-up per model of which a sixteenth still has several rollouts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.case import Case, alone
-from benchmarks.simulator import real as simulator_real
+from benchmarks.simulator import (
+    examples as simulator_examples,
+    ours as simulator_ours,
+    real as simulator_real,
+)
 from benchmarks.simulator.runs import (
+    MIDDLE,
     Best,
     SetUp,
     bench,
@@ -54,9 +59,6 @@ over one-step with the same split. AReaL: 7B on 128 over synchronous (assumed se
 """
 
 ORDER = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
-POLICIES = (*ORDER, "ours")
-MIDDLE = (("qwen2.5-7b", 128), ("qwen2.5-32b", 256), ("qwen2.5-72b", 512))
-"""One set-up per model, for the ranges."""
 REPACK, HISTOPIPE, AREAL = ("qwen2.5-32b", 128), ("qwen3-14b", 128), ("qwen2.5-7b", 128)
 GENERATION_SHARE = 0.875  # RhymeRL: 84 to 91 % of a step at 16 K
 SMALL_SCALE = 2  # of set-ups with few rollouts
@@ -80,7 +82,7 @@ class Effort:
 
 def cases(quick: bool) -> Iterator[Case]:
     effort = Effort(8, 8, 3, MIDDLE) if quick else Effort(4, 8, 10, SET_UPS)
-    found = {where: best_of(bench(where, effort.scale), POLICIES) for where in effort.set_ups}
+    found = {where: best_of(bench(where, effort.scale), ORDER) for where in effort.set_ups}
     by = [{name: best.speed for name, best in one.items()} for one in found.values()]
     shares = {where: shares_of(found[where]) for where in MIDDLE}
     draws = [_middle(shares, effort, constants) for constants in drawn(effort.draws)]
@@ -90,7 +92,8 @@ def cases(quick: bool) -> Iterator[Case]:
     yield from _repack(effort)
     yield _histopipe(effort)
     yield _areal(effort)
-    yield _ours(by, draws)
+    yield from simulator_ours.cases(effort.draws)
+    yield from simulator_examples.cases()
     yield _seconds()
     yield from simulator_real.cases(quick)
 
@@ -158,7 +161,7 @@ def _histopipe(effort: Effort) -> Case:
     """One tier over one-step, then both tiers with migration, under the split at which generation
     takes 84 to 91 % of a step, as in RhymeRL's own measurements; the other splits are noted.
     """
-    names = ("one_step", "rhymerl-ramp-migration", "rhymerl")
+    names = ("one_step", "rhymerl-ramp-migration-drafts", "rhymerl-drafts")
 
     def gains(constants: Mapping[str, float] | None, share: float) -> tuple[float, float]:
         got = speeds(bench(HISTOPIPE, SMALL_SCALE, constants), dict.fromkeys(names, share))
@@ -202,12 +205,6 @@ def _areal(effort: Effort) -> Case:
     over = spread([gain(constants) for constants in drawn(effort.draws)])
     note = f"{mine:.2f} × simulated, {published:g} published; {over}"
     return alone("sim_areal_error", abs(mine / published - 1), "share", note=note)
-
-
-def _ours(by: Sequence[Speeds], draws: Sequence[Sequence[Speeds]]) -> Case:
-    over = spread([ratio(draw, "ours", "laminar") for draw in draws])
-    note = f"trained tokens/s, lag bounded in ours and not in Laminar's; {over}; {_words(by)}"
-    return alone("sim_ours_over_laminar", ratio(by, "ours", "laminar"), "×", note=note)
 
 
 def _seconds() -> Case:

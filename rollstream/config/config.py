@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
+from rollstream.config.policy_defaults import put_policy_defaults
 from rollstream.config.settings import Configuration, setting_problems
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, Scope, Settings
@@ -69,14 +70,19 @@ def load_layers(
 ) -> sources.SettingLayers:
     """Merge the file, if one is given, with the layers above it; values are not checked yet. A
     `config.json` is resolved already: the environment is not applied to it again, so a role that
-    the supervisor starts has exactly the supervisor's configuration.
+    the supervisor starts has exactly the supervisor's configuration. Nor are the defaults of its
+    policy (`put_policy_defaults`): a run keeps the settings that it recorded.
     """
     layers = sources.SettingLayers() if path is None else _load_file(path)
-    if path is not None and path.suffix == ".json":
+    is_resolved = path is not None and path.suffix == ".json"
+    if path is not None and is_resolved:
         _refuse_removed(layers, path)
     else:
         layers = sources.merge_layers(layers, sources.environment_layer(environment, Configuration))
-    return sources.merge_layers(layers, sources.overrides_layer(overrides, Configuration))
+    layers = sources.merge_layers(layers, sources.overrides_layer(overrides, Configuration))
+    if not is_resolved:
+        put_policy_defaults(layers)
+    return layers
 
 
 def load_for_viewing(path: Path) -> Configuration:

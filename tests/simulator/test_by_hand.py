@@ -27,14 +27,14 @@ def test_interruption_costs_each_rollout_the_transfer_once_a_step(policy: str):
 
 
 def test_recomputing_the_cache_costs_its_prefill():
-    """Two prompts of 10 tokens are prefilled in 14 ms; the version comes 0.5 s after a wave
-    was complete, after 49 decode steps: 2 × (10 + 49) tokens are prefilled again.
+    """A prompt of 10 tokens is prefilled in 7 ms for both of its answers; the version comes 0.5 s
+    after a wave was complete, after 50 decode steps: 10 + 2 × 50 tokens are prefilled again.
     """
     roofline = Roofline(weights_s=0.01, kv_token_s=0.0, row_s=0.0, prefill_token_s=0.0007)
     kept = run("in_flight", roofline=roofline).step_s
-    assert kept == pytest.approx(1.0 + 0.014 + 0.25)
+    assert kept == pytest.approx(1.0 + 0.007 + 0.25)
     again = run("partial_rollout", roofline=roofline).step_s
-    assert again == pytest.approx(kept + 2 * 59 * 0.0007)
+    assert again == pytest.approx(kept + (10 + 2 * 50) * 0.0007)
 
 
 @pytest.mark.parametrize("policy", ["laminar", "ours"])
@@ -52,9 +52,9 @@ def test_a_slow_trainer_bounds_every_disaggregated_policy():
 
 
 def test_utilisation_and_idle_share_are_those_of_the_hand_computed_cycle():
-    """Of 1.75 s a rollout decodes 1 s; its two answers grow from 20 to 220 cached tokens. Time in
-    which the same accelerators train is not idle.
+    """Of 1.75 s a rollout decodes 1 s; with their prompt its two answers grow from 10 to 210 cached
+    tokens. Time in which the same accelerators train is not idle.
     """
     result = run("synchronous", kv_capacity=1_000)
-    assert result.kv_utilisation == pytest.approx(1.0 * (20 + 220) / 2 / 1.75 / 1_000)
+    assert result.kv_utilisation == pytest.approx(1.0 * (10 + 210) / 2 / 1.75 / 1_000)
     assert result.idle_share == pytest.approx(1 - 1.0 / 1.25)

@@ -18,6 +18,7 @@ from rollstream.simulator.experiment import predict
 from rollstream.simulator.policies import SYNCHRONOUS, policy_of
 from rollstream.simulator.workload import AnswerLengths, Workload, read_lengths
 from testbed.repository import EXAMPLES
+from tests.simulator.small import DRAFTS
 
 QUICK = ("--set", "scale=64", "--set", "constants.steps=4", "--set", "constants.steps_skipped=1")
 
@@ -60,6 +61,10 @@ def test_the_example_prints_a_line_per_run_and_draws_a_page(
         ('[[clusters]]\nmodel = "qwen2.5-72b"\ngpus = 64\ntp = 1', "caches"),
         ('[lengths]\ntrace = "nothing.txt"', "nothing.txt cannot be read"),
         ("[lengths]\nmedian = 3", "median"),
+        (
+            "[environment]\nturns_mean = 3.0\nwait_median_s = 5.0\nwait_p99_s = 1.0",
+            "environment.wait_p99_s must be ≥ wait_median_s (5), got 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -143,6 +148,22 @@ def test_a_small_run_is_predicted_as_computed_by_hand():
     found = predict(REAL, STEPS, answers(LogNormal(100.0, 100.0)), "in_flight")
     assert found.tokens_per_s == pytest.approx(1600 / 4.5, rel=0.02)
     assert found.idle_share == pytest.approx(0.5 / 4.5, abs=0.02)
+
+
+def test_a_prediction_knows_drafts_adapters_and_a_bound_on_the_work():
+    """Two passes over 192 prompts: the second has earlier answers to draft from."""
+    job = Job(groups_per_step=24, steps=16, skip=8, max_lag=2)
+    work = replace(answers(LogNormal(50.0, 500.0)), samples=4)
+    cluster = replace(REAL, slots=16, kv_capacity=4_000, drafts=DRAFTS)
+    plain = predict(cluster, job, work, "keep_version")
+    drafted = predict(cluster, job, work, "keep_version", drafts=True)
+    assert drafted.tokens_per_s > 1.2 * plain.tokens_per_s
+    draining = replace(cluster, update_s=0.5)
+    side_by_side = predict(replace(cluster, update_s=0.0), job, work, "keep_version", adapters=True)
+    assert side_by_side.tokens_per_s > predict(draining, job, work, "keep_version").tokens_per_s
+    assert plain.lag_max <= 2
+    free = predict(cluster, job, work, "keep_version", bounded=False)
+    assert free.lag_mean > 0
 
 
 @pytest.mark.parametrize("on_update", ["keep_version", "in_flight", "in_flight_recompute"])

@@ -13,9 +13,9 @@ from rollstream.simulator.policies import POLICIES, ablation, policy_of
 from rollstream.simulator.replica import Replica
 from rollstream.simulator.results import SimulatedTrainer
 from rollstream.simulator.simulation import Simulation
-from rollstream.simulator.workload import SimulatedTrajectory
+from rollstream.simulator.workload import EnvironmentWaits, SimulatedTrajectory
 from rollstream.simulator.world import World
-from tests.simulator.small import JOB, SMALL, TAILED, run, workload
+from tests.simulator.small import DRAFTS, JOB, SMALL, TAILED, TOOLS, run, workload
 
 GROWING = Roofline(weights_s=0.004, kv_token_s=1e-6, row_s=2e-4, prefill_token_s=1e-5)
 WAVY = replace(JOB, groups_per_step=6, steps=6, skip=2, quota=6, queue_per_slot=0.5)
@@ -29,13 +29,20 @@ names = st.sampled_from(sorted(POLICIES))
     failures=st.sampled_from([0.0, 400.0]),
     notice=st.sampled_from([0.0, 400.0]),
     speeds=st.sampled_from([(1.0,), (1.0, 0.5, 2.0)]),
+    waits=st.sampled_from([None, TOOLS, replace(TOOLS, holds_kv=False)]),
 )
 def test_every_sample_is_accounted_for(
-    name: str, seed: int, failures: float, notice: float, speeds: tuple[float, ...]
+    name: str,
+    seed: int,
+    failures: float,
+    notice: float,
+    speeds: tuple[float, ...],
+    waits: EnvironmentWaits | None,
 ):
     result = run(
-        name, TAILED, WAVY, seed, rollouts=3, slots=4, batch_max=4, roofline=GROWING,
+        name, TAILED, WAVY, seed, waits, rollouts=3, slots=4, batch_max=4, roofline=GROWING,
         speeds=speeds, failures_per_hour=failures, preemptions_per_hour=notice, repair_s=5.0,
+        drafts=DRAFTS, rollouts_per_host=2, host_pull_s=0.1,
     )  # fmt: skip
     assert result.counts.add_up(), result.counts
     assert len(result.steps) == WAVY.steps
@@ -43,11 +50,13 @@ def test_every_sample_is_accounted_for(
 
 
 @settings(max_examples=25, deadline=None)
-@given(name=names, seed=st.integers(0, 10_000))
-def test_every_trained_sample_was_generated_once_and_whole(name: str, seed: int):
+@given(name=names, seed=st.integers(0, 10_000), waits=st.sampled_from([None, TOOLS]))
+def test_every_trained_sample_was_generated_once_and_whole(
+    name: str, seed: int, waits: EnvironmentWaits | None
+):
     world = World(
-        replace(SMALL, rollouts=3, slots=4, batch_max=4), WAVY, policy_of(name),
-        workload(TAILED, seed),
+        replace(SMALL, rollouts=3, slots=4, batch_max=4, drafts=DRAFTS), WAVY, policy_of(name),
+        workload(TAILED, seed, environment=waits),
     )  # fmt: skip
     received: list[str] = []
     receive = SimulatedTrainer.receive
@@ -73,22 +82,36 @@ def check_whole(samples: list[SimulatedTrajectory], lengths: list[int]) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(name=names, seed=st.integers(0, 10_000))
-def test_the_cache_is_never_above_its_capacity(name: str, seed: int):
+@given(
+    name=names,
+    seed=st.integers(0, 10_000),
+    waits=st.sampled_from([None, TOOLS, replace(TOOLS, holds_kv=False)]),
+)
+def test_the_cache_is_never_above_its_capacity(
+    name: str, seed: int, waits: EnvironmentWaits | None
+):
     """One answer needs up to 1 610 tokens, four slots do not fit 2 000."""
     world = World(
-        replace(SMALL, slots=4, batch_max=4, kv_capacity=2_000), WAVY, policy_of(name),
-        workload(TAILED, seed),
+        replace(SMALL, slots=4, batch_max=4, kv_capacity=2_000, drafts=DRAFTS), WAVY,
+        policy_of(name), workload(TAILED, seed, environment=waits),
     )  # fmt: skip
     simulation = Simulation(world)
     while simulation.advance():
         for rollout in world.rollouts.values():
             replica = rollout.replica
             assert 0 <= replica.kv_now(world.now) <= replica.capacity
-            assert replica.kv == sum(
-                w.prompt + replica.steps - w.step_offset for w in replica.running.values()
-            )
+            assert replica.kv == cached(replica)
             assert len(replica.running) <= replica.slots
+
+
+def cached(replica: Replica) -> int:
+    """Counts the cached tokens again: of answers that run or are held, and of their prompts."""
+    running = replica.running.values()
+    held = [w for w in (*replica.parked.values(), *replica.waiting) if w.is_held]
+    answers = sum(replica.steps - w.step_offset for w in running) + sum(w.done for w in held)
+    shared = replica.cache.shares_prompts
+    prompts = {(w.group, w.cached_under) if shared else w.name: w.prompt for w in (*running, *held)}
+    return answers + sum(prompts.values())
 
 
 @settings(max_examples=25, deadline=None)
@@ -118,7 +141,7 @@ def test_an_answer_that_would_be_too_late_again_does_not_start_again(seed: int):
     long = replace(WAVY, steps=30, skip=5)
     with_, without = (
         run(name, TAILED, long, seed, rollouts=3, slots=8, batch_max=8)
-        for name in ("ours", "ours-migration")
+        for name in ("ours_bounded", "ours_bounded-migration")
     )
     assert with_.counts.lost_tokens == 0
     assert with_.counts.expired > 0
@@ -126,7 +149,8 @@ def test_an_answer_that_would_be_too_late_again_does_not_start_again(seed: int):
 
 
 def test_a_policy_without_a_mechanism_is_named_and_an_unknown_one_is_refused():
-    assert list(ablation("laminar")) == ["laminar", "laminar-repack", "laminar-relay"]
+    without = ["laminar-repack", "laminar-relay", "laminar-prefix"]
+    assert list(ablation("laminar")) == ["laminar", *without]
     assert not policy_of("ours-repack").repack
     with pytest.raises(ConfigurationError, match="known: synchronous, one_step"):
         policy_of("synchronuos")

@@ -1,0 +1,77 @@
+"""Defaults that follow `rollouts.on_update`: what is set wins, and recorded settings stay."""
+
+from pathlib import Path
+
+import pytest
+
+from rollstream.config.config import load, load_layers
+from rollstream.config.errors import setting_origin
+from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+
+KEEP = "rollouts.on_update=keep_version"
+ORIGIN = "the defaults of rollouts.on_update = keep_version"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    path = tmp_path / "empty.toml"
+    path.write_text("", encoding="utf-8")
+    return path
+
+
+def test_keep_version_bounds_the_work_outstanding_and_not_the_lag(empty: Path):
+    c = load(empty, (KEEP, "trainer.groups_per_step=10"))
+    assert c.dispatch.max_lag is None
+    assert c.dispatch.ready_groups_max == 40
+    assert c.dispatch.repack
+
+
+@pytest.mark.parametrize("mode", ["in_flight", "in_flight_recompute"])
+def test_policies_that_mask_old_tokens_keep_their_bound(empty: Path, mode: str):
+    assert load(empty, (f"rollouts.on_update={mode}",)).dispatch.max_lag == 4
+    assert load(empty) == Configuration()
+
+
+def test_what_is_set_wins_in_every_layer(empty: Path):
+    empty.write_text("[dispatch]\nready_groups_max = 99\n", encoding="utf-8")
+    variables = {"ROLLSTREAM_ROLLOUTS__QUOTA": "5"}
+    c = load(empty, (KEEP, "dispatch.max_lag=3"), variables)
+    found = c.dispatch.max_lag, c.dispatch.ready_groups_max, c.rollouts.quota
+    assert found == (3, 99, 5)
+    assert load(empty, (KEEP, "dispatch.max_lag=null")).dispatch.max_lag is None
+
+
+def test_a_rollout_draws_its_share_of_a_step_but_no_more_than_two_batches(empty: Path):
+    sizes = ("trainer.groups_per_step=12", "trainer.samples_per_group=4", "rollouts.count=5")
+    assert load(empty, (KEEP, *sizes, "rollouts.slots=64")).rollouts.quota == 10
+    assert load(empty, (KEEP, *sizes, "rollouts.slots=4")).rollouts.quota == 8
+
+
+def test_with_adapters_nothing_is_repacked_and_nothing_has_a_quota(empty: Path):
+    c = load(empty, (KEEP, "model.lora.rank=8"))
+    assert not c.dispatch.repack
+    assert c.rollouts.quota is None
+    assert c.dispatch.max_lag is None
+
+
+def test_a_default_of_the_policy_names_its_origin(empty: Path):
+    layers = load_layers(empty, (KEEP,), {})
+    assert setting_origin("dispatch.max_lag", layers) == ORIGIN
+    assert setting_origin("dispatch.queue_per_slot", layers) == "the defaults"
+
+
+def test_a_run_keeps_the_settings_that_it_recorded(tmp_path: Path):
+    """Also one that an earlier release recorded with other defaults."""
+    own = Configuration().rollouts.model_copy(update={"on_update": "keep_version"})
+    folder = RunFolder(tmp_path / "run")
+    write_configuration(folder, Configuration(rollouts=own, folder=str(folder.path)))
+    c = load(folder.configuration)
+    assert (c.dispatch.max_lag, c.dispatch.ready_groups_max, c.rollouts.quota) == (4, 256, None)
+
+
+@pytest.mark.parametrize("wrong", ["trainer.groups_per_step=many", "rollouts.slots=0"])
+def test_values_that_are_refused_are_refused_by_their_own_name(empty: Path, wrong: str):
+    with pytest.raises(ConfigurationError, match=wrong.partition("=")[0]):
+        load(empty, (KEEP, wrong))
