@@ -295,20 +295,35 @@ PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute"
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Holds predicted means, from the end of step `Job.skip` (0: from the first assignment) to the
-    end of the last step: trained tokens per second, the used share of the KV caches, and the share
-    of their time for which rollouts are idle.
+    end of the last step: trained tokens per second, the used share of the KV caches, the share of
+    their time for which rollouts are idle and that of the trainer, and the mean and largest lag of
+    the trained tokens.
     """
 
     tokens_per_s: float
     kv_utilisation: float
     idle_share: float
+    trainer_idle_share: float = 0.0
+    lag_mean: float = 0.0
+    lag_max: int = 0
 
 
 def predict(
-    cluster: Cluster, job: Job, workload: Workload, on_update: str, repack: bool = True
+    cluster: Cluster,
+    job: Job,
+    workload: Workload,
+    on_update: str,
+    repack: bool = True,
+    *,
+    bounded: bool = True,
+    ends: bool = True,
 ) -> Prediction:
     """Predict the speed of a real run of this project by simulating all its steps. `on_update` and
     `repack` are settings of the run; trajectories are repacked and moved only under `keep_version`.
+
+    With `bounded` `Job.max_lag` is the run's setting. Without it the run has `max_lag = null`: the
+    admitted and untrained groups are at most (`Job.max_lag` + 1) · `groups_per_step`, at any lag.
+    With `ends` the run admits only the groups of its steps, without it the load stays constant.
 
     The times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end
     until rollouts can pull its version (load it), `update_s` from the decision to pull until the
@@ -325,10 +340,19 @@ def predict(
             f"kv_capacity must hold one answer: {prompt} + {longest} tokens, "
             f"got {cluster.kv_capacity}"
         )
-    policy = replace(PREDICTED[on_update], relay=True, strict=True, early_start=True)
+    policy = replace(
+        PREDICTED[on_update], relay=True, strict=bounded, bounded=bounded, early_start=True
+    )
     if policy.on_update == "keep_version":
         policy = replace(policy, repack=repack, migrate=repack)
     machine = replace(cluster, kv_reserve=0.0, move_s=MOVE_S)
-    run = replace(job, dispatch_every_s=ROUND_S, ends=True)
+    run = replace(job, dispatch_every_s=ROUND_S, ends=ends)
     result = simulate(machine, run, policy, workload)
-    return Prediction(result.tokens_per_s, result.kv_utilisation, result.idle_share)
+    return Prediction(
+        result.tokens_per_s,
+        result.kv_utilisation,
+        result.idle_share,
+        result.trainer_idle_share,
+        result.lag_mean(),
+        result.lag_max(),
+    )
