@@ -35,7 +35,7 @@ def read_run(named: str) -> RecordedRun:
     """
     location = locate_run(named)
     configuration = _configuration(location)
-    fold = RunLogFold(1 if configuration is None else _busy_threads(configuration))
+    fold = RunLogFold(1 if configuration is None else configuration.trainer.busy_threads)
     with open_run_view(location) as view:
         for topic in TOPICS:
             if view.has(topic):
@@ -49,12 +49,6 @@ def _configuration(location: RunLocation) -> Configuration | None:
     if location.folder is None or not (location.folder / "config.json").is_file():
         return None
     return load_for_viewing(location.folder / "config.json")
-
-
-def _busy_threads(c: Configuration) -> int:
-    """Returns the number of threads over which the trainer's `busy_s` is a sum."""
-    is_threaded = c.trainer.learner == "torch" and c.trainer.processes == 1
-    return c.trainer.workers if is_threaded else 1
 
 
 def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
