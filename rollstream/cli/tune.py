@@ -21,6 +21,7 @@ from rollstream.cli.configuration import load_configuration
 from rollstream.cli.signals import progress_line
 from rollstream.config.config import load_layers
 from rollstream.errors import ConfigurationError
+from rollstream.monitor.format import plain_table
 from rollstream.tuning.choices import (
     HELD,
     ChoiceSpace,
@@ -38,11 +39,11 @@ if TYPE_CHECKING:  # importing it takes seconds: it imports torch
 
 ROWS = 5  # choices in the table, besides the present one
 COLUMNS = (
-    "", "rollouts + trainer", "slots", "max_lag", "on_update", "repack", "drafts",
-    "tokens/s", "×", "lag", "idle",
+    "", ">split", ">slots", ">max_lag", "on_update", ">repack", ">tokens/s", ">×", ">lag", ">idle",
 )  # fmt: skip
-"""Of the table: "×" is the speed relative to the present settings, "lag" the mean and the largest
-lag of the trained tokens, "idle" the idle share of the rollouts and of the trainer.
+"""Of the table: "split" is the number of rollouts + the trainer's GPUs, "×" the speed relative to
+the present settings, "lag" the mean lag of the trained tokens, "idle" the idle shares of the
+rollouts and of the trainer. A column of drafts comes if they were chosen.
 """
 
 
@@ -212,30 +213,26 @@ def _summary(
 
 
 def _table(found: TuningProposal) -> Table:
-    table = Table(title="predicted by simulation", box=None, padding=(0, 2, 0, 0))
-    table.title_justify = "left"
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("", "on_update") else "right")
-    rows = [("proposed" if n == 0 else "", one) for n, one in enumerate(found.rows(ROWS))]
+    """Returns the table: the proposal first, the present settings last."""
+    rows = [("best" if n == 0 else "", one) for n, one in enumerate(found.rows(ROWS))]
     if found.present is not None and found.present.choice != found.best.choice:
-        rows.append(("present", found.present))
-    elif found.present is not None:
-        rows[0] = ("present = proposed", found.best)
+        rows.append(("now", found.present))
+    has_drafts = len({one.choice.drafts for _, one in rows}) > 1
+    table = plain_table(*COLUMNS, *(["drafts"] if has_drafts else []))
     for label, one in rows:
-        table.add_row(label, *_cells(one.choice), *_speeds(one, found.present))
+        drafts = ["on" if one.choice.drafts else "off"] if has_drafts else []
+        table.add_row(label, *_cells(one.choice), *_speeds(one, found.present), *drafts)
     return table
 
 
 def _cells(choice: TuningChoice) -> Sequence[str]:
-    every_s = choice.repack_every_s
-    bound = f"null, {choice.waves} waves" if choice.max_lag is None else str(choice.max_lag)
+    every_s, bound = choice.repack_every_s, choice.max_lag
     return (
-        f"{choice.rollouts} + {choice.trainer_gpus}",
+        f"{choice.rollouts}+{choice.trainer_gpus}",
         str(choice.slots),
-        bound,
+        f"none:{choice.waves}" if bound is None else str(bound),
         choice.on_update,
         "off" if every_s is None else f"{every_s:g} s",
-        "on" if choice.drafts else "off",
     )
 
 
@@ -245,8 +242,8 @@ def _speeds(one: PredictedChoice, present: PredictedChoice | None) -> Sequence[s
     return (
         f"{at.tokens_per_s:,.0f}",
         f"{at.tokens_per_s / times:.2f}" if times else "",
-        f"{at.lag_mean:.1f} ≤{at.lag_max}",
-        f"{at.idle_share:.0%} {at.trainer_idle_share:.0%}",
+        f"{at.lag_mean:.1f}",
+        f"{max(0.0, at.idle_share):.0%} {max(0.0, at.trainer_idle_share):.0%}",
     )
 
 

@@ -204,7 +204,7 @@ def _engine(
         assumed.append("step times fitted to RUN's answers (no profile); other batches extrapolate")
         return fitted if gain is None else without_drafts(fitted, gain)
     if not points:
-        assumed.append("step times of the profile, alone on its GPU and without pauses")
+        assumed.append("step times without pauses and other load, as no RUN shows them")
         return alone
     timed = (recorded and _paced(recorded)) or alone
     if gain is not None:
