@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # importing it takes seconds: it imports torch
     from rollstream.tuning.machine import TuningMachine
 
 ROWS = 5  # choices in the table, besides the present one
+SKIP_MAX = 16  # simulated steps that are not counted: in them the run fills
 COLUMNS = (
     "", ">split", ">slots", ">max_lag", "on_update", ">repack", ">tokens/s", ">×", ">lag", ">idle",
 )  # fmt: skip
@@ -85,7 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
         hold=frozenset(arguments.hold),
         has_drafts=machine.drafts is not None,
     )
-    skip = max(waves for _, waves in space.lags) + 1
+    skip = min(SKIP_MAX, max(waves for _, waves in space.lags) + 1)
     found = propose(
         space,
         present,
