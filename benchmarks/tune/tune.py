@@ -35,7 +35,7 @@ PACED = TuningWorld(
     name="paced",
     example=EXAMPLE,
     settings=(
-        "trainer.groups_per_step=48", "task.options.prompts=96", "paced.lengths.median=400",
+        "trainer.groups_per_step=24", "task.options.prompts=48", "paced.lengths.median=400",
         "paced.lengths.p99=4000", "sampling.tokens_max=4000", "rollouts.context_max=4096",
         "paced.kv_tokens=44000", "paced.weights_bytes=20000000", "paced.time_scale=3",
         "paced.train_step_s=0.5", f"paced.train_token_s={TRAIN_TOKEN_S}", "dispatch.max_lag=4",
@@ -57,7 +57,7 @@ PACED = TuningWorld(
         (*split(3, 2), "rollouts.slots=128"),
     ),
     first=4,
-    last=16,
+    last=14,
 )  # fmt: skip
 TORCH = TuningWorld(
     name="torch",

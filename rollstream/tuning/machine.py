@@ -232,14 +232,33 @@ def _training(
     assumed.append("a trainer that is as much faster as it has more GPUs")
     units = trainer_gpus(c)
     if c.trainer.learner == "paced":
-        scale = c.paced.time_scale
-        return c.paced.train_token_s * units / scale, c.paced.train_step_s / scale
+        slower = _paced_delay(run, recorded)
+        token_s, step_s = _paced_training(c)
+        return token_s * units * slower, step_s * slower
     if run is None or run.trained_token_s is None:
         raise ConfigurationError(
             "nothing shows how fast the trainer is: give a recorded run behind CONFIG; a short one "
             "is enough (`rollstream run CONFIG --set trainer.steps=8 --run runs/short`)"
         )
     return run.trained_token_s * (units if recorded is None else trainer_gpus(recorded)), 0.0
+
+
+def _paced_training(c: Configuration) -> tuple[float, float]:
+    """Returns the wall seconds of the paced trainer per token, and per step beside its tokens."""
+    return c.paced.train_token_s / c.paced.time_scale, c.paced.train_step_s / c.paced.time_scale
+
+
+def _paced_delay(run: RunMeasurements | None, recorded: Configuration | None) -> float:
+    """Returns how much longer the steps of a recorded paced run lasted than its settings state: the
+    trainer's own work on samples is not modelled. 1 if no paced run shows it.
+    """
+    if run is None or run.trained_token_s is None or run.step_tokens is None:
+        return 1.0
+    if recorded is None or recorded.trainer.learner != "paced":
+        return 1.0
+    token_s, step_s = _paced_training(recorded)
+    stated_s = token_s + step_s / run.step_tokens
+    return max(1.0, run.trained_token_s / stated_s) if stated_s else 1.0
 
 
 def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:

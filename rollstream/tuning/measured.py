@@ -85,6 +85,8 @@ class RunMeasurements:
     points: tuple[DecodePoint, ...]
     trained_token_s: float | None
     """Seconds of the trainer per token, prompts included, on the GPUs of that run."""
+    step_tokens: float | None
+    """Tokens of a step, prompts included."""
     publish_s: float | None
     """For which the trainer stands still after a step."""
     arrive_s: float | None
@@ -159,6 +161,7 @@ class RunLogFold:
     def measured(self) -> RunMeasurements:
         answers = list(self.answers.values())
         publish_s, arrive_s = self._version_times()
+        work_s, step_tokens = self._steps_work(answers)
         tokens, passes, guessed = self.drafted
         return RunMeasurements(
             groups=_lengths_by_group(answers),
@@ -166,7 +169,8 @@ class RunLogFold:
             prompts=min((first // epoch for epoch, first in self.epochs.items()), default=None),
             correlation=length_correlation(answers),
             points=tuple(decode_points(answers)),
-            trained_token_s=self._trained_token_s(answers),
+            trained_token_s=work_s / step_tokens if step_tokens else None,
+            step_tokens=step_tokens or None,
             publish_s=publish_s,
             arrive_s=arrive_s,
             update_s=median(self.updates) if self.updates else None,
@@ -178,18 +182,20 @@ class RunLogFold:
         steps = [done for _, done in sorted(self.steps.items())]
         return steps[FIRST_STEPS:] if len(steps) > FIRST_STEPS else steps
 
-    def _trained_token_s(self, answers: Sequence[FinishedAnswer]) -> float | None:
-        """Returns the trainer's seconds per token. A step's work is at least the time in which it
-        did not wait, and at least the computing time of its threads: it waits and computes at once.
+    def _steps_work(self, answers: Sequence[FinishedAnswer]) -> tuple[float, float]:
+        """Returns the mean seconds of work and the mean tokens of a step. Its work is at least the
+        time in which the trainer did not wait, and at least the computing time of its threads: it
+        waits and computes at once.
         """
         prompt = fmean(one.prompt for one in answers) if answers else 0.0
         work_s = tokens = 0.0
-        for done in self._recent():
+        steps = self._recent()
+        for done in steps:
             at = done.metrics
             computed_s = at.get("busy_s", 0.0) / self.trainer_threads
             work_s += max(at.get("seconds", 0.0) - at.get("wait_s", 0.0), computed_s)
             tokens += at.get("tokens_trained", 0.0) + prompt * done.counts.get("trained", 0)
-        return work_s / tokens if tokens else None
+        return work_s / max(1, len(steps)), tokens / max(1, len(steps))
 
     def _version_times(self) -> tuple[float | None, float | None]:
         """Returns the medians of the pause of the trainer between two steps, and of the time from a

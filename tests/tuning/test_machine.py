@@ -21,6 +21,7 @@ SHOWN = replace(
     groups=((10, 20), (30, 40)),
     prompt_tokens=5,
     trained_token_s=1e-3,
+    step_tokens=100.0,
     publish_s=0.1,
     arrive_s=0.2,
     update_s=0.3,
@@ -70,6 +71,15 @@ def test_answers_of_a_run_set_the_level_of_a_profile():
     points = tuple(DecodePoint(4.0, 100.0, 0.015) for _ in range(40))
     machine = machine_of(TORCH, STEADY, replace(SHOWN, points=points), TORCH)
     assert machine.engine.step_s(1, 0) == pytest.approx(0.015)
+
+
+def test_a_paced_run_that_was_slower_than_its_settings_sets_the_level():
+    """100 tokens of 0.1 ms and 50 ms a step are stated, twice that was measured."""
+    c, run = configured(), replace(SHOWN, trained_token_s=2 * (1e-4 + 5e-4))
+    assert machine_of(c, None, run, c).train_token_s == pytest.approx(2e-4)
+    assert machine_of(c, None, run, c).train_fixed_s == pytest.approx(0.1)
+    assert machine_of(c, None, run, None).train_token_s == 1e-4
+    assert machine_of(c, None, replace(run, trained_token_s=1e-5), c).train_token_s == 1e-4
 
 
 @pytest.mark.parametrize("on_update", ["keep_version", "in_flight"])
