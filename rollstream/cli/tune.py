@@ -20,6 +20,8 @@ from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, run_pat
 from rollstream.cli.configuration import load_configuration
 from rollstream.cli.signals import progress_line
 from rollstream.config.config import load_layers
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import plain_table
 from rollstream.tuning.choices import (
@@ -75,9 +77,9 @@ def main(arguments: argparse.Namespace) -> int:
     `--toml` asks for it. Raises `ConfigurationError` if speeds or lengths are unknown, or if no
     setting can run on these GPUs.
     """
-    configuration, _ = load_configuration(arguments)
+    configuration, folder = load_configuration(arguments)
     _check_numbers(arguments)
-    machine = _machine(arguments)
+    machine = _machine(arguments, configuration, folder)
     present = choice_of(configuration)
     space = choice_space(
         configuration,
@@ -118,14 +120,15 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"--lag-max must lie in [0, 64], got {arguments.lag_max}")
 
 
-def _machine(arguments: argparse.Namespace) -> "TuningMachine":
+def _machine(
+    arguments: argparse.Namespace, configuration: Configuration, folder: RunFolder
+) -> "TuningMachine":
     """Reads RUN, which is CONFIG's own run if CONFIG is a run's folder or config.json and RUN is
     not given, and the profile; returns the machine.
     """
     from rollstream.tuning.machine import machine_of
     from rollstream.tuning.recorded import folders_of, read_engine, read_run
 
-    configuration, folder = load_configuration(arguments)
     given = Path(arguments.configuration)
     named = None if arguments.recorded is None else run_path(arguments.recorded)
     if named is None and (given.is_dir() or given.suffix == ".json"):
@@ -163,7 +166,7 @@ def _line(
         "present": None if found.present is None else _figures(found.present),
         "proposed": _figures(found.best),
         "others": [_figures(one) for one in rows[1:]],
-        "simulated": len(found.others) + 2,
+        "simulated": len({found.best, found.present, *found.others} - {None}),
         "assumed": list(machine.assumed),
         "unknown": list(machine.unknown),
     }
@@ -207,8 +210,8 @@ def _summary(
         return "the present settings cannot run here; change:"
     if not found.present_fits:
         return (
-            f"the present settings take more than {arguments.gpus} GPUs; on {arguments.gpus} the "
-            f"proposed ones give {found.gain:+.0%} tokens/s; change:"
+            f"the present settings take more than {arguments.gpus} GPUs, or more lag than "
+            f"--lag-max; {found.gain:+.0%} tokens/s by these:"
         )
     return f"{found.gain:+.0%} tokens/s by these settings:"
 

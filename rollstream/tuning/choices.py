@@ -63,6 +63,10 @@ class ChoiceSpace:
     repacks: tuple[float | None, ...]
     drafts: tuple[bool, ...]
 
+    def permits(self, choice: TuningChoice) -> bool:
+        """Returns whether the choice has no more lag than may be proposed."""
+        return (choice.max_lag, choice.waves) in self.lags
+
 
 def rollout_gpus(c: Configuration) -> int:
     """Returns the units that one rollout takes."""

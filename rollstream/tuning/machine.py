@@ -122,14 +122,24 @@ def machine_of(
         kv_capacity = run.kv_capacity if run is not None else None
         if kv_capacity is None:
             unknown.append("the KV capacity of vLLM; slots × rollouts.context_max is assumed")
-    known = (None, None, None) if run is None else (run.update_s, run.publish_s, run.arrive_s)
-    if None in known:
-        assumed.append("versions that are published, sent and loaded in no time (no RUN shows it)")
+    measured = RunMeasurements() if run is None else run
+    if None in (measured.update_s, measured.publish_s, measured.arrive_s):
+        assumed.append("versions that are published, sent and loaded in no time (no log shows it)")
     unknown += _unknown(c, drafts)
     return TuningMachine(
-        c, engine, kv_capacity, token_s, fixed_s, *(seconds or 0.0 for seconds in known),
-        workload, drafts, tuple(assumed), tuple(unknown),
-    )  # fmt: skip
+        configuration=c,
+        engine=engine,
+        kv_capacity=kv_capacity,
+        train_token_s=token_s,
+        train_fixed_s=fixed_s,
+        update_s=measured.update_s or 0.0,
+        publish_s=measured.publish_s or 0.0,
+        arrive_s=measured.arrive_s or 0.0,
+        workload=workload,
+        drafts=drafts,
+        assumed=tuple(assumed),
+        unknown=tuple(unknown),
+    )
 
 
 def _unknown(c: Configuration, drafts: DraftGain | None) -> list[str]:

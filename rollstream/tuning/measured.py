@@ -77,24 +77,24 @@ class RunMeasurements:
     finished answers by group number, `prompts` is the number of prompts in a pass.
     """
 
-    groups: tuple[tuple[int, ...], ...]
-    prompt_tokens: int
-    prompts: int | None
-    correlation: float
+    groups: tuple[tuple[int, ...], ...] = ()
+    prompt_tokens: int = 0
+    prompts: int | None = None
+    correlation: float = 0.0
     """Of the lengths of two answers to one prompt, between ranks (0: none, 1: equal)."""
-    points: tuple[DecodePoint, ...]
-    trained_token_s: float | None
+    points: tuple[DecodePoint, ...] = ()
+    trained_token_s: float | None = None
     """Seconds of the trainer per token, prompts included, on the GPUs of that run."""
-    step_tokens: float | None
+    step_tokens: float | None = None
     """Tokens of a step, prompts included."""
-    publish_s: float | None
+    publish_s: float | None = None
     """For which the trainer stands still after a step."""
-    arrive_s: float | None
+    arrive_s: float | None = None
     """From a step's end until its version is announced."""
-    update_s: float | None
+    update_s: float | None = None
     """Of a rollout to take a version."""
-    kv_capacity: int | None
-    drafts: DraftGain | None
+    kv_capacity: int | None = None
+    drafts: DraftGain | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:

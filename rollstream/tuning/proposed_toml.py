@@ -12,7 +12,7 @@ def merged_tables(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     found = dict(tables)
     for key, value in changes.items():
         first, _, rest = key.partition(".")
-        below = cast(Mapping[str, Any], found.get(first) or {}) if rest else {}
+        below = cast(Mapping[str, Any], found.get(first) or {})
         found[first] = merged_tables(below, {rest: value}) if rest else value
     return found
 

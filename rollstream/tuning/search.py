@@ -39,8 +39,8 @@ class PredictedChoice:
 @dataclass(frozen=True, slots=True)
 class TuningProposal:
     """The proposed choice, the present one, and all others that were simulated, best first. The
-    present choice is None if it cannot run; `present_fits` is False if it takes more GPUs than are
-    given.
+    present choice is None if it cannot run; `present_fits` is False if it may not be proposed: it
+    takes more GPUs than are given, or has more lag than is permitted.
     """
 
     best: PredictedChoice
@@ -117,9 +117,11 @@ def propose(
     evaluate: Evaluate,
     progress: Callable[[int], None] = lambda count: None,
 ) -> TuningProposal | None:
-    """Returns the proposal; None if no choice of the space can run. `evaluate` simulates a choice
-    (None: it cannot run), and `progress` is called with the number of choices simulated so far.
+    """Returns the proposal; None if no choice of the space can run. `present_fits` states whether
+    the present choice takes no more GPUs than the space has. `evaluate` simulates a choice (None:
+    it cannot run), and `progress` is called with the number of choices simulated so far.
     """
+    present_fits = present_fits and space.permits(present)
     search = _Search(space, evaluate, progress)
     search.worth(present)
     for start in _starts(space, present):
@@ -143,8 +145,11 @@ def propose(
 
 
 def _starts(space: ChoiceSpace, present: TuningChoice) -> Iterator[TuningChoice]:
-    """Yields the present choice under each policy, with a split of the space."""
+    """Yields the present choice under each policy, with a split and a lag bound of the space."""
     near = min(space.splits, key=lambda split: abs(split[0] - present.rollouts))
+    if not space.permits(present):
+        lag, waves = max(space.lags, key=lambda bound: bound[1])
+        present = replace(present, max_lag=lag, waves=waves)
     for on_update in sorted(space.policies, key=lambda policy: policy != present.on_update):
         every_s = present.repack_every_s
         if on_update != "keep_version":

@@ -78,7 +78,7 @@ def test_the_written_configuration_is_the_proposed_one(paced: Path, tmp_path: Pa
     assert c.model_copy(update={"rollouts": rollouts}) == before
 
 
-def test_an_object_store_of_tables_survives_toml():
+def test_nested_tables_and_null_survive_toml():
     values = {"a": 1, "b": None, "t": {"x": [1, {"y z": True}], "u": {"w": 'q"'}}}
     read = tomllib.loads("\n".join(table_lines(merged_tables(values, {"t.u.v": 2.5}))))
     assert read == {

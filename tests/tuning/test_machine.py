@@ -9,13 +9,13 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.tuning.choices import choice_of, choice_space
 from rollstream.tuning.machine import machine_of
-from rollstream.tuning.measured import DecodePoint, RunLogFold, RunMeasurements
+from rollstream.tuning.measured import DecodePoint, RunMeasurements
 from rollstream.tuning.search import propose
 from tests.tuning.worlds import configured
 
 STEADY = Roofline(0.01, 0.0, 0.0)
 TORCH = Configuration.model_validate({"trainer": {"workers": 1}, "rollouts": {"slots": 8}})
-EMPTY = RunLogFold().measured()
+EMPTY = RunMeasurements()
 SHOWN = replace(
     EMPTY,
     groups=((10, 20), (30, 40)),
@@ -48,7 +48,7 @@ def test_a_paced_configuration_needs_neither_profile_nor_run():
     machine = machine_of(configured(), None, None, None)
     assert machine.train_token_s == 1e-4
     assert machine.workload.prompts == 8
-    assert any("no RUN shows it" in text for text in machine.assumed)
+    assert any("no log shows it" in text for text in machine.assumed)
 
 
 def test_times_of_a_run_are_taken_over():

@@ -83,6 +83,18 @@ def test_the_present_settings_on_more_gpus_are_compared_but_not_proposed():
     assert found.gain == pytest.approx(-0.5)
 
 
+def test_no_more_lag_is_proposed_than_is_permitted():
+    """Lag makes this world faster, and the present bound is above the permitted one."""
+
+    def by_lag(choice: TuningChoice) -> Prediction:
+        return Prediction(100.0 * choice.waves, 0.5, 0.0, lag_mean=0.0)
+
+    found = propose(choice_space(PRESENT, 8, lag_max=1), choice_of(PRESENT), True, by_lag)
+    assert found is not None
+    assert not found.present_fits
+    assert found.best.choice.max_lag == 1
+
+
 def test_a_world_in_which_nothing_runs_has_no_proposal():
     space = choice_space(PRESENT, 8)
     assert propose(space, choice_of(PRESENT), True, lambda choice: None) is None
