@@ -46,6 +46,8 @@ class TuningMachine:
     kv_capacity: int | None
     train_token_s: float
     """Of one unit of the trainer (`choices.py`)."""
+    train_serial_s: float
+    """Per token, however many units the trainer has."""
     train_fixed_s: float
     update_s: float
     publish_s: float
@@ -92,7 +94,7 @@ class TuningMachine:
             slots=slots,
             kv_capacity=self.kv_capacity or slots * self.configuration.rollouts.context_max,
             batch_max=self.configuration.rollouts.batch_max or batch_max(roofline, slots),
-            train_token_s=self.train_token_s / choice.trainer_gpus,
+            train_token_s=self.train_token_s / choice.trainer_gpus + self.train_serial_s,
             train_fixed_s=self.train_fixed_s,
             update_s=self.update_s,
             publish_s=self.publish_s,
@@ -131,6 +133,7 @@ def machine_of(
         engine=engine,
         kv_capacity=kv_capacity,
         train_token_s=token_s,
+        train_serial_s=_paced_delay_s(run, recorded),
         train_fixed_s=fixed_s,
         update_s=measured.update_s or 0.0,
         publish_s=measured.publish_s or 0.0,
@@ -242,9 +245,8 @@ def _training(
     assumed.append("a trainer that is as much faster as it has more GPUs")
     units = trainer_gpus(c)
     if c.trainer.learner == "paced":
-        slower = _paced_delay(run, recorded)
         token_s, step_s = _paced_training(c)
-        return token_s * units * slower, step_s * slower
+        return token_s * units, step_s
     if run is None or run.trained_token_s is None:
         raise ConfigurationError(
             "nothing shows how fast the trainer is: give a recorded run behind CONFIG; a short one "
@@ -258,17 +260,17 @@ def _paced_training(c: Configuration) -> tuple[float, float]:
     return c.paced.train_token_s / c.paced.time_scale, c.paced.train_step_s / c.paced.time_scale
 
 
-def _paced_delay(run: RunMeasurements | None, recorded: Configuration | None) -> float:
-    """Returns how much longer the steps of a recorded paced run lasted than its settings state: the
-    trainer's own work on samples is not modelled. 1 if no paced run shows it.
+def _paced_delay_s(run: RunMeasurements | None, recorded: Configuration | None) -> float:
+    """Returns for how much longer than its settings state a recorded paced trainer worked, per
+    token: its own work on samples, which more modelled accelerators would not speed up. 0 if no
+    paced run shows it.
     """
     if run is None or run.trained_token_s is None or run.step_tokens is None:
-        return 1.0
+        return 0.0
     if recorded is None or recorded.trainer.learner != "paced":
-        return 1.0
+        return 0.0
     token_s, step_s = _paced_training(recorded)
-    stated_s = token_s + step_s / run.step_tokens
-    return max(1.0, run.trained_token_s / stated_s) if stated_s else 1.0
+    return max(0.0, run.trained_token_s - token_s - step_s / run.step_tokens)
 
 
 def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
