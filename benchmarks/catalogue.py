@@ -269,6 +269,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         },
     ),
     "skew": Benchmark("benchmarks.upgrade.skew", {"upgrade/skew.py": {"upgrade_skew": "0"}}),
+    "tune": Benchmark("benchmarks.tune.tune", {"tune/tune.py": {"tune_regret": "≤ 0.05"}}),
     "weights": Benchmark(
         "benchmarks.weights.weights",
         {

@@ -166,11 +166,16 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
     return model, rows
 
 
-def _empty_model(folder: Path) -> PreTrainedModel:
-    config = cast(
+def read_model_config(folder: Path) -> PreTrainedConfig:
+    """Returns the configuration of the Hugging Face checkpoint in this folder."""
+    return cast(
         PreTrainedConfig,
         transformers.AutoConfig.from_pretrained(folder, local_files_only=True),  # pyright: ignore[reportUnknownMemberType]
     )
+
+
+def _empty_model(folder: Path) -> PreTrainedModel:
+    config = read_model_config(folder)
     config.dtype = torch.float32
     with _empty_parameters():
         model = cast(

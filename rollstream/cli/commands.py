@@ -38,6 +38,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         warmup="create the run's initial model by training on the task's documents",
         plan="compute what a run of MODEL needs on given GPUs, and a configuration that fits",
         profile="measure the engine's step times here; rollouts derive B_max from them",
+        tune="propose the settings of CONFIG that train fastest on N GPUs, by simulation",
         simulate="simulate policies on a cluster, with the planners of the service",
     ),
     "roles": tuple(Command(role.name, "role", role.purpose) for role in ROLES.values()),
@@ -85,7 +86,7 @@ MEANT = {
     "sql": "query", "sft": "warmup", "evaluate": "eval", "compare": "diff", "verify": "audit",
     "rollouts": "rollout", "trainer": "train", "versions": "weights", "show": "inspect",
     "list": "ls", "settings": "config", "doctor": "audit", "delete": "rm", "remove": "rm",
-    "snapshot": "backup",
+    "snapshot": "backup", "optimise": "tune", "optimize": "tune",
 }  # fmt: skip
 """Names that users may try, and the command that an error proposes for each."""
 HELP_WORDS = ("-h", "--help")

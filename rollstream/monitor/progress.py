@@ -43,6 +43,8 @@ class RunPace:
     recent_steps: int
     wait_share: float
     """Share of the steps' time in which the trainer waited for trajectories."""
+    busy_share: float = 0.0
+    """Computing seconds of the trainer's threads, added up, per second of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def run_pace(
     """
     step_s = _step_s(recent)
     trajectories_per_s, tokens_per_s = state.samples.per_s(RATE_S, at_s)
+    seconds = max(1e-9, _total(recent, "seconds"))
     live_per_s = sum(line.tokens_per_s for line in lines if line.is_alive())
     return RunPace(
         step_s=step_s,
@@ -82,7 +85,8 @@ def run_pace(
         generated_per_s=tokens_per_s if over else live_per_s,
         trajectories_per_s=trajectories_per_s,
         recent_steps=len(recent),
-        wait_share=_total(recent, "wait_s") / max(1e-9, _total(recent, "seconds")),
+        wait_share=_total(recent, "wait_s") / seconds,
+        busy_share=_total(recent, "busy_s") / seconds,
     )
 
 

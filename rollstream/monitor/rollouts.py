@@ -43,6 +43,10 @@ class RolloutSnapshot:
     state: str
     queued: int = 0
     """How many of `waiting` were not submitted to the engine yet."""
+    idle_total: float = 0.0
+    """Share of idle in the idle and computing seconds since the rollout's start; 0 if the engine
+    does not report its computing time.
+    """
 
     def is_alive(self) -> bool:
         return self.state not in ("silent", "leaving")
@@ -95,6 +99,7 @@ def _snapshot(
         silent_s=silent_s,
         state=_state(status, is_silent),
         queued=status.queued,
+        idle_total=status.idle_s / (status.idle_s + status.busy_s) if status.busy_s else 0.0,
     )
 
 

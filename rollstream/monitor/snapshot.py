@@ -25,6 +25,7 @@ from rollstream.monitor.samples import PassDrafts, RecentSamples, TaskRewards, p
 from rollstream.monitor.state import DeadLetters, RunState
 from rollstream.streams.admissible import REFUSAL_KINDS, REFUSED_ANNOTATIONS
 from rollstream.streams.records import StepDone
+from rollstream.supervisor.cards import cards_per_engine
 from rollstream.supervisor.supervisor import RoleState
 
 
@@ -62,6 +63,12 @@ class RunSettings:
     """True with the engine `paced`: lengths are drawn, times are computed, and no model runs."""
     is_float32: bool = False
     """True if engine, trainer and published weights all use float32 and differ only by rounding."""
+    trainer_threads: int = 1
+    """Number of threads over which the trainer's computing time is a sum."""
+    trainer_gpus: int | None = None
+    """GPUs of the trainer; None if it has none."""
+    rollout_gpus: int = 1
+    """GPUs of one rollout."""
 
     def groups_max(self) -> int:
         """Returns the largest number of open groups that `max_lag` permits (invariant 5)."""
@@ -95,7 +102,15 @@ def run_settings_of(c: Configuration) -> RunSettings:
         reward_terms=c.trainer.reward_terms,
         is_paced=c.rollouts.engine == "paced",
         is_float32=_is_float32(c),
+        trainer_threads=c.trainer.busy_threads,
+        trainer_gpus=_trainer_gpus(c),
+        rollout_gpus=cards_per_engine(c.rollouts),
     )
+
+
+def _trainer_gpus(c: Configuration) -> int | None:
+    is_on_gpus = c.trainer.learner == "torch" and c.trainer.device != "cpu"
+    return c.trainer.processes if is_on_gpus else None
 
 
 def _is_float32(c: Configuration) -> bool:

@@ -13,6 +13,13 @@ from statistics import fmean
 from rollstream.monitor.format import age, count, plain_text, plural, share, shortened
 from rollstream.monitor.rollouts import RolloutSnapshot
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
+from rollstream.monitor.warnings_split import (
+    STEPS_MIN,
+    balance_of,
+    more_rollouts,
+    rollouts_needed,
+    split_off,
+)
 
 STEP_TIMES, STEP_S = 5.0, 30.0
 """A step is overdue after five times the median step, and half a minute at least. The longest of
@@ -28,8 +35,6 @@ WAIT_SHARE = 0.5
 """Share of a step in which the trainer waits for trajectories. Above it the step could take half
 the time.
 """
-STEPS_MIN = 5
-"""The fewest steps whose means are judged: the first steps wait for the first trajectories."""
 FULL_SHARE = 0.9
 """Share of the permitted open groups (`RunSettings.groups_max`); above it rollouts soon wait for
 admissions.
@@ -106,26 +111,39 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     idle = fmean(one.idle_share for one in alive)
     if idle <= IDLE_SHARE:
         return
+    what, balance = f"rollouts are idle {share(idle)} of the time", balance_of(at)
     if at.queue.open_groups >= FULL_SHARE * at.plan.groups_max():
         do = "the trainer is the slower side: fewer rollouts, more trainer.workers, or a higher "
         do += "dispatch.max_lag"
+        if balance is not None and (needed := rollouts_needed(balance)) < balance.rollouts:
+            what += f": {needed} of {balance.rollouts} would train as fast"
     elif not at.queue.unread_prompts:
         do = "no prompt is waiting: see logs/prompts.log and whether the data set is exhausted"
     else:
         do = "see logs/dispatch.log; raise dispatch.queue_per_slot if assignments arrive slowly"
-    yield RunWarning("rollouts_starved", f"rollouts are idle {share(idle)} of the time", do)
+    yield RunWarning("rollouts_starved", what, do)
 
 
 def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if the trainer waits for trajectories most of the time and too few groups are ready."""
-    if at.pace.recent_steps < STEPS_MIN or at.is_over or at.pace.wait_share <= WAIT_SHARE:
+    """Warns if the trainer of a living or finished run waits for trajectories most of the time and
+    too few groups are ready, with the gain that more rollouts would give. If another split of the
+    run's GPUs would help, `split_off` warns instead.
+    """
+    if at.pace.recent_steps < STEPS_MIN or at.pace.wait_share <= WAIT_SHARE:
         return
-    if at.queue.ready_groups < at.plan.groups_per_step:
-        yield RunWarning(
-            "trainer_starved",
-            f"the trainer waits {share(at.pace.wait_share)} of a step for trajectories",
-            "more rollouts or slots, shorter answers, or a higher dispatch.max_lag",
-        )
+    if at.queue.ready_groups >= at.plan.groups_per_step or next(split_off(at), None):
+        return
+    what = f"the trainer waits {share(at.pace.wait_share)} of a step for trajectories"
+    balance = balance_of(at)
+    if balance is not None and (more := more_rollouts(balance)) is not None:
+        number, gain = more
+        what += f": {plural(number, 'more rollout')} would give about {gain:+.0%} tokens/s"
+    yield RunWarning(
+        "trainer_starved",
+        what,
+        "more rollouts or slots, shorter answers, or a higher dispatch.max_lag; `rollstream tune` "
+        "simulates them",
+    )
 
 
 def queue_full(at: RunSnapshot) -> Iterator[RunWarning]:
@@ -185,7 +203,7 @@ def _rollout_names(lines: list[RolloutSnapshot]) -> str:
 
 
 STANDSTILL_CHECKS = (run_silent, step_overdue, rollouts_silent, roles_dying)
-PACE_CHECKS = (trainer_starved, rollouts_starved, queue_full, lag_high)
+PACE_CHECKS = (split_off, trainer_starved, rollouts_starved, queue_full, lag_high)
 
 # Thresholds of the mismatch: Δ is the trainer's log-probability of a token minus the engine's.
 TOKENS_MIN = 256

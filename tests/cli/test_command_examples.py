@@ -32,6 +32,7 @@ ONE_SHOT = (
     "warmup",
     "plan",
     "profile",
+    "tune",
     "report",
     "ls",
     "config",

@@ -1,0 +1,1 @@
+"""The settings that `rollstream tune` proposes against settings tried by hand: NAME tune."""

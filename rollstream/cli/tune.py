@@ -1,0 +1,269 @@
+"""`rollstream tune CONFIG [RUN] --gpus N`: proposes the settings with which a run trains fastest on
+N GPUs: their split between rollouts and trainer, slots, lag bound, update policy, repack, drafts.
+
+Speeds come from a profile or a recorded run, answer lengths from that run or from a paced
+configuration; `rollstream/tuning/` simulates and chooses. This file reads, prints and writes the
+proposed configuration. docs/how-to/tune-a-run.md explains what is assumed.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, run_path
+from rollstream.cli.configuration import load_configuration
+from rollstream.cli.signals import progress_line
+from rollstream.config.config import load_layers
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.monitor.format import plain_table
+from rollstream.tuning.choices import (
+    HELD,
+    ChoiceSpace,
+    TuningChoice,
+    changed_settings,
+    choice_of,
+    choice_space,
+    gpus_of,
+)
+from rollstream.tuning.proposed_toml import merged_tables, table_lines
+from rollstream.tuning.search import PredictedChoice, TuningProposal, propose
+
+if TYPE_CHECKING:  # importing it takes seconds: it imports torch
+    from rollstream.tuning.machine import TuningMachine
+
+ROWS = 5  # choices in the table, besides the present one
+SKIP_MAX = 16  # simulated steps that are not counted: in them the run fills
+COLUMNS = (
+    "", ">split", ">slots", ">max_lag", "on_update", ">repack", ">tokens/s", ">×", ">lag", ">idle",
+)  # fmt: skip
+"""Of the table: "split" is the number of rollouts + the trainer's GPUs, "×" the speed relative to
+the present settings, "lag" the mean lag of the trained tokens, "idle" the idle shares of the
+rollouts and of the trainer. A column of drafts comes if they were chosen.
+"""
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "examples/longtail.toml --gpus 5",
+        "examples/quickstart.toml runs/quickstart-0 --gpus 4 --hold on_update",
+        "examples/quickstart.toml runs/quickstart-0 --gpus 4 --toml tuned.toml --json",
+    )
+    command.add_configuration()
+    help = RUN_OR_ARCHIVE_HELP.replace("newest run", "CONFIG's own, if CONFIG is a run")
+    command.add_argument("recorded", metavar="RUN", nargs="?", help=help)
+    help = "GPUs of rollouts and trainer together; CPU threads where both compute on the CPU"
+    command.add_argument("--gpus", metavar="N", type=int, required=True, help=help)
+    help = f"leave this as CONFIG has it ({', '.join(HELD)}); may be repeated"
+    command.add_argument(
+        "--hold", metavar="PART", action="append", default=[], choices=HELD, help=help
+    )
+    help = "largest max_lag that is proposed (default: CONFIG's own)"
+    command.add_argument("--lag-max", metavar="N", type=int, help=help)
+    help = "write the proposed configuration to this file; - prints it"
+    command.add_argument("--toml", metavar="FILE", help=help)
+    command.add_json()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the proposal, as a table or with `--json` as one object, and write its configuration if
+    `--toml` asks for it. Raises `ConfigurationError` if speeds or lengths are unknown, or if no
+    setting can run on these GPUs.
+    """
+    configuration, folder = load_configuration(arguments)
+    _check_numbers(arguments)
+    machine = _machine(arguments, configuration, folder)
+    present = choice_of(configuration)
+    space = choice_space(
+        configuration,
+        arguments.gpus,
+        lag_max=arguments.lag_max,
+        hold=frozenset(arguments.hold),
+        has_drafts=machine.drafts is not None,
+    )
+    skip = min(SKIP_MAX, max(waves for _, waves in space.lags) + 1)
+    found = propose(
+        space,
+        present,
+        gpus_of(configuration, present) <= arguments.gpus,
+        lambda choice: machine.predicted(choice, skip),
+        lambda count: progress_line(f"{count} settings simulated"),
+    )
+    progress_line("")
+    if found is None:
+        raise ConfigurationError(
+            f"no settings on {arguments.gpus} GPUs can run: an answer of "
+            f"{machine.workload.lengths.longest} tokens does not fit a rollout's KV cache, or its "
+            "step never completes; shorten answers (sampling.tokens_max) or raise --lag-max"
+        )
+    changes = changed_settings(configuration, found.best.choice)
+    if arguments.toml is not None:
+        _write(arguments, changes)
+    if arguments.json:
+        print(json.dumps(_line(arguments.gpus, machine, found, changes)))
+    elif arguments.toml != "-":
+        _print(arguments, machine, found, changes, _beyond(machine, space, found.best, skip))
+    return 0
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    if arguments.gpus < 1:
+        raise ConfigurationError(f"--gpus must be ≥ 1, got {arguments.gpus}")
+    if arguments.lag_max is not None and not 0 <= arguments.lag_max <= 64:
+        raise ConfigurationError(f"--lag-max must lie in [0, 64], got {arguments.lag_max}")
+
+
+def _machine(
+    arguments: argparse.Namespace, configuration: Configuration, folder: RunFolder
+) -> "TuningMachine":
+    """Reads RUN, which is CONFIG's own run if CONFIG is a run's folder or config.json and RUN is
+    not given, and the profile; returns the machine.
+    """
+    from rollstream.tuning.machine import machine_of
+    from rollstream.tuning.recorded import folders_of, read_engine, read_run
+
+    given = Path(arguments.configuration)
+    named = None if arguments.recorded is None else run_path(arguments.recorded)
+    if named is None and (given.is_dir() or given.suffix == ".json"):
+        named = str(given)
+    run = None if named is None else read_run(named)
+    profile = read_engine(configuration, folders_of(folder, run))
+    measured = None if run is None else run.measured
+    return machine_of(configuration, profile, measured, run and run.configuration)
+
+
+def _beyond(
+    machine: "TuningMachine", space: ChoiceSpace, best: PredictedChoice, skip: int
+) -> PredictedChoice | None:
+    """Returns the proposal with twice the lag bound if it has the largest that was allowed, for a
+    hint; None if it has less, or if more cannot run.
+    """
+    lag = best.choice.max_lag
+    if not lag or lag != max(waves for _, waves in space.lags) - 1 or len(space.lags) < 2:
+        return None
+    choice = replace(best.choice, max_lag=2 * lag, waves=2 * lag + 1)
+    predicted = machine.predicted(choice, skip + lag)
+    return None if predicted is None else PredictedChoice(choice, predicted)
+
+
+def _line(
+    gpus: int, machine: "TuningMachine", found: TuningProposal, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the JSON object of `--json`: `settings` are those to change, by dotted key."""
+    rows = found.rows(ROWS)
+    return {
+        "gpus": gpus,
+        "settings": dict(changes),
+        "gain": found.gain,
+        "present_fits": found.present_fits,
+        "present": None if found.present is None else _figures(found.present),
+        "proposed": _figures(found.best),
+        "others": [_figures(one) for one in rows[1:]],
+        "simulated": len({found.best, found.present, *found.others} - {None}),
+        "assumed": list(machine.assumed),
+        "unknown": list(machine.unknown),
+    }
+
+
+def _figures(one: PredictedChoice) -> dict[str, Any]:
+    return {**asdict(one.choice), **asdict(one.predicted)}
+
+
+def _print(
+    arguments: argparse.Namespace,
+    machine: "TuningMachine",
+    found: TuningProposal,
+    changes: Mapping[str, Any],
+    beyond: PredictedChoice | None,
+) -> None:
+    """Print the table, the settings to change, and what was assumed and not known."""
+    console = Console()
+    console.print(_table(found))
+    lines = [_summary(arguments, found, changes)]
+    if beyond is not None:
+        more = beyond.predicted.tokens_per_s / found.best.predicted.tokens_per_s - 1
+        lines.append(
+            f"max_lag {beyond.choice.max_lag} would give {more:+.0%} tokens/s at a mean lag of "
+            f"{beyond.predicted.lag_mean:.1f} (--lag-max {beyond.choice.max_lag})"
+        )
+    if changes:
+        lines += [*table_lines(merged_tables({}, changes)), ""]
+    lines += [f"assumed: {text}" for text in machine.assumed]
+    lines += [f"not known: {text}" for text in machine.unknown]
+    console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+
+
+def _summary(
+    arguments: argparse.Namespace, found: TuningProposal, changes: Mapping[str, Any]
+) -> str:
+    """Returns one sentence: the gain over the present settings, or why there is none."""
+    if not changes:
+        return "the present settings are the best found, or as good"
+    if found.gain is None:
+        return "the present settings cannot run here; change:"
+    if not found.present_fits:
+        return (
+            f"the present settings take more than {arguments.gpus} GPUs, or more lag than "
+            f"--lag-max; {found.gain:+.0%} tokens/s by these:"
+        )
+    return f"{found.gain:+.0%} tokens/s by these settings:"
+
+
+def _table(found: TuningProposal) -> Table:
+    """Returns the table: the proposal first, the present settings last."""
+    rows = [("best" if n == 0 else "", one) for n, one in enumerate(found.rows(ROWS))]
+    if found.present is not None and found.present.choice != found.best.choice:
+        rows.append(("now", found.present))
+    has_drafts = len({one.choice.drafts for _, one in rows}) > 1
+    table = plain_table(*COLUMNS, *(["drafts"] if has_drafts else []))
+    for label, one in rows:
+        drafts = ["on" if one.choice.drafts else "off"] if has_drafts else []
+        table.add_row(label, *_cells(one.choice), *_speeds(one, found.present), *drafts)
+    return table
+
+
+def _cells(choice: TuningChoice) -> Sequence[str]:
+    every_s, bound = choice.repack_every_s, choice.max_lag
+    return (
+        f"{choice.rollouts}+{choice.trainer_gpus}",
+        str(choice.slots),
+        f"none:{choice.waves}" if bound is None else str(bound),
+        choice.on_update,
+        "off" if every_s is None else f"{every_s:g} s",
+    )
+
+
+def _speeds(one: PredictedChoice, present: PredictedChoice | None) -> Sequence[str]:
+    at = one.predicted
+    times = 0.0 if present is None else present.predicted.tokens_per_s
+    return (
+        f"{at.tokens_per_s:,.0f}",
+        f"{at.tokens_per_s / times:.2f}" if times else "",
+        f"{at.lag_mean:.1f}",
+        f"{max(0.0, at.idle_share):.0%} {max(0.0, at.trainer_idle_share):.0%}",
+    )
+
+
+def _write(arguments: argparse.Namespace, changes: Mapping[str, Any]) -> None:
+    """Write the whole proposed configuration (CONFIG with its overrides and the changes) to the
+    file of `--toml`, or print it.
+    """
+    path = Path(arguments.configuration)
+    layers = load_layers(path / "config.json" if path.is_dir() else path, arguments.overrides)
+    values = {key: value for key, value in layers.values.items() if key != "folder"}
+    head = f"# {arguments.configuration}, tuned for {arguments.gpus} GPUs by simulation"
+    text = "\n".join([head, *table_lines(merged_tables(values, changes))]) + "\n"
+    if arguments.toml == "-":
+        print(text, end="")
+        return
+    try:
+        Path(arguments.toml).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--toml {arguments.toml}: {error.strerror}") from None

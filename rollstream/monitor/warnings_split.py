@@ -1,0 +1,133 @@
+"""Warns if the GPUs of a run are split badly between rollouts and trainer, with the gain expected
+of another split (`split_off`), and computes what more rollouts would give (`more_rollouts`).
+
+The gain is arithmetic on two shares that the log shows, how long rollouts and trainer are idle, not
+a simulation: each side is as fast as its number of GPUs, and the slower one decides. `rollstream
+tune` simulates it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+
+from rollstream.monitor.format import plural, share
+from rollstream.monitor.snapshot import RunSnapshot, RunWarning
+
+STEPS_MIN = 5
+"""The fewest steps whose means are judged: the first steps wait for the first trajectories."""
+GAIN_MIN = 0.15
+"""A smaller expected gain gives no warning: the shares of ten steps vary by several points."""
+ENOUGH = 0.95
+"""The fewest changes are proposed that give this share of the largest gain."""
+IDLE_MAX = 0.99  # a side that is idle for longer has an unknown capacity
+SPARE = 1.1  # rollouts that are kept beyond those that were busy on average
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineBalance:
+    """The two sides of a run: its rollouts, each on `rollout_gpus`, and a trainer on `trainer_gpus`
+    (None: unknown, or none), with the share of time in which each side is idle.
+    """
+
+    rollouts: int
+    rollout_gpus: int
+    trainer_gpus: int | None
+    rollouts_idle: float
+    trainer_idle: float
+
+    def gain(self, rollouts: int, trainer_gpus: int | None = None) -> float:
+        """Returns the relative gain in tokens per second of other numbers; without `trainer_gpus`
+        the trainer stays as it is.
+        """
+        return self._speed(rollouts, trainer_gpus) / self._speed(self.rollouts, None) - 1
+
+    def _speed(self, rollouts: int, trainer_gpus: int | None) -> float:
+        """Returns the speed of the slower side, relative to the present tokens per second."""
+        generating = rollouts / self.rollouts / (1 - min(IDLE_MAX, self.rollouts_idle))
+        training = 1 / (1 - min(IDLE_MAX, self.trainer_idle))
+        if trainer_gpus is not None and self.trainer_gpus:
+            training *= trainer_gpus / self.trainer_gpus
+        return min(generating, training)
+
+
+def balance_of(at: RunSnapshot) -> PipelineBalance | None:
+    """Returns the balance of a run, living or finished; None after too few steps.
+
+    The trainer waits for trajectories and computes at the same time, so it is idle for at most the
+    share of waiting, and at most for what its threads do not compute. A finished run's rollouts are
+    idle at its end, so their means since their start count.
+    """
+    lines = [one for one in at.rollouts if at.is_over or one.is_alive()]
+    lines = [one for one in lines if one.state != "starting"]
+    if at.pace.recent_steps < STEPS_MIN or not lines:
+        return None
+    idle = fmean(one.idle_total if at.is_over else one.idle_share for one in lines)
+    computing = at.pace.busy_share / at.plan.trainer_threads
+    return PipelineBalance(
+        rollouts=len(lines),
+        rollout_gpus=at.plan.rollout_gpus,
+        trainer_gpus=at.plan.trainer_gpus,
+        rollouts_idle=idle,
+        trainer_idle=max(0.0, min(at.pace.wait_share, 1 - computing)),
+    )
+
+
+def more_rollouts(balance: PipelineBalance) -> tuple[int, float] | None:
+    """Returns how many more rollouts, at most half as many again, would help the trainer, and the
+    gain; None if they would give less than `GAIN_MIN`.
+    """
+    most = ceil(balance.rollouts / 2)
+    gains = [(more, balance.gain(balance.rollouts + more)) for more in range(1, most + 1)]
+    largest = max(gain for _, gain in gains)
+    if largest < GAIN_MIN:
+        return None
+    return next(one for one in gains if one[1] >= ENOUGH * largest)
+
+
+def rollouts_needed(balance: PipelineBalance) -> int:
+    """Returns how many rollouts would generate as much as the present ones."""
+    busy = balance.rollouts * (1 - balance.rollouts_idle)
+    return min(balance.rollouts, max(1, ceil(SPARE * busy)))
+
+
+def best_split(balance: PipelineBalance) -> tuple[int, int, float] | None:
+    """Returns the rollouts and trainer's GPUs, of the same GPUs in all, that give most, and the
+    gain; None if that is less than `GAIN_MIN` or the trainer's GPUs are unknown. Of about equal
+    splits the one with the fewest changes is taken.
+    """
+    if not balance.trainer_gpus:
+        return None
+    each, present = balance.rollout_gpus, balance.rollouts
+    gpus = present * each + balance.trainer_gpus
+    splits = [(count, gpus - count * each) for count in range(1, (gpus - 1) // each + 1)]
+    gains = [(count, trainer, balance.gain(count, trainer)) for count, trainer in splits]
+    largest = max(gain for _, _, gain in gains)
+    if largest < GAIN_MIN:
+        return None
+    close = [one for one in gains if one[2] >= ENOUGH * largest]
+    return min(close, key=lambda one: abs(one[0] - present))
+
+
+def split_off(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if the same GPUs, split otherwise between rollouts and trainer, would train notably
+    more tokens per second.
+    """
+    balance = balance_of(at)
+    split = None if balance is None else best_split(balance)
+    if balance is None or split is None:
+        return
+    rollouts, trainer, gain = split
+    if rollouts > balance.rollouts:
+        what = f"the trainer waits {share(balance.trainer_idle)} of a step"
+    else:
+        what = f"rollouts are idle {share(balance.rollouts_idle)} of the time"
+    gpus = rollouts * balance.rollout_gpus + trainer
+    yield RunWarning(
+        "split_off",
+        f"{what}: {plural(rollouts, 'rollout')} and {plural(trainer, 'GPU')} for the trainer, in "
+        f"place of {balance.rollouts} and {balance.trainer_gpus}, would give about {gain:+.0%} "
+        "tokens/s",
+        f"rollouts.count = {rollouts} and trainer.processes = {trainer}; "
+        f"`rollstream tune RUN/config.json --gpus {gpus}` simulates it",
+    )

@@ -1,0 +1,312 @@
+"""Joins a configuration, a profile of its engine and the measurements of a recorded run to what the
+simulator needs (`TuningMachine`): step times, training times, transfers and the work.
+
+`machine_of` prefers what was measured, and keeps in words what it had to assume and what it could
+not know. `TuningMachine.predicted` simulates one choice of the tuned settings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.producers.engines.factory import lengths_from, roofline_from
+from rollstream.producers.engines.paced.lengths import LengthTrace
+from rollstream.producers.engines.roofline import Roofline, batch_max
+from rollstream.simulator.cluster import Cluster, Job
+from rollstream.simulator.experiment import Prediction, predict
+from rollstream.simulator.replica import scaled_roofline
+from rollstream.simulator.workload import AnswerLengths, RecordedWorkload
+from rollstream.tuning.choices import TuningChoice, trainer_gpus, trains_on_cpu
+from rollstream.tuning.measured import DecodePoint, DraftGain, RunMeasurements
+
+POINTS_MIN = 32  # fewer measured answers give no step time
+WAITLESS_SHARE = 0.25
+"""Quantile of the ratios of measured and computed step times that counts: waits for KV memory only
+lengthen an answer.
+"""
+STEPS_MEASURED = 8  # simulated steps after those in which the run fills
+NO_REPEATS = 1 << 20  # prompts of a data set of unknown size: none comes twice
+HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningMachine:
+    """Simulates choices for one configuration. `engine` are the step times without drafts, in wall
+    seconds, and `kv_capacity` is a rollout's (None: each slot has room for a longest sequence).
+    """
+
+    configuration: Configuration
+    engine: Roofline
+    kv_capacity: int | None
+    train_token_s: float
+    """Of one unit of the trainer (`choices.py`)."""
+    train_serial_s: float
+    """Per token, however many units the trainer has."""
+    train_fixed_s: float
+    update_s: float
+    publish_s: float
+    arrive_s: float
+    workload: RecordedWorkload
+    drafts: DraftGain | None
+    assumed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def predicted(self, choice: TuningChoice, skip: int) -> Prediction | None:
+        """Returns the predicted means over `STEPS_MEASURED` steps after the first `skip`; None if
+        the choice cannot run: a longest answer does not fit, or no step ever completes.
+        """
+        c = self.configuration
+        job = Job(
+            groups_per_step=c.trainer.groups_per_step,
+            steps=skip + STEPS_MEASURED,
+            skip=skip,
+            max_lag=choice.waves - 1,
+            quota=c.rollouts.quota or 0,
+            queue_per_slot=c.dispatch.queue_per_slot,
+        )
+        try:
+            return predict(
+                self.cluster(choice),
+                job,
+                self.workload,
+                choice.on_update,
+                choice.repack_every_s is not None,
+                bounded=choice.max_lag is not None,
+                ends=False,
+            )
+        except ConfigurationError:
+            return None
+
+    def cluster(self, choice: TuningChoice) -> Cluster:
+        """Returns the simulated machines of this choice."""
+        roofline, slots = self.engine, choice.slots
+        if choice.drafts and self.drafts is not None:
+            roofline = with_drafts(roofline, self.drafts)
+        return Cluster(
+            rollouts=choice.rollouts,
+            roofline=roofline,
+            slots=slots,
+            kv_capacity=self.kv_capacity or slots * self.configuration.rollouts.context_max,
+            batch_max=self.configuration.rollouts.batch_max or batch_max(roofline, slots),
+            train_token_s=self.train_token_s / choice.trainer_gpus + self.train_serial_s,
+            train_fixed_s=self.train_fixed_s,
+            update_s=self.update_s,
+            publish_s=self.publish_s,
+            arrive_s=self.arrive_s,
+            repack_every_s=choice.repack_every_s or HIDDEN_REPACK_S,
+        )
+
+
+def machine_of(
+    c: Configuration,
+    profile: Roofline | None,
+    run: RunMeasurements | None,
+    recorded: Configuration | None,
+) -> TuningMachine:
+    """Returns the machine of the configuration `c`. `profile` is the measured roofline of its
+    engine, `run` what a recorded run shows, and `recorded` that run's configuration. Raises
+    `ConfigurationError`, which says what to do, if step times, training times or lengths are
+    unknown.
+    """
+    assumed, unknown = list[str](), list[str]()
+    workload = _workload(c, run, unknown)
+    engine = _engine(c, profile, run, recorded, assumed)
+    token_s, fixed_s = _training(c, run, recorded, assumed)
+    drafts = run.drafts if run is not None and c.rollouts.can_draft else None
+    kv_capacity = c.paced.kv_tokens if c.rollouts.engine == "paced" else None
+    if c.rollouts.engine == "vllm":
+        kv_capacity = run.kv_capacity if run is not None else None
+        if kv_capacity is None:
+            unknown.append("the KV capacity of vLLM; slots × rollouts.context_max is assumed")
+    measured = RunMeasurements() if run is None else run
+    if None in (measured.update_s, measured.publish_s, measured.arrive_s):
+        assumed.append("versions that are published, sent and loaded in no time (no log shows it)")
+    unknown += _unknown(c, drafts)
+    return TuningMachine(
+        configuration=c,
+        engine=engine,
+        kv_capacity=kv_capacity,
+        train_token_s=token_s,
+        train_serial_s=_paced_delay_s(run, recorded),
+        train_fixed_s=fixed_s,
+        update_s=measured.update_s or 0.0,
+        publish_s=measured.publish_s or 0.0,
+        arrive_s=measured.arrive_s or 0.0,
+        workload=workload,
+        drafts=drafts,
+        assumed=tuple(assumed),
+        unknown=tuple(unknown),
+    )
+
+
+def _unknown(c: Configuration, drafts: DraftGain | None) -> list[str]:
+    """Returns what no profile and no log shows, in words."""
+    found = ["what lag costs in learning: no choice has more than the configuration permits"]
+    found += ["environments that wait, and shared prefixes"]
+    if c.rollouts.can_draft and drafts is None:
+        found.append("what drafts give: no RUN with drafts shows it, so they stay as they are")
+    if c.model.lora.rank:
+        found.append("that a rollout with adapters serves several versions and never drains")
+    if trains_on_cpu(c):
+        found.append("how rollouts and trainer share the cores: each unit is simulated as a core")
+    elif c.rollouts.engine != "paced":
+        found.append("whether more slots fit a GPU's memory: `rollstream run` checks it")
+    return found
+
+
+def _workload(
+    c: Configuration, run: RunMeasurements | None, unknown: list[str]
+) -> RecordedWorkload:
+    """Returns the recorded answers, with drawn ones beyond them; without RUN the answers that the
+    engine `paced` draws.
+    """
+    samples, option = c.trainer.samples_per_group, c.task.options.get("prompts")
+    prompts = run.prompts if run is not None else None
+    if prompts is None:
+        prompts = option if isinstance(option, int) else NO_REPEATS
+        if prompts == NO_REPEATS:
+            unknown.append("how many prompts a pass has: none is taken to come twice")
+    if run is not None and run.lengths:
+        distribution = LengthTrace(tuple(map(float, run.lengths)))
+        correlation, groups = run.correlation, tuple(group[:samples] for group in run.groups)
+        prompt_tokens = run.prompt_tokens
+    elif c.rollouts.engine == "paced":
+        drawn = lengths_from(c.paced.lengths)
+        distribution, correlation, groups = drawn.distribution, drawn.correlation, ()
+        size = c.task.options.get("prompt_tokens")
+        prompt_tokens = size if isinstance(size, int) else 1
+    else:
+        raise ConfigurationError(
+            "no answer lengths are known: " + ("RUN has no finished answer" if run else "no RUN")
+            + "; give a recorded run of this task (a run's folder or its archive) behind CONFIG"
+        )  # fmt: skip
+    longest = max(1, min(c.sampling.tokens_max, c.rollouts.context_max - prompt_tokens))
+    lengths = AnswerLengths(distribution, correlation, longest)
+    return RecordedWorkload(lengths, samples, prompts, prompt_tokens, c.seed, groups)
+
+
+def _engine(
+    c: Configuration,
+    profile: Roofline | None,
+    run: RunMeasurements | None,
+    recorded: Configuration | None,
+    assumed: list[str],
+) -> Roofline:
+    """Returns the step times without drafts. Where a roofline is known and RUN has answers, their
+    times set its level: beside a trainer, and with all that happens between two steps.
+    """
+    points = () if run is None or len(run.points) < POINTS_MIN else run.points
+    if recorded is not None and c.rollouts.engine != recorded.rollouts.engine:
+        points = ()
+        assumed.append(f"the step times of the profile: RUN has engine {recorded.rollouts.engine}")
+    alone = _paced(c) or profile
+    if alone is None and not points:
+        raise ConfigurationError(
+            "no step times of the engine are known: make a profile (`rollstream profile CONFIG`), "
+            f"or give a recorded run behind CONFIG with at least {POINTS_MIN} finished answers"
+        )
+    gain = None if run is None else run.drafts
+    if alone is None:
+        fitted = fit_step_times(points)
+        assumed.append("step times fitted to RUN's answers (no profile); other batches extrapolate")
+        return fitted if gain is None else without_drafts(fitted, gain)
+    if not points:
+        assumed.append("step times without pauses and other load, as no RUN shows them")
+        return alone
+    timed = (recorded and _paced(recorded)) or alone
+    if gain is not None:
+        timed = with_drafts(timed, gain)
+    ratios = [one.token_s / timed.step_s(round(one.rows), one.kv_tokens) for one in points]
+    return scaled_roofline(alone, 1 / float(np.quantile(ratios, WAITLESS_SHARE)))
+
+
+def _paced(c: Configuration) -> Roofline | None:
+    """Returns the roofline that the engine `paced` keeps on the wall; None with another engine."""
+    if c.rollouts.engine != "paced":
+        return None
+    return scaled_roofline(roofline_from(c.paced.roofline), c.paced.time_scale)
+
+
+def _training(
+    c: Configuration,
+    run: RunMeasurements | None,
+    recorded: Configuration | None,
+    assumed: list[str],
+) -> tuple[float, float]:
+    """Returns the trainer's seconds per token on one unit, and those of a step beside its tokens.
+    Raises `ConfigurationError` if nothing shows them.
+    """
+    assumed.append("a trainer that is as much faster as it has more GPUs")
+    units = trainer_gpus(c)
+    if c.trainer.learner == "paced":
+        token_s, step_s = _paced_training(c)
+        return token_s * units, step_s
+    if run is None or run.trained_token_s is None:
+        raise ConfigurationError(
+            "nothing shows how fast the trainer is: give a recorded run behind CONFIG; a short one "
+            "is enough (`rollstream run CONFIG --set trainer.steps=8 --run runs/short`)"
+        )
+    return run.trained_token_s * (units if recorded is None else trainer_gpus(recorded)), 0.0
+
+
+def _paced_training(c: Configuration) -> tuple[float, float]:
+    """Returns the wall seconds of the paced trainer per token, and per step beside its tokens."""
+    return c.paced.train_token_s / c.paced.time_scale, c.paced.train_step_s / c.paced.time_scale
+
+
+def _paced_delay_s(run: RunMeasurements | None, recorded: Configuration | None) -> float:
+    """Returns for how much longer than its settings state a recorded paced trainer worked, per
+    token: its own work on samples, which more modelled accelerators would not speed up. 0 if no
+    paced run shows it.
+    """
+    if run is None or run.trained_token_s is None or run.step_tokens is None:
+        return 0.0
+    if recorded is None or recorded.trainer.learner != "paced":
+        return 0.0
+    token_s, step_s = _paced_training(recorded)
+    return max(0.0, run.trained_token_s - token_s - step_s / run.step_tokens)
+
+
+def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
+    """Returns the seconds per token of a row with drafts: a pass computes more rows and gives more
+    tokens.
+    """
+    faster = scaled_roofline(roofline, gain.tokens_per_pass)
+    return replace(
+        faster,
+        row_s=faster.row_s * gain.rows_per_pass,
+        prefill_token_s=roofline.prefill_token_s,
+    )
+
+
+def without_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
+    """Returns the step times without drafts from the seconds per token with them."""
+    return with_drafts(roofline, DraftGain(1 / gain.tokens_per_pass, 1 / gain.rows_per_pass))
+
+
+def fit_step_times(points: Sequence[DecodePoint]) -> Roofline:
+    """Returns the roofline with the least squared relative errors at the points, as a sum of the
+    weights', the rows' and the cached tokens' time, none of them negative. What the points cannot
+    tell apart, since their batches are alike, is shared out evenly.
+    """
+    rows = np.array([one.rows for one in points])
+    kv = np.array([one.kv_tokens for one in points])
+    seconds = np.array([one.token_s for one in points])
+    columns = [np.ones(len(points)), rows, kv]
+    means = [max(1e-12, float(column.mean())) for column in columns]
+    kept, solved = [0, 1, 2], np.zeros(3)
+    while kept:
+        matrix = np.stack([columns[n] / means[n] / seconds for n in kept], axis=1)
+        found = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
+        if (found >= 0).all():
+            solved[kept] = found
+            break
+        kept.remove(kept[int(found.argmin())])
+    weights_s, row_s, kv_s = (float(solved[n] / means[n]) for n in range(3))
+    return Roofline(weights_s, kv_s, row_s, overlapping=False)

@@ -1,0 +1,298 @@
+"""Measures a recorded run from its log (`RunLogFold`): the lengths of its answers, the times of its
+trainer, engine and versions, and what its drafts gave.
+
+The engine's step times follow from the finished answers alone: while an answer was generated, its
+rollout decoded a known number of answers with a known number of cached tokens, and each decode step
+gave it one token. So one answer is one measurement of a step (`DecodePoint`), everything between
+two steps included. All times are wall time in seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import NormalDist, fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.streams.records import (
+    Applied,
+    Prompt,
+    Record,
+    RolloutStatus,
+    StepDone,
+    Trajectory,
+    WeightsAnnounced,
+)
+from rollstream.streams.values import Version
+
+ANSWERS_MAX = 50_000  # newest finished answers that are kept
+TOKENS_MIN = 8  # generated tokens of an answer that is a measurement: shorter ones are mostly waits
+FIRST_STEPS = 2  # steps left out of the trainer's times: processes start and caches are cold
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAnswer:
+    """One finished answer: `prompt` and `tokens` are its prompt's and generated tokens. It
+    `is_whole` if one rollout generated all of it.
+    """
+
+    rollout: str
+    group: int
+    index: int
+    prompt: int
+    tokens: int
+    started_s: float
+    finished_s: float
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePoint:
+    """One answer as a measurement: a token took `token_s` beside, on average, `rows` running
+    answers (itself included) with `kv_tokens` cached tokens in all.
+    """
+
+    rows: float
+    kv_tokens: float
+    token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGain:
+    """What drafts gave in a run: `tokens_per_pass` generated tokens, and `rows_per_pass` computed
+    positions (its own and the draft tokens), per sequence and forward pass.
+    """
+
+    tokens_per_pass: float
+    rows_per_pass: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeasurements:
+    """What a run's log shows; an unknown value is None, or empty. `groups` holds the lengths of the
+    finished answers by group number, `prompts` is the number of prompts in a pass.
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    prompt_tokens: int = 0
+    prompts: int | None = None
+    correlation: float = 0.0
+    """Of the lengths of two answers to one prompt, between ranks (0: none, 1: equal)."""
+    points: tuple[DecodePoint, ...] = ()
+    trained_token_s: float | None = None
+    """Seconds of the trainer per token, prompts included, on the GPUs of that run."""
+    step_tokens: float | None = None
+    """Tokens of a step, prompts included."""
+    publish_s: float | None = None
+    """For which the trainer stands still after a step."""
+    arrive_s: float | None = None
+    """From a step's end until its version is announced."""
+    update_s: float | None = None
+    """Of a rollout to take a version."""
+    kv_capacity: int | None = None
+    drafts: DraftGain | None = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Returns the lengths of all finished answers, ascending."""
+        return tuple(sorted(length for group in self.groups for length in group))
+
+
+@dataclass(slots=True)
+class RunLogFold:
+    """Applies the records of a run, in the order of each topic, and returns `measured` from them.
+    `trainer_threads` is the number of threads over which the trainer's `busy_s` is summed.
+    """
+
+    trainer_threads: int = 1
+    answers: dict[str, FinishedAnswer] = field(default_factory=dict[str, FinishedAnswer])
+    steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
+    announced: dict[Version, float] = field(default_factory=dict[Version, float])
+    updates: list[float] = field(default_factory=list[float])
+    epochs: dict[int, int] = field(default_factory=dict[int, int])
+    """The first group of each pass over the prompts after the first one."""
+    capacity: dict[str, int] = field(default_factory=dict[str, int])
+    drafted: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Sums over answers with draft statistics: generated tokens, passes, draft tokens."""
+
+    def apply(self, record: Record) -> None:
+        """Apply one record; records of other kinds are ignored, a repeated one replaces itself."""
+        match record:
+            case Trajectory() if record.finish != "dead":
+                self._finished(record)
+            case StepDone():
+                self.steps[record.step] = record
+            case WeightsAnnounced():
+                self.announced[record.version] = record.time_s
+            case Applied():
+                self.updates.append(record.seconds)
+            case Prompt() if record.epoch:
+                known = self.epochs.get(record.epoch, record.group)
+                self.epochs[record.epoch] = min(known, record.group)
+            case RolloutStatus():
+                self.capacity[record.rollout] = record.kv_capacity
+            case _:
+                pass
+
+    def _finished(self, record: Trajectory) -> None:
+        if record.trajectory in self.answers:  # only the first completion counts
+            return
+        tokens = len(record.logprobs)
+        self.answers[record.trajectory] = FinishedAnswer(
+            record.rollout,
+            record.group,
+            record.index,
+            len(record.tokens) - tokens,
+            tokens,
+            record.started_s,
+            record.finished_s,
+            record.attempt == 1 and not record.moves,
+        )
+        if len(self.answers) > ANSWERS_MAX:
+            del self.answers[next(iter(self.answers))]
+        if record.drafts is not None:
+            gain = (sum(record.drafts.runs), record.drafts.steps, record.drafts.guessed)
+            self.drafted = [a + b for a, b in zip(self.drafted, gain, strict=True)]
+
+    def measured(self) -> RunMeasurements:
+        answers = list(self.answers.values())
+        publish_s, arrive_s = self._version_times()
+        work_s, step_tokens = self._steps_work(answers)
+        tokens, passes, guessed = self.drafted
+        return RunMeasurements(
+            groups=_lengths_by_group(answers),
+            prompt_tokens=round(fmean(one.prompt for one in answers)) if answers else 0,
+            prompts=min((first // epoch for epoch, first in self.epochs.items()), default=None),
+            correlation=length_correlation(answers),
+            points=tuple(decode_points(answers)),
+            trained_token_s=work_s / step_tokens if step_tokens else None,
+            step_tokens=step_tokens or None,
+            publish_s=publish_s,
+            arrive_s=arrive_s,
+            update_s=median(self.updates) if self.updates else None,
+            kv_capacity=min(self.capacity.values(), default=None),
+            drafts=DraftGain(tokens / passes, (passes + guessed) / passes) if guessed else None,
+        )
+
+    def _recent(self) -> list[StepDone]:
+        steps = [done for _, done in sorted(self.steps.items())]
+        return steps[FIRST_STEPS:] if len(steps) > FIRST_STEPS else steps
+
+    def _steps_work(self, answers: Sequence[FinishedAnswer]) -> tuple[float, float]:
+        """Returns the mean seconds of work and the mean tokens of a step. Its work is at least the
+        time in which the trainer did not wait, and at least the computing time of its threads: it
+        waits and computes at once.
+        """
+        prompt = fmean(one.prompt for one in answers) if answers else 0.0
+        work_s = tokens = 0.0
+        steps = self._recent()
+        for done in steps:
+            at = done.metrics
+            computed_s = at.get("busy_s", 0.0) / self.trainer_threads
+            work_s += max(at.get("seconds", 0.0) - at.get("wait_s", 0.0), computed_s)
+            tokens += at.get("tokens_trained", 0.0) + prompt * done.counts.get("trained", 0)
+        return work_s / max(1, len(steps)), tokens / max(1, len(steps))
+
+    def _version_times(self) -> tuple[float | None, float | None]:
+        """Returns the medians of the pause of the trainer between two steps, and of the time from a
+        step's end until its version is announced.
+        """
+        steps = self._recent()
+        pauses = [
+            max(0.0, b.time_s - a.time_s - b.metrics.get("seconds", 0.0))
+            for a, b in pairwise(steps)
+            if a.version.term == b.version.term
+        ]
+        arrive = [
+            max(0.0, self.announced[done.version] - done.time_s)
+            for done in steps
+            if done.version in self.announced
+        ]
+        return median(pauses) if pauses else None, median(arrive) if arrive else None
+
+
+def _lengths_by_group(answers: Sequence[FinishedAnswer]) -> tuple[tuple[int, ...], ...]:
+    """Returns the lengths of each group's answers in the order of their indices, from group 0 to
+    the last; () for a group without finished answers.
+    """
+    found: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for one in answers:
+        found[one.group][one.index] = one.tokens
+    ends = 1 + max(found, default=-1)
+    return tuple(tuple(n for _, n in sorted(found.get(g, {}).items())) for g in range(ends))
+
+
+def decode_points(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
+    """Returns a measurement for each whole answer, from all answers of its rollout. Answers that
+    never finished are missing from the counts, so the last ones of a killed run seem a little fast.
+    """
+    by_rollout: defaultdict[str, list[FinishedAnswer]] = defaultdict(list)
+    for one in answers:
+        if one.finished_s > one.started_s:
+            by_rollout[one.rollout].append(one)
+    return [point for group in by_rollout.values() for point in _points_of_rollout(group)]
+
+
+def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
+    """Between two starts or ends the rows are constant and the cached tokens grow evenly, so both
+    are integrated exactly, and their means over an answer's time follow from the integrals.
+    """
+    origin = min(one.started_s for one in answers)  # small numbers: squares of times are subtracted
+    begin = np.array([one.started_s - origin for one in answers])
+    end = np.array([one.finished_s - origin for one in answers])
+    tokens = np.array([float(one.tokens) for one in answers])
+    prompt = np.array([float(one.prompt) for one in answers])
+    speed = tokens / (end - begin)
+    at = np.unique(np.concatenate([begin, end]))
+    rows = _stepwise(at, begin, end, np.ones(len(answers)))
+    level = _stepwise(at, begin, end, prompt - speed * begin)
+    slope = _stepwise(at, begin, end, speed)
+    row_s = _integral(rows[:-1] * np.diff(at))
+    kv_s = _integral(level[:-1] * np.diff(at) + slope[:-1] * np.diff(at**2) / 2)
+    first, last = np.searchsorted(at, begin), np.searchsorted(at, end)
+    seconds = end - begin
+    mean_rows, mean_kv = (
+        (row_s[last] - row_s[first]) / seconds,
+        (kv_s[last] - kv_s[first]) / seconds,
+    )
+    return [
+        DecodePoint(float(mean_rows[i]), float(mean_kv[i]), float(seconds[i] / tokens[i]))
+        for i, one in enumerate(answers)
+        if one.is_whole and one.tokens >= TOKENS_MIN
+    ]
+
+
+def _stepwise(at: FloatArray, begin: FloatArray, end: FloatArray, value: FloatArray) -> FloatArray:
+    """Returns the sum of `value` over the answers that run from each time of `at` to the next."""
+    changes = np.zeros(len(at))
+    np.add.at(changes, np.searchsorted(at, begin), value)
+    np.add.at(changes, np.searchsorted(at, end), -value)
+    return np.cumsum(changes)
+
+
+def _integral(pieces: FloatArray) -> FloatArray:
+    return np.concatenate([[0.0], np.cumsum(pieces)])
+
+
+def length_correlation(answers: Sequence[FinishedAnswer]) -> float:
+    """Returns the correlation of two answers to one prompt, by their ranks among all answers as
+    normal deviates (the simulator's copula): the mean product of the deviates of such pairs. 0 if
+    no group has two answers.
+    """
+    if not answers:
+        return 0.0
+    order = np.argsort(np.argsort([one.tokens for one in answers], kind="stable"), kind="stable")
+    normal = NormalDist()
+    deviates = [normal.inv_cdf((rank + 0.5) / len(answers)) for rank in order.tolist()]
+    by_group: defaultdict[int, list[float]] = defaultdict(list)
+    for one, deviate in zip(answers, deviates, strict=True):
+        by_group[one.group].append(deviate)
+    products = pairs = 0.0
+    for group in by_group.values():
+        products += sum(group) ** 2 - sum(deviate * deviate for deviate in group)
+        pairs += len(group) * (len(group) - 1)
+    return min(1.0, max(0.0, products / pairs)) if pairs else 0.0
