@@ -33,14 +33,15 @@ from rollstream.sizes.devices import ACCELERATORS
 from testbed.run_process import running
 
 PAIRS, PAIRS_QUICK = 5, 1
-WARM = 5  # steps; two are one pass over the prompts, and the lag bound admits further ahead
-STEPS, STEPS_QUICK = 9, 5
+WARM = 4  # steps; two are one pass over the prompts, after which lengths are known
+JOINED = 2  # steps after the last rollout has joined
+STEPS, STEPS_QUICK = 8, 4
 KINDS: Mapping[str, int] = {"H100": 1, "L40S": 2, "L4": 3}
 """Rollouts of each kind of card, the fastest first: `rollstream run` starts those of the first."""
 PACED = "paced engine: lengths drawn, times computed"
 WORLD = (
     "trainer.steps=40", "trainer.groups_per_step=64", "task.options.prompts=128",
-    "dispatch.max_lag=4", "paced.weights_bytes=20000000", "paced.time_scale=10",
+    "dispatch.max_lag=4", "paced.weights_bytes=20000000", "paced.time_scale=4",
 )  # fmt: skip
 MODEL_BYTES, KV_TOKEN_BYTES, MEMORY_SHARE = 15.2e9, 57_344, 0.9
 SHARES = 2.7 / 3.35, 6e14 / 989e12
@@ -110,12 +111,14 @@ def _arm(folder: Path, known: bool, seed: int, steps: int) -> Arm:
     first, *others = KINDS
     with ExitStack() as stack:
         run = stack.enter_context(watched(folder, (*shared, *settings_of(first))))
-        run.until(lambda: (folder / "config.json").exists() and bool(run.beats))
+        run.until(lambda: bool(run.beats))
         for kind in others:
             for number in range(KINDS[kind]):
                 stack.enter_context(_rollout(folder, kind, number, shared))
-        run.until(lambda: WARM + steps in run.steps)
-        found = _measured(run, WARM, WARM + steps)
+        run.until(lambda: len(run.beats) == sum(KINDS.values()))
+        begin = max(WARM, max(run.steps, default=0) + JOINED)
+        run.until(lambda: begin + steps in run.steps)
+        found = _measured(run, begin, begin + steps)
     for path in folder.parent.glob(f"{folder.name}*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return found

@@ -180,10 +180,12 @@ def _lay_out_kinds(
     ends: list[int] = []
     kinds: list[int] = []
     begin, given = 0, 0.0
-    for kind in sorted({worker.kind for worker in workers}):
+    order = sorted({worker.kind for worker in workers})
+    for kind in order:
         own = [worker for worker in workers if worker.kind == kind]
         given += sum(worker.speed * worker.slots for worker in own)
-        end = bisect_left(tokens, given / capacity * tokens[-1])
+        is_last = kind == order[-1]
+        end = len(ranked) if is_last else bisect_left(tokens, given / capacity * tokens[-1])
         part = ranked[begin:end]
         inner = lay_out_wave(part, own, ascending, samples, slots) if is_ranked else None
         found = (tuple(worker.rollout for worker in own),) if inner is None else inner.groups
