@@ -104,7 +104,7 @@ def plan_unlike(
             value /= plan.per_hour
         return value, plan.rollout_tokens_per_s, -plan.trainer_cards, not plan.form.recompute
 
-    found = max(_plans(request, kinds, objective), key=rank, default=None)
+    found = max(plans_of(request, kinds, objective), key=rank, default=None)
     if found is None:
         return None
     cards = sum(kind.cards for kind in kinds)
@@ -125,10 +125,12 @@ def weakest(cards: Sequence[Accelerator]) -> Accelerator:
     )
 
 
-def _plans(
-    request: PlanRequest, kinds: Sequence[CardKind], objective: Objective
+def plans_of(
+    request: PlanRequest, kinds: Sequence[CardKind], objective: Objective = "speed"
 ) -> Iterator[UnlikePlan]:
-    """Yields all assignments that fit."""
+    """Yields all assignments that fit, with layers kept and recomputed, without the comparison and
+    the lengths of answers.
+    """
     sizes = [engines.own_engine(_on(request, kind), kind.cards) for kind in kinds]
     forms: dict[tuple[Accelerator, int], list[TrainerForm]] = {}
     for numbers in _assignments(kinds, objective):
