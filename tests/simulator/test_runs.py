@@ -72,6 +72,26 @@ def check_whole(samples: list[SimulatedTrajectory], lengths: list[int]) -> None:
         assert [v for v, _ in work.spans] == sorted({v for v, _ in work.spans})
 
 
+def test_known_speeds_drop_fewer_answers_over_unlike_machines() -> None:
+    """Long answers on the slow rollouts are too old; equal machines are not treated otherwise."""
+    job = replace(WAVY, groups_per_step=12, steps=16, skip=6, quota=0, queue_per_slot=0.5)
+    unlike = {"rollouts": 6, "slots": 8, "batch_max": 8, "speeds": (1.0, 1.0, 0.3, 0.3, 0.1, 0.1)}
+    ours = policy_of("ours")
+    known = run(ours, TAILED, job, **unlike)
+    alike = run(replace(ours, by_speed=False), TAILED, job, **unlike)
+    lost = [one.counts.expired + one.counts.dropped for one in (known, alike)]
+    assert lost[0] < lost[1] / 2
+    assert known.tokens_per_s > alike.tokens_per_s
+    equal = unlike | {"speeds": (1.0,)}
+    blind = run(replace(ours, by_speed=False), TAILED, job, **equal)
+    assert run(ours, TAILED, job, **equal) == blind
+
+
+def test_a_rollout_has_its_share_of_the_cache() -> None:
+    world = World(replace(SMALL, kv_shares=(1.0, 0.5)), WAVY, policy_of("ours"), workload(TAILED))
+    assert [one.replica.capacity for one in world.rollouts.values()] == [10_000, 5_000]
+
+
 @settings(max_examples=25, deadline=None)
 @given(name=names, seed=st.integers(0, 10_000))
 def test_the_cache_is_never_above_its_capacity(name: str, seed: int):
