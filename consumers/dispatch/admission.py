@@ -13,7 +13,7 @@ from rollstream.consumers.dispatch.kinds import relative_speeds, speed_kinds
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import RolloutSpeed, WaveLayout, lay_out_wave
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.streams.records import Prompt
+from rollstream.streams.records import Prompt, RolloutStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,30 +133,35 @@ def rollout_speeds(state: DispatchState, by_speed: bool = True) -> list[RolloutS
     """Returns the measured speed and the kind of each living rollout, ordered by name; a rollout
     that has not generated yet gets the median speed. Without `by_speed` all are equal.
 
-    If rollouts are of unlike kinds, their speeds are those relative to each other in equal batches,
-    and preemptible rollouts are a kind of their own, the lowest: they get the shortest answers.
+    If rollouts are of unlike kinds, their speeds are those in equal batches. Preemptible rollouts
+    and those that take no work now are then a kind of their own, the lowest: the former get the
+    shortest answers, and no sample waits for the latter.
     """
     rollouts = sorted(state.rollouts.items())
     if not by_speed:
         return [RolloutSpeed(n, 1.0, r.status.preemptible) for n, r in rollouts]
-    relative = relative_speeds({name: rollout.reports for name, rollout in rollouts})
-    steady = [name for name, rollout in rollouts if not rollout.status.preemptible]
-    kinds = dict(zip(steady, speed_kinds([relative[name] for name in steady]), strict=True))
-    if any(kinds.values()):
-        above = len(steady) < len(rollouts)
-        return [
-            RolloutSpeed(
-                name,
-                relative[name],
-                rollout.status.preemptible,
-                kinds[name] + above if name in kinds else 0,
-                rollout.status.slots,
-            )
-            for name, rollout in rollouts
-        ]
     speeds = sorted(rollout.speed for _, rollout in rollouts if rollout.speed)
     usual = speeds[len(speeds) // 2] if speeds else 1.0
-    return [RolloutSpeed(n, r.speed or usual, r.status.preemptible) for n, r in rollouts]
+    relative = relative_speeds({name: rollout.reports for name, rollout in rollouts})
+    steady = [name for name, rollout in rollouts if _is_steady(rollout.status)]
+    kinds = dict(zip(steady, speed_kinds([relative[name] for name in steady]), strict=True))
+    if not any(kinds.values()):
+        return [RolloutSpeed(n, r.speed or usual, r.status.preemptible) for n, r in rollouts]
+    above = len(steady) < len(rollouts)
+    return [
+        RolloutSpeed(
+            name,
+            usual * relative[name],
+            rollout.status.preemptible,
+            kinds[name] + above if name in kinds else 0,
+            rollout.status.slots,
+        )
+        for name, rollout in rollouts
+    ]
+
+
+def _is_steady(status: RolloutStatus) -> bool:
+    return status.verified and status.health != "leaving" and not status.preemptible
 
 
 def _prompts_of(

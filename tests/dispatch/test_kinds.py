@@ -123,6 +123,20 @@ def test_preemptible_rollouts_stay_the_lowest_kind() -> None:
     assert {one.rollout: one.kind for one in rollout_speeds(spot)} == {"a": 2, "b": 1, "spot": 0}
 
 
+def test_no_sample_waits_for_a_fast_rollout_that_takes_no_work() -> None:
+    state = state_of({"a": 1.0, "b": 0.1, "c": 0.3})
+    leaving = replace_status(state, "a", health="leaving")
+    assert {one.rollout: one.kind for one in rollout_speeds(leaving)} == {"a": 0, "b": 1, "c": 2}
+
+
+def test_speeds_stay_tokens_per_second() -> None:
+    """What a load of an old version costs is counted in them."""
+    state = state_of({"a": 1.0, "b": 0.1, "c": 0.3})
+    found = {one.rollout: one.speed for one in rollout_speeds(state)}
+    measured = {name: rollout.speed for name, rollout in state.rollouts.items()}
+    assert all(0.5 < found[name] / measured[name] < 2 for name in found)
+
+
 def replace_status(state: DispatchState, name: str, **changed: object) -> DispatchState:
     state.apply_status(status(name, 16, 16 / 26, **changed), 9.0)
     return state
