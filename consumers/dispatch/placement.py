@@ -336,8 +336,10 @@ def _with_room(
     """Returns the rollouts with room of the first tier that has such; of all without tiers."""
     if tiers is None:
         return list(open_.values())
-    found = ([open_[name] for name in tier if name in open_] for tier in tiers)
-    return next((candidates for candidates in found if candidates), [])
+    for tier in tiers:
+        if found := [open_[name] for name in tier if name in open_]:
+            return found
+    return []
 
 
 def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -> _RolloutFill:

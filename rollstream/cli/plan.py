@@ -81,16 +81,17 @@ def main(arguments: argparse.Namespace) -> int:
     Returns the exit code.
     """
     kinds = parse_kinds(arguments.gpus)
-    if len(kinds) > 1:
+    kind, *others = kinds
+    if others:
         return _plan_kinds(arguments, kinds)
-    plan = plan_run(_request(arguments, kinds[0]))
+    plan = plan_run(_request(arguments, kind))
     proposed = plan.proposed
     if arguments.toml is not None and proposed is not None:
         _write(arguments.toml, lambda file: toml_files(proposed, file))
     if arguments.json:
         print(json.dumps(proposal.figures(plan)))
     elif arguments.toml != "-":
-        _print(plan, kinds[0].price)
+        _print(plan, kind.price)
     return 0 if plan.layout is not None else EXIT_SHORT
 
 
