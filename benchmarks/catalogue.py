@@ -113,6 +113,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "hex": Benchmark(
+        "benchmarks.repack.hex",
+        {"repack/hex.py": {"hex_gain": "≥ 1.2 ×", "hex_gain_sim": "", "hex_plan_sim": ""}},
+    ),
     "histospec": Benchmark(
         "benchmarks.histospec.histospec",
         {

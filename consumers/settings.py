@@ -35,6 +35,10 @@ class DispatchSettings(Settings):
     """
     repack_every_s: Annotated[float, INCIDENTAL] = Field(default=5.0, gt=0)
     """Seconds between two repack plans, in addition to one after each new version."""
+    by_speed: Annotated[bool, INCIDENTAL] = True
+    """Place work by the measured speed of each rollout: on unlike machines fast ones get the long
+    answers, and requests move to fast ones only. False treats all rollouts as equally fast.
+    """
     load_bytes_per_s: Annotated[float, INCIDENTAL] = Field(default=2e8, gt=0)
     """Assumed speed at which a rollout loads a version from the store. It decides whether a version
     that no rollout holds is loaded to resume its trajectories, or these restart on the newest.

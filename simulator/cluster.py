@@ -54,6 +54,8 @@ class Cluster:
     """Seconds between two checks whether to repack."""
     speeds: tuple[float, ...] = (1.0,)
     """Relative speeds of the rollouts; the list repeats."""
+    kv_shares: tuple[float, ...] = (1.0,)
+    """Each rollout's KV cache as a share of `kv_capacity`; the list repeats."""
     failures_per_hour: float = 0.0
     """Failures of each rollout. A failure loses the tokens since its last partial."""
     preemptions_per_hour: float = 0.0
@@ -222,6 +224,8 @@ class SimulatedRollout:
 
     replica: Replica
     speed: float = 1.0
+    kind: int = 0
+    """The rank of its kind of machine by speed, 0 for the slowest (`dispatch/kinds.py`)."""
     alive: bool = True
     failing: str = ""
     """Why the rollout dies at the end of its present decode step: `failure`, or `preemption`, which

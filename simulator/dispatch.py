@@ -16,6 +16,7 @@ from rollstream.consumers.dispatch import placement
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,
     admissible_groups,
+    room_to_admit,
     version_needed,
     wave_of,
 )
@@ -40,6 +41,7 @@ class WavePlacement:
     policy: SchedulingPolicy
     samples: int
     slots: int
+    held_max: int = 0  # samples that may wait for fast rollouts, under the newest layout
     layouts: dict[int, tuple[placement.WaveLayout | None, float]] = field(
         default_factory=dict[int, tuple[placement.WaveLayout | None, float]]
     )
@@ -49,11 +51,16 @@ class WavePlacement:
     ) -> None:
         """Lay out the wave over these rollouts; `means` are its prompts' predicted lengths."""
         workers = [
-            placement.RolloutSpeed(rollout.replica.name, rollout.speed) for rollout in rollouts
+            placement.RolloutSpeed(one.replica.name, one.speed, kind=one.kind, slots=self.slots)
+            for one in rollouts
         ]
         ascending = wave % 2 == 0  # a rollout with short prompts gets long ones in the next wave
         if self.policy.ramp:
-            layout = placement.lay_out_wave(means, workers, ascending, self.samples, self.slots)
+            is_ranked = self.policy.on_update == "keep_version"
+            layout = placement.lay_out_wave(
+                means, workers, ascending, self.samples, self.slots, is_ranked
+            )
+            self.held_max = 0 if layout is None else layout.held_max
         else:
             layout = _even_layout(means, workers, ascending)
         self.layouts[wave] = (layout, median(means))
@@ -259,7 +266,8 @@ class SimulatedDispatch:
             wave = wave_of(self.pace, self.admitted, self.closed)
             room = sum(room.free for room in self._rooms(wave))
             waiting = sum(map(len, self.unplaced))
-            allowed = min(allowed, max(0, room - waiting) // self.workload.samples)
+            room = room_to_admit(room, waiting, self.placing.held_max)
+            allowed = min(allowed, max(0, room) // self.workload.samples)
         for _ in range(allowed):
             self._admit_one()
 
@@ -290,7 +298,7 @@ class SimulatedDispatch:
         """Returns the rollouts with room for this wave, under a version that the wave allows."""
         needed = version_needed(self.pace, wave)
         return [
-            placement.RolloutRoom(name, room, rollout.tokens, rollout.speed)
+            placement.RolloutRoom(name, room, rollout.tokens, rollout.speed, kind=rollout.kind)
             for name, rollout in self.rollouts.items()
             if rollout.is_open()
             and (rollout.replica.version >= needed or self.policy.on_update != "keep_version")

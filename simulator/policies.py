@@ -61,6 +61,8 @@ class SchedulingPolicy:
     """
     ramp: bool = False
     """The long groups of a wave get extra rollouts (the second tier of HistoPipe)."""
+    by_speed: bool = True
+    """Dispatch knows the speeds of the rollouts; otherwise it treats all as equally fast."""
     migrate: bool = False
     """Outliers among the last unfinished trajectories move to other rollouts."""
     drafts: bool = False

@@ -151,6 +151,7 @@ class SimulatedRepack:
             batch_max=self.world.cluster.batch_max,
             ready=rollout.is_open(),
             gains=self.world.dispatching.gains(rollout),
+            kind=rollout.kind,
         )
 
     def _move_outliers(self, loads: list[repack.RolloutLoad]) -> None:

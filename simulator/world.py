@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from rollstream.consumers.dispatch.admission import AdmissionPace
+from rollstream.consumers.dispatch.kinds import speed_kinds
 from rollstream.simulator.cache import KvCache
 from rollstream.simulator.cluster import Cluster, Job, SimulatedRollout
 from rollstream.simulator.dispatch import LengthForecast, SimulatedDispatch, WavePlacement
@@ -130,26 +131,28 @@ class World:
 def rollouts_of(
     cluster: Cluster, policy: SchedulingPolicy, holds_kv: bool = True
 ) -> list[SimulatedRollout]:
-    """Returns the cluster's rollouts; the entries of `speeds` repeat in order. With `holds_kv`
-    trajectories that wait for their environment stay in the cache.
+    """Returns the cluster's rollouts; the entries of `speeds` and `kv_shares` repeat in order. With
+    `holds_kv` trajectories that wait for their environment stay in the cache.
     """
     width = len(str(cluster.rollouts - 1))
-    reserve = int(cluster.kv_reserve * cluster.kv_capacity)
-    return [
-        SimulatedRollout(
-            Replica(
-                f"rollout-{index:0{width}}",
-                scaled_roofline(cluster.roofline, cluster.speeds[index % len(cluster.speeds)]),
-                cluster.slots,
-                cluster.kv_capacity,
-                reserve,
-                policy.by_length,
-                KvCache(policy.prefix),
-                cluster.drafts if policy.drafts else None,
-                holds_kv,
-                policy.adapters,
-            ),
-            speed=cluster.speeds[index % len(cluster.speeds)],
+    speeds = [cluster.speeds[n % len(cluster.speeds)] for n in range(cluster.rollouts)]
+    kinds = speed_kinds(speeds)
+    found: list[SimulatedRollout] = []
+    for index, speed in enumerate(speeds):
+        share = cluster.kv_shares[index % len(cluster.kv_shares)]
+        capacity = int(share * cluster.kv_capacity)
+        replica = Replica(
+            f"rollout-{index:0{width}}",
+            scaled_roofline(cluster.roofline, speed),
+            cluster.slots,
+            capacity,
+            int(cluster.kv_reserve * capacity),
+            policy.by_length,
+            KvCache(policy.prefix),
+            cluster.drafts if policy.drafts else None,
+            holds_kv,
+            policy.adapters,
         )
-        for index in range(cluster.rollouts)
-    ]
+        known = (speed, kinds[index]) if policy.by_speed else (1.0, 0)
+        found.append(SimulatedRollout(replica, *known))
+    return found

@@ -3,9 +3,9 @@
 `service` is the loop of the lease holder. `inbox` reads the topics into `state`, and `persistence`
 keeps it for the next holder. `admission` decides how many groups may start, and lays out waves of
 them. `planner` turns unassigned trajectories into `assignments`: `placement` picks rollouts by the
-expected `lengths`, and `version_reload` brings back versions that no rollout holds. `moves` decides
-when to move requests between rollouts, by `repack` (whole tails, and single long answers). The
-planners are pure functions that the simulator calls, too.
+expected `lengths` and by the `kinds` of machines, and `version_reload` brings back versions that no
+rollout holds. `moves` decides when to move requests between rollouts, by `repack` (whole tails, and
+single long answers). The planners are pure functions that the simulator calls, too.
 """
 
 from typing import TYPE_CHECKING

@@ -9,10 +9,11 @@ where they run. The functions are pure (invariant 9); `WaveLayouts` caches layou
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollstream.consumers.dispatch.kinds import relative_speeds, speed_kinds
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import RolloutSpeed, WaveLayout, lay_out_wave
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.streams.records import Prompt
+from rollstream.streams.records import Prompt, RolloutStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +64,37 @@ def version_needed(pace: AdmissionPace, wave: int) -> int:
     return 0 if pace.max_lag is None else max(0, wave - pace.max_lag)
 
 
+def room_to_admit(free: int, unassigned: int, held_max: int) -> int:
+    """Returns how many samples may be admitted beside the `unassigned` ones, where rollouts have
+    room for `free` new samples. Over unlike machines up to `held_max` samples wait for fast ones
+    (`WaveLayout`), so as many more are admitted, among which are some for the slow ones.
+    """
+    return free - unassigned + (held_max if free > 0 else 0)
+
+
 LAYOUTS_MAX = 16  # beyond it the oldest is evicted; at most max_lag + 1 waves are open
 
-_Key = tuple[int, tuple[str, ...]]
+_Key = tuple[int, tuple[tuple[str, int], ...]]
 
 
 @dataclass(slots=True)
 class WaveLayouts:
-    """Computes and caches the layout of each wave (`placement.lay_out_wave`); without `enabled`
-    there are none. A wave is laid out when its first sample is assigned, so that all its samples
-    are ranked together, and again when a rollout comes or goes.
+    """Computes and caches the layout of each wave (`placement.lay_out_wave`). A wave is laid out
+    when its first sample is assigned, so that all its samples are ranked together, and again when a
+    rollout comes or goes, or is found to be of another kind.
 
-    A layout gives each rollout answers of similar length. That helps only where a rollout finishes
-    its work before it continues with a new version (`keep_version`); under the other update
-    policies a mix of long and short answers fills a batch best.
+    With `is_ranked` a layout gives each rollout answers of similar length. That helps only where a
+    rollout finishes its work before it continues with a new version (`keep_version`); under the
+    other update policies a mix of long and short answers fills a batch best. Then only rollouts of
+    unlike kinds are laid out: fast ones get the long answers. With `by_speed` False all rollouts
+    count as equally fast.
     """
 
-    enabled: bool
+    is_ranked: bool
     groups_per_wave: int
+    by_speed: bool = True
+    held_max: int = 0
+    """Samples that may wait for fast rollouts under the newest layouts."""
     _layouts: dict[_Key, WaveLayout | None] = field(default_factory=dict[_Key, WaveLayout | None])
 
     def of(
@@ -93,34 +107,61 @@ class WaveLayouts:
         """Returns the layouts by wave, without the waves that cannot be ranked. `ahead` are the
         next prompts to be admitted.
         """
-        if not self.enabled:
+        workers = rollout_speeds(state, self.by_speed)
+        names = tuple((worker.rollout, worker.kind) for worker in workers)
+        if not self.is_ranked and not any(worker.kind for worker in workers):
+            self.held_max = 0
             return {}
-        workers = rollout_speeds(state)
-        names = tuple(worker.rollout for worker in workers)
         for wave in set(waves):
             if (wave, names) not in self._layouts:
                 prompts = _prompts_of(state, wave, ahead, self.groups_per_wave)
                 slots = min(
                     (rollout.status.slots for rollout in state.rollouts.values()), default=1
                 )
-                layout = _lay_out_if_known(prompts, lengths, workers, wave, max(1, slots))
-                self._layouts[wave, names] = layout
+                self._layouts[wave, names] = _lay_out_if_known(
+                    prompts, lengths, workers, wave, max(1, slots), self.is_ranked
+                )
         while len(self._layouts) > LAYOUTS_MAX:
             del self._layouts[next(iter(self._layouts))]
         found = {wave: self._layouts.get((wave, names)) for wave in waves}
-        return {wave: layout for wave, layout in found.items() if layout is not None}
+        known = {wave: layout for wave, layout in found.items() if layout is not None}
+        self.held_max = max((layout.held_max for layout in known.values()), default=0)
+        return known
 
 
-def rollout_speeds(state: DispatchState) -> list[RolloutSpeed]:
-    """Returns the measured speed of each living rollout, ordered by name; a rollout that has not
-    generated yet gets the median speed.
+def rollout_speeds(state: DispatchState, by_speed: bool = True) -> list[RolloutSpeed]:
+    """Returns the measured speed and the kind of each living rollout, ordered by name; a rollout
+    that has not generated yet gets the median speed. Without `by_speed` all are equal.
+
+    If rollouts are of unlike kinds, their speeds are those in equal batches. Preemptible rollouts
+    and those that take no work now are then a kind of their own, the lowest: the former get the
+    shortest answers, and no sample waits for the latter.
     """
-    speeds = sorted(rollout.speed for rollout in state.rollouts.values() if rollout.speed)
+    rollouts = sorted(state.rollouts.items())
+    if not by_speed:
+        return [RolloutSpeed(n, 1.0, r.status.preemptible) for n, r in rollouts]
+    speeds = sorted(rollout.speed for _, rollout in rollouts if rollout.speed)
     usual = speeds[len(speeds) // 2] if speeds else 1.0
+    relative = relative_speeds({name: rollout.reports for name, rollout in rollouts})
+    steady = [name for name, rollout in rollouts if _is_steady(rollout.status)]
+    kinds = dict(zip(steady, speed_kinds([relative[name] for name in steady]), strict=True))
+    if not any(kinds.values()):
+        return [RolloutSpeed(n, r.speed or usual, r.status.preemptible) for n, r in rollouts]
+    above = len(steady) < len(rollouts)
     return [
-        RolloutSpeed(name, rollout.speed or usual, rollout.status.preemptible)
-        for name, rollout in sorted(state.rollouts.items())
+        RolloutSpeed(
+            name,
+            usual * relative[name],
+            rollout.status.preemptible,
+            kinds[name] + above if name in kinds else 0,
+            rollout.status.slots,
+        )
+        for name, rollout in rollouts
     ]
+
+
+def _is_steady(status: RolloutStatus) -> bool:
+    return status.verified and status.health != "leaving" and not status.preemptible
 
 
 def _prompts_of(
@@ -140,6 +181,7 @@ def _lay_out_if_known(
     workers: Sequence[RolloutSpeed],
     wave: int,
     slots: int,
+    is_ranked: bool,
 ) -> WaveLayout | None:
     """Returns the layout; None if less than half of the prompts have an expected length, or if a
     ranking is useless (`lay_out_wave`).
@@ -148,4 +190,4 @@ def _lay_out_if_known(
     if not prompts or 2 * len(known) < len(prompts):
         return None
     means = [length.mean for length in known]
-    return lay_out_wave(means, workers, wave % 2 == 0, prompts[0].samples, slots)
+    return lay_out_wave(means, workers, wave % 2 == 0, prompts[0].samples, slots, is_ranked)

@@ -9,9 +9,10 @@ recovered (docs/explanation/scheduling.md, A move).
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollstream.consumers.dispatch import repack
+from rollstream.consumers.dispatch.admission import rollout_speeds
 from rollstream.consumers.dispatch.assignments import release_record
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, TrackedRollout
@@ -62,6 +63,7 @@ class RepackPlanner:
     every_s: float
     max_lag: int | None
     groups_per_wave: int
+    by_speed: bool = True
     _due_s: float = 0.0
     _version: Version | None = None
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -110,8 +112,12 @@ class RepackPlanner:
                 silent[assignment.rollout] = silent.get(assignment.rollout, 0) + 1
                 if _is_resume_pending(state, trajectory, assignment):
                     moving.add(assignment.rollout)
+        kinds = {worker.rollout: worker.kind for worker in rollout_speeds(state, self.by_speed)}
         return [
-            rollout_load(rollout, silent.get(name, 0), name not in moving, state.version)
+            replace(
+                rollout_load(rollout, silent.get(name, 0), name not in moving, state.version),
+                kind=kinds[name],
+            )
             for name, rollout in sorted(state.rollouts.items())
         ]
 

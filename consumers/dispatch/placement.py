@@ -2,13 +2,15 @@
 
 `lay_out_wave` ranks a wave's prompts by expected length, cuts the ranking into ranges (ranking
 groups), and gives each of them some of the rollouts (`WaveLayout`). `place_samples` then places the
-samples; without a layout every rollout takes samples of any length. No sample waits for a better
-place: room on any rollout is used (docs/explanation/scheduling.md, Placement).
+samples; without a layout every rollout takes samples of any length. Between equal machines no
+sample waits for a better place: room on any rollout is used. Where machines are unlike, some long
+samples wait for the fast ones (docs/explanation/scheduling.md, Placement, Unlike machines).
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,36 +72,58 @@ def _rollouts_needed(
 @dataclass(frozen=True, slots=True)
 class RolloutSpeed:
     """Names a rollout and its measured speed, in any unit. `preemptible`: its machine may be taken
-    away at any moment.
+    away at any moment. `kind` orders the kinds of machines by speed, from 0, the slowest
+    (`kinds.py`); it has `slots` slots.
     """
 
     rollout: str
     speed: float = 1.0
     preemptible: bool = False
+    kind: int = 0
+    slots: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class WaveLayout:
     """Names the rollouts of each ranking group of one wave, shortest answers first. `means` are the
-    expected lengths of the wave's prompts, sorted; a length's place among them selects its group.
+    expected lengths of the wave's prompts, sorted; a length's place among them selects its group:
+    groups have equal numbers of prompts.
+
+    Where rollouts are of unlike kinds, group g has the prompts up to place `ends[g]`, and its
+    rollouts are of the kind `kinds[g]`; both are empty otherwise. At most `held_max` samples wait
+    for rollouts of their own kind or a faster one; more may run on slower ones.
     """
 
     means: tuple[float, ...]
     groups: tuple[tuple[str, ...], ...]
+    ends: tuple[int, ...] = ()
+    kinds: tuple[int, ...] = ()
+    held_max: int = 0
 
     def near(self, mean: float) -> Iterator[tuple[str, ...]]:
         """Yields the rollouts of the ranking group to which this length belongs, then those of the
-        other groups, the nearest first.
+        other groups, the nearest first: those of the same kind, then of faster ones.
         """
-        count = len(self.groups)
-        rank = bisect_left(self.means, mean) / len(self.means)
-        own = min(count - 1, int(rank * count))
-        yield self.groups[own]
-        for away in range(1, count):
-            if own + away < count:
-                yield self.groups[own + away]
-            if own >= away:
-                yield self.groups[own - away]
+        own = self._group_of(mean)
+        order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own), -g))
+        yield from (self.groups[g] for g in order if self._kind(g) == self._kind(own))
+        yield from (self.groups[g] for g in order if self._kind(g) > self._kind(own))
+
+    def slower(self, mean: float) -> Iterator[tuple[str, ...]]:
+        """Yields the rollouts of slower kinds than the length's own, the fastest first."""
+        own = self._kind(self._group_of(mean))
+        for kind, group in reversed(list(zip(self.kinds, self.groups, strict=True))):
+            if kind < own:
+                yield group
+
+    def _group_of(self, mean: float) -> int:
+        count, place = len(self.groups), bisect_left(self.means, mean)
+        if not self.ends:
+            return min(count - 1, int(place / len(self.means) * count))
+        return min(count - 1, bisect_right(self.ends, place))
+
+    def _kind(self, group: int) -> int:
+        return self.kinds[group] if self.kinds else 0
 
 
 def lay_out_wave(
@@ -108,10 +132,13 @@ def lay_out_wave(
     ascending: bool,
     samples: int,
     slots: int,
+    is_ranked: bool = True,
 ) -> WaveLayout | None:
     """Returns the layout of a wave with one ranking group for every two rollouts; None where a
     ranking is useless: fewer than three rollouts or two prompts, or all lengths equal. `means` are
     the expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
+    Rollouts of unlike kinds are first divided by kind (`_lay_out_kinds`); with `is_ranked` False
+    that is all.
 
     The ranking is HistoPipe (RhymeRL, arXiv 2508.18588). Consecutive waves give the groups to the
     rollouts in opposite directions (`ascending`), so a rollout with the shortest answers of one
@@ -119,14 +146,62 @@ def lay_out_wave(
     shortest answers of every wave, so that little is lost when one is taken away.
     """
     ranked = tuple(sorted(means))
+    if len({worker.kind for worker in workers}) > 1:
+        return _lay_out_kinds(ranked, workers, ascending, samples, slots, is_ranked)
     count = min((len(workers) + 1) // 2, len(ranked))
-    if count < 2 or ranked[0] == ranked[-1]:
+    if not is_ranked or count < 2 or ranked[0] == ranked[-1]:
         return None
     longest = [ranked[(g + 1) * len(ranked) // count - 1] for g in range(count)]
     answers = max(1, len(ranked) * samples // count)
     # Assumed: a step with all slots in use takes twice as long as a step with nearly none.
     shares = share_out(end_times(longest, answers, len(workers), lambda b: 1.0 + b / slots))
     return WaveLayout(ranked, _split_by_shares(shares, _rollouts_in_order(workers, ascending)))
+
+
+def _lay_out_kinds(
+    ranked: tuple[float, ...],
+    workers: Sequence[RolloutSpeed],
+    ascending: bool,
+    samples: int,
+    slots: int,
+    is_ranked: bool,
+) -> WaveLayout | None:
+    """Returns the layout over rollouts of unlike kinds; None if all lengths are equal. The slowest
+    kind gets the shortest answers, in every wave: a long answer on a slow rollout delays its group
+    and the step, and is dropped where it exceeds the lag bound. Each kind gets the share of the
+    wave's tokens that it generates (slots × speed), so all kinds end together. Inside a kind its
+    own part of the wave is laid out as over equal machines.
+    """
+    if len(ranked) < 2 or ranked[0] == ranked[-1]:
+        return None
+    tokens = list(accumulate(ranked))
+    capacity = sum(worker.speed * worker.slots for worker in workers)
+    groups: list[tuple[str, ...]] = []
+    ends: list[int] = []
+    kinds: list[int] = []
+    begin, given = 0, 0.0
+    order = sorted({worker.kind for worker in workers})
+    for kind in order:
+        own = [worker for worker in workers if worker.kind == kind]
+        given += sum(worker.speed * worker.slots for worker in own)
+        is_last = kind == order[-1]
+        end = len(ranked) if is_last else bisect_left(tokens, given / capacity * tokens[-1])
+        part = ranked[begin:end]
+        inner = lay_out_wave(part, own, ascending, samples, slots) if is_ranked else None
+        found = (tuple(worker.rollout for worker in own),) if inner is None else inner.groups
+        ends += [begin + (g + 1) * len(part) // len(found) for g in range(len(found))]
+        kinds += [kind] * len(found)
+        groups += found
+        begin = end
+    return WaveLayout(ranked, tuple(groups), tuple(ends), tuple(kinds), held_max(workers))
+
+
+def held_max(workers: Sequence[RolloutSpeed]) -> int:
+    """Returns how many samples may wait for fast rollouts while slower ones have room: as many as
+    the faster kinds run together. 0 where all rollouts are of one kind.
+    """
+    slowest = min((worker.kind for worker in workers), default=0)
+    return sum(worker.slots for worker in workers if worker.kind > slowest)
 
 
 def _rollouts_in_order(workers: Sequence[RolloutSpeed], ascending: bool) -> list[RolloutSpeed]:
@@ -160,20 +235,22 @@ def _split_by_shares(
 class PlacementWork:
     """Holds samples of one prompt that may run together. `mean` is the expected length of each
     answer in tokens, 0 when unknown; `is_short` is True if this length is in the shorter half of
-    the known ones. `layout` is the layout of the prompt's wave; None: no ranking.
+    the known ones. `layout` is the layout of the prompt's wave; None: no ranking. `is_urgent`:
+    the samples resume after a move or a death, so others of their group are ahead of them.
     """
 
     trajectories: tuple[str, ...]
     mean: float = 0.0
     is_short: bool = False
     layout: WaveLayout | None = None
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRoom:
     """States the room of one live rollout. `free` is the number of samples that it can still take:
     its slots and the places of its queue, less its unfinished assignments. `tokens` is the expected
-    number of tokens that these assignments have still to generate.
+    number of tokens that these assignments have still to generate. `kind` as in `RolloutSpeed`.
     """
 
     rollout: str
@@ -181,6 +258,7 @@ class RolloutRoom:
     tokens: float = 0.0
     speed: float = 1.0
     preemptible: bool = False
+    kind: int = 0
 
 
 @dataclass(slots=True)
@@ -200,35 +278,68 @@ def place_samples(
     Candidates are the rollouts of the samples' ranking group, or of the nearest one with room;
     without a layout, all rollouts. Preferred is, by these rules in turn, a rollout that
     1. is not preemptible, unless the samples are short;
-    2. has room for all remaining samples of the prompt, which is then prefilled only once;
-    3. would be the first to finish its present work;
-    4. has the most room;
-    5. has the smaller name.
+    2. is of the fastest kind, if the samples are urgent;
+    3. has room for all remaining samples of the prompt, which is then prefilled only once;
+    4. would be the first to finish its present work;
+    5. has the most room;
+    6. has the smaller name.
+
+    Where rollouts are of unlike kinds, samples are held back rather than placed on a slower kind
+    than their own, up to `WaveLayout.held_max` of them; of more, the shortest are placed there.
     """
     open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}
+    held: list[PlacementWork] = []
     for work in works:
-        rest = list(work.trajectories)
-        while rest and open_:
-            chosen = _choose(work, len(rest), open_)
-            fitting = rest[: chosen.free]
-            plan.update(dict.fromkeys(fitting, chosen.room.rollout))
-            rest = rest[len(fitting) :]
-            chosen.free -= len(fitting)
-            chosen.busy += work.mean * len(fitting) / chosen.room.speed
-            if chosen.free == 0:
-                del open_[chosen.room.rollout]
         if not open_:
+            return plan
+        tiers = None if work.layout is None else work.layout.near(work.mean)
+        rest = _place(work, work.trajectories, tiers, open_, plan)
+        if rest:
+            held.append(replace(work, trajectories=rest))
+    waiting = sum(len(work.trajectories) for work in held)
+    for work in sorted(held, key=lambda work: work.mean):
+        if work.layout is None or not open_ or waiting <= work.layout.held_max:
             break
+        some = work.trajectories[: waiting - work.layout.held_max]
+        rest = _place(work, some, work.layout.slower(work.mean), open_, plan)
+        waiting -= len(some) - len(rest)
     return plan
 
 
-def _choose(work: PlacementWork, count: int, open_: Mapping[str, _RolloutFill]) -> _RolloutFill:
-    if work.layout is not None:
-        for tier in work.layout.near(work.mean):
-            if found := [open_[name] for name in tier if name in open_]:
-                return _best(work, count, found)
-    return _best(work, count, open_.values())
+def _place(
+    work: PlacementWork,
+    trajectories: tuple[str, ...],
+    tiers: Iterable[tuple[str, ...]] | None,
+    open_: dict[str, _RolloutFill],
+    plan: dict[str, str],
+) -> tuple[str, ...]:
+    """Add these trajectories of the work to the plan, as far as the rollouts of `tiers` have room,
+    the first tier with room first; None: all rollouts. Returns the trajectories that are left.
+    """
+    order = None if tiers is None else list(tiers)
+    rest = trajectories
+    while rest and (candidates := _with_room(order, open_)):
+        chosen = _best(work, len(rest), candidates)
+        fitting, rest = rest[: chosen.free], rest[chosen.free :]
+        plan.update(dict.fromkeys(fitting, chosen.room.rollout))
+        chosen.free -= len(fitting)
+        chosen.busy += work.mean * len(fitting) / chosen.room.speed
+        if chosen.free == 0:
+            del open_[chosen.room.rollout]
+    return rest
+
+
+def _with_room(
+    tiers: Sequence[tuple[str, ...]] | None, open_: Mapping[str, _RolloutFill]
+) -> list[_RolloutFill]:
+    """Returns the rollouts with room of the first tier that has such; of all without tiers."""
+    if tiers is None:
+        return list(open_.values())
+    for tier in tiers:
+        if found := [open_[name] for name in tier if name in open_]:
+            return found
+    return []
 
 
 def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -> _RolloutFill:
@@ -236,8 +347,9 @@ def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -
     `count` samples left.
     """
 
-    def cost(one: _RolloutFill) -> tuple[bool, bool, float, int, str]:
+    def cost(one: _RolloutFill) -> tuple[bool, int, bool, float, int, str]:
         is_risk = one.room.preemptible and not work.is_short
-        return is_risk, one.free < count, one.busy, -one.free, one.room.rollout
+        slowness = -one.room.kind if work.is_urgent else 0
+        return is_risk, slowness, one.free < count, one.busy, -one.free, one.room.rollout
 
     return min(candidates, key=cost)

@@ -185,9 +185,18 @@ class AssignmentPlanner:
         if not unassigned:
             return []
         tokens = _expected_tokens(state)
+        workers = rollout_speeds(state, self.waves.by_speed)
+        most = max(worker.slots for worker in workers) if workers else 1
         open_rooms = [
-            RolloutRoom(w.rollout, rooms[w.rollout], tokens[w.rollout], w.speed, w.preemptible)
-            for w in rollout_speeds(state)
+            RolloutRoom(
+                w.rollout,
+                rooms[w.rollout],
+                tokens[w.rollout],
+                w.speed * (w.slots / most),
+                w.preemptible,
+                w.kind,
+            )
+            for w in workers
             if w.rollout in rooms
         ]
         means = sorted(samples.mean for samples in unassigned if samples.mean)
@@ -195,8 +204,9 @@ class AssignmentPlanner:
         works: list[PlacementWork] = []
         for samples in unassigned:
             layout = layouts.get(samples.group.admitted.wave) if samples.mean else None
+            is_short, is_urgent = 0 < samples.mean < median, samples.kind == "resume"
             works.append(
-                PlacementWork(samples.trajectories, samples.mean, 0 < samples.mean < median, layout)
+                PlacementWork(samples.trajectories, samples.mean, is_short, layout, is_urgent)
             )
         parts = {
             trajectory: samples for samples in unassigned for trajectory in samples.trajectories

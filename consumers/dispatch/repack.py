@@ -26,7 +26,8 @@ class RolloutLoad:
     earlier use: a higher value means that its requests end and no others arrive. `batch_max` is the
     largest decode batch that one more request hardly slows down. `gains` is True if the rollout,
     once empty, would take work that it cannot take now. `ready` is False while it pulls, is not
-    verified, or is in the middle of another move.
+    verified, or is in the middle of another move. `kind` orders the kinds of machines by speed
+    (`kinds.py`); requests never move to a slower kind.
     """
 
     rollout: str
@@ -39,6 +40,7 @@ class RolloutLoad:
     batch_max: int
     ready: bool = True
     gains: bool = True
+    kind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tupl
     decreasing: the largest candidates stay and become destinations, and each smaller one goes whole
     into the fullest destination that still takes it. So a destination never becomes a source, no
     request moves twice, and as little as possible is moved. No destination is filled above its KV
-    capacity or its decode batch bound. The cost is n log n in a version's candidates: ten thousand
-    rollouts are planned between two decode steps.
+    capacity or its decode batch bound. Of unlike machines the fastest stay first. The cost is n log
+    n in a version's candidates: ten thousand rollouts are planned between two decode steps.
     """
     alike: dict[Version | None, list[RolloutLoad]] = {}
     for load in loads:
@@ -91,27 +93,27 @@ def _pack(candidates: Sequence[RolloutLoad]) -> Iterator[RepackMove]:
     kv = sum(c.kv_used for c in candidates) / sum(c.kv_capacity for c in candidates)
     requests = sum(c.running for c in candidates) / sum(c.batch_max for c in candidates)
     by_kv = kv >= requests
-    # slack in the scarcer dimension, name, slack in the other
-    bins: list[tuple[int, str, int]] = []
+    # slack in the scarcer dimension, name, slack in the other, kind
+    bins: list[tuple[int, str, int, int]] = []
     for load in sorted(candidates, key=lambda c: _packing_key(c, by_kv)):
         first, second = _scarcer_first(load.kv_used, load.running, by_kv)
-        at = _fullest_destination(bins, first, second) if load.gains else None
+        at = _fullest_destination(bins, first, second, load.kind) if load.gains else None
         if at is None:
             slack = load.kv_capacity - load.kv_used, load.batch_max - load.running
             mine = _scarcer_first(*slack, by_kv)
-            insort(bins, (mine[0], load.rollout, mine[1]))
+            insort(bins, (mine[0], load.rollout, mine[1], load.kind))
             continue
-        slack_first, name, slack_second = bins.pop(at)
-        insort(bins, (slack_first - first, name, slack_second - second))
+        slack_first, name, slack_second, kind = bins.pop(at)
+        insort(bins, (slack_first - first, name, slack_second - second, kind))
         yield RepackMove(load.rollout, name, load.running, load.kv_used)
 
 
-def _packing_key(load: RolloutLoad, by_kv: bool) -> tuple[bool, int, int, str]:
-    """Returns the sort key that puts the largest load first. Rollouts that would not gain come
-    first: they can only be destinations.
+def _packing_key(load: RolloutLoad, by_kv: bool) -> tuple[bool, int, int, int, str]:
+    """Returns the sort key that puts the largest load of the fastest kind first. Rollouts that
+    would not gain come first: they can only be destinations.
     """
     first, second = _scarcer_first(load.kv_used, load.running, by_kv)
-    return load.gains, -first, -second, load.rollout
+    return load.gains, -load.kind, -first, -second, load.rollout
 
 
 def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
@@ -119,12 +121,14 @@ def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
 
 
 def _fullest_destination(
-    bins: Sequence[tuple[int, str, int]], first: int, second: int
+    bins: Sequence[tuple[int, str, int, int]], first: int, second: int, kind: int
 ) -> int | None:
-    """Returns the index of the fullest bin that takes both sizes; None if none does."""
-    begin = bisect_left(bins, (first, "", 0))
+    """Returns the index of the fullest bin of this kind or a faster one that takes both sizes; None
+    if none does.
+    """
+    begin = bisect_left(bins, (first, "", 0, 0))
     for at in range(begin, min(begin + DESTINATIONS_TRIED_MAX, len(bins))):
-        if bins[at][2] >= second:
+        if bins[at][2] >= second and bins[at][3] >= kind:
             return at
     return None
 
@@ -261,9 +265,9 @@ def plan_outliers(
     running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
 ) -> OutlierPlan:
     """Gather outliers on as few rollouts of their version as can take them, so that the other
-    rollouts become empty; a rollout that gives requests takes none, and none is filled above its KV
-    capacity or decode batch bound. `loads` are the rollouts that may take part. This is RhymeRL's
-    tail migration (arXiv 2508.18588).
+    rollouts become empty; a rollout that gives requests takes none, none is filled above its KV
+    capacity or decode batch bound, and no request moves to a slower kind of machine. `loads` are
+    the rollouts that may take part. This is RhymeRL's tail migration (arXiv 2508.18588).
 
     An outlier that invariant 5 drops in any case is restarted where that pays
     (`is_worth_restarting`); without a `budget` nothing is restarted. Otherwise it is left to
@@ -282,7 +286,7 @@ def plan_outliers(
     }
     moves: dict[str, str] = {}
     destinations: list[str] = []
-    for name in sorted(by_rollout, key=lambda n: (-len(by_rollout[n]), n)):
+    for name in sorted(by_rollout, key=lambda n: (-bins[n].kind, -len(by_rollout[n]), n)):
         mine = {
             request.trajectory: _reserve_destination(request, destinations, bins, slack)
             for request in sorted(by_rollout[name], key=lambda r: (-r.kv, r.trajectory))

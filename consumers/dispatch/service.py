@@ -14,7 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.admission import AdmissionPace, WaveLayouts, admissible_groups
+from rollstream.consumers.dispatch.admission import (
+    AdmissionPace,
+    WaveLayouts,
+    admissible_groups,
+    room_to_admit,
+)
 from rollstream.consumers.dispatch.assignments import (
     admission_record,
     free_room,
@@ -92,7 +97,7 @@ class Dispatch:
         """
         pace, settings = self.pace, self.settings
         needs_empty = self.keep_version and not self.has_adapters
-        waves = WaveLayouts(needs_empty, pace.groups_per_step)
+        waves = WaveLayouts(needs_empty, pace.groups_per_step, settings.by_speed)
         history = is_loadable = None
         if needs_empty:
             history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
@@ -104,7 +109,7 @@ class Dispatch:
         self.repack_planner = None
         if settings.repack and needs_empty:
             every_s, groups = settings.repack_every_s, pace.groups_per_step
-            self.repack_planner = RepackPlanner(every_s, pace.max_lag, groups)
+            self.repack_planner = RepackPlanner(every_s, pace.max_lag, groups, settings.by_speed)
 
     def run(self, stop: threading.Event) -> None:
         """Rebuild the state, then repeat rounds until `stop` is set. A round reads new records,
@@ -166,8 +171,9 @@ class Dispatch:
         allowed = admissible_groups(
             self.pace, state.version.number, state.admitted, state.closed, state.trained
         )
-        room = sum(free_room(state, self.settings.queue_per_slot).new.values())
-        room -= sum(map(len, unassigned_trajectories(state)))
+        free = sum(free_room(state, self.settings.queue_per_slot).new.values())
+        unassigned = sum(map(len, unassigned_trajectories(state)))
+        room = room_to_admit(free, unassigned, self.assignment_planner.waves.held_max)
         records: list[Admitted] = []
         while allowed > len(records) and room > 0 and (next_prompt := inbox.next_prompt()):
             prompt, at = next_prompt

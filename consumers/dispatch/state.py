@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from rollstream.consumers.dispatch.kinds import SpeedReports
 from rollstream.streams.records import Admitted, Assignment, Partial, Prompt, RolloutStatus
 from rollstream.streams.values import Address, Version
 
@@ -91,6 +92,8 @@ class TrackedRollout:
     """Highest KV use that the rollout reported under its present version."""
     speed: float = 0.0
     """Tokens per second of one request, smoothed; 0 until the rollout has generated."""
+    reports: SpeedReports = field(default_factory=SpeedReports)
+    """The same by size of the batch, by which rollouts are compared (`kinds.py`)."""
 
 
 @dataclass(slots=True)
@@ -245,13 +248,15 @@ class DispatchState:
                 self.rollouts[record.rollout] = replace(known, at_s=-inf)
             return
         peak, speed = record.kv_used, known.speed if known is not None else 0.0
+        reports = known.reports if known is not None else SpeedReports()
         now = (record.term, record.version)
         if known is not None and (known.status.term, known.status.version) == now:
             peak = max(peak, known.kv_peak)
         if record.running and record.tokens_per_s > 0 and not record.stalled_s:
             new = record.tokens_per_s / record.running
             speed = new if not speed else speed + (new - speed) / SPEED_REPORTS_SMOOTHED
-        self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed)
+            reports = reports.with_report(record.running, record.tokens_per_s)
+        self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed, reports)
 
     def silent(self, before_s: float) -> list[str]:
         """Returns the rollouts whose last status was read before this listening time, and the stuck

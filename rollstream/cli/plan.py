@@ -9,7 +9,7 @@ if there is one. Exit codes: 0 it fits as asked; 1 it does not; 2 the arguments 
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,13 +17,20 @@ from rich.table import Table
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.errors import ConfigurationError
-from rollstream.sizes import proposal
+from rollstream.sizes import proposal, unlike_proposal
 from rollstream.sizes.arithmetic import MemoryLine, total
-from rollstream.sizes.devices import CARDS_PER_MACHINE, GB, parse_gpus
+from rollstream.sizes.devices import (
+    ACCELERATORS,
+    CARDS_PER_MACHINE,
+    GB,
+    CardKind,
+    parse_kinds,
+)
 from rollstream.sizes.engines import GROUPS, SAMPLES, PlanRequest, usable
 from rollstream.sizes.planner import RunPlan, plan_run
 from rollstream.sizes.proposed_files import toml_files
 from rollstream.sizes.shapes import find_shape
+from rollstream.sizes.unlike import plan_unlike
 
 CONTEXT = 4096  # default of --context
 EXIT_SHORT = 1  # the run does not fit as asked
@@ -35,13 +42,22 @@ def add_arguments(command: CommandParser) -> None:
         "qwen2.5-7b --gpus 8xH100",
         "qwen2.5-1.5b --gpus 1x24GB --lora 16 --toml plan.toml",
         "llama-3.1-405b --gpus 1024xH200 --store-gbps 400 --json",
+        "qwen2.5-7b --gpus 8xH100@2.5,16xL40S@0.9 --best price",
     )
     help = (
         "a checkpoint's folder, a Hub name in this machine's cache, or a usual model (qwen2.5-7b)"
     )
     command.add_argument("model", metavar="MODEL", help=help)
-    help = "number and kind of all cards, as 8xH100 or 2x24GB"
-    command.add_argument("--gpus", metavar="NxCARD", required=True, help=help)
+    help = (
+        "number and kind of all cards, as 8xH100 or 2x24GB; several kinds with commas, each with "
+        "the price of a card for an hour if known: 8xH100@2.5,16xL40S@0.9"
+    )
+    command.add_argument("--gpus", metavar="NxCARD[@PRICE],…", required=True, help=help)
+    help = (
+        "with several kinds: what the plan maximises, trained tokens per second (default) or per "
+        "price"
+    )
+    command.add_argument("--best", choices=["speed", "price"], default="speed", help=help)
     help = f"tokens of the longest sequence, prompt included (default {CONTEXT})"
     command.add_argument("--context", metavar="N", type=int, default=CONTEXT, help=help)
     help = f"groups of a step, of {SAMPLES} trajectories each (default {GROUPS})"
@@ -64,20 +80,61 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the plan, as text or as JSON, and write its configuration if `--toml` asks for it.
     Returns the exit code.
     """
-    plan = plan_run(_request(arguments))
+    kinds = parse_kinds(arguments.gpus)
+    kind, *others = kinds
+    if others:
+        return _plan_kinds(arguments, kinds)
+    plan = plan_run(_request(arguments, kind))
     proposed = plan.proposed
     if arguments.toml is not None and proposed is not None:
-        _write(arguments.toml, proposed)
+        _write(arguments.toml, lambda file: toml_files(proposed, file))
     if arguments.json:
         print(json.dumps(proposal.figures(plan)))
     elif arguments.toml != "-":
-        _print(plan)
+        _print(plan, kind.price)
     return 0 if plan.layout is not None else EXIT_SHORT
 
 
-def _request(arguments: argparse.Namespace) -> PlanRequest:
+def _plan_kinds(arguments: argparse.Namespace, kinds: Sequence[CardKind]) -> int:
+    """Plan for cards of several kinds. Raises `ConfigurationError` if a speed or, for the plan with
+    the best price, a price is unknown.
+    """
+    for kind in kinds:
+        if not kind.card.flops:
+            raise ConfigurationError(
+                f"--gpus {arguments.gpus}: the speed of {kind.card.name} is unknown, so kinds "
+                f"cannot be compared; name the cards: {', '.join(ACCELERATORS)}"
+            )
+        if arguments.best == "price" and not kind.price:
+            raise ConfigurationError(
+                f"--best price: give the price of one {kind.card.name} for an hour, as "
+                f"--gpus {kind.cards}x{kind.card.name}@1.5"
+            )
+    request = _request(arguments, kinds[0])
+    plan = plan_unlike(request, kinds, arguments.best)
+    if plan is None:
+        cards = ", ".join(f"{kind.cards} x {kind.card.name}" for kind in kinds)
+        text = f"no assignment of {cards} holds both trainer and rollouts"
+        print(json.dumps({"fits": False, "reason": text}) if arguments.json else text)
+        return EXIT_SHORT
+    if arguments.toml is not None:
+        _write(arguments.toml, lambda file: unlike_proposal.toml_files(plan, file))
+    if arguments.json:
+        print(json.dumps(unlike_proposal.figures(plan)))
+    elif arguments.toml != "-":
+        shape = plan.request.shape
+        console = Console()
+        console.print(
+            f"{shape.name}: {shape.parameters / GB:.3f} billion parameters, context "
+            f"{request.context}",
+            highlight=False,
+        )
+        console.print(unlike_proposal.account(plan), highlight=False, soft_wrap=True)
+    return 0
+
+
+def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
     """Return the request of the command line. Raises `ConfigurationError` for invalid values."""
-    cards, card = parse_gpus(arguments.gpus)
     shape = find_shape(arguments.model)
     for option, value in (
         ("--store-gbps", arguments.store_gbps),
@@ -96,8 +153,8 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
         raise ConfigurationError(f"--lora must be ≥ 0, got {arguments.lora}")
     return PlanRequest(
         shape=shape,
-        card=card,
-        cards=cards,
+        card=kind.card,
+        cards=kind.cards,
         context=arguments.context,
         store_gbps=arguments.store_gbps,
         network_gbps=arguments.network_gbps,
@@ -106,21 +163,21 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
     )
 
 
-def _write(file: str, plan: RunPlan) -> None:
+def _write(file: str, texts: Callable[[str], Mapping[str, str]]) -> None:
     """Write the proposed configuration to `file`, or to one file for each kind of machine; print it
-    if `file` is `-`.
+    if `file` is `-`. `texts` returns the texts by their names, made from a name.
     """
     if file == "-":
-        print("\n".join(toml_files(plan, PRINTED).values()), end="")
+        print("\n".join(texts(PRINTED).values()), end="")
         return
-    for name, text in toml_files(plan, file).items():
+    for name, text in texts(file).items():
         try:
             Path(name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"--toml {name}: {error.strerror}") from None
 
 
-def _print(plan: RunPlan) -> None:
+def _print(plan: RunPlan, price: float) -> None:
     console = Console()
     request, proposed = plan.request, plan.proposed
     shape = request.shape
@@ -141,6 +198,13 @@ def _print(plan: RunPlan) -> None:
     console.print(_memory_table(proposed))
     console.print(_link_table(proposed))
     console.print(_account(proposed), highlight=False, soft_wrap=True)
+    if price and layout.tokens_per_s:
+        per_hour = price * proposed.request.cards
+        million = unlike_proposal.million_price(per_hour, layout.tokens_per_s)
+        console.print(
+            f"price: {per_hour:,.2f} an hour, {million:,.3f} a million trained tokens",
+            highlight=False,
+        )
 
 
 def _memory_table(plan: RunPlan) -> Table:

@@ -1,5 +1,5 @@
 """Lists accelerators (`ACCELERATORS`) with memory, peak arithmetic and bandwidths of NVIDIA's data
-sheets, finds one by its name, and parses the option `--gpus` of `rollstream plan` (`parse_gpus`).
+sheets, finds one by its name, and parses the option `--gpus` of `rollstream plan` (`parse_kinds`).
 
 A card in `--gpus` may be given by its memory alone (`24GB`). Its speed is then unknown, so a plan
 for it states no rates.
@@ -82,3 +82,34 @@ def parse_gpus(text: str) -> tuple[int, Accelerator]:
             f"{', '.join(ACCELERATORS)}"
         )
     return count, card
+
+
+@dataclass(frozen=True, slots=True)
+class CardKind:
+    """Describes `cards` cards of one kind, and the `price` of one for an hour in any currency; 0:
+    unknown.
+    """
+
+    card: Accelerator
+    cards: int
+    price: float = 0.0
+
+
+def parse_kinds(text: str) -> tuple[CardKind, ...]:
+    """Returns the kinds of cards that a text such as `8xH100@2.5,16xL40S@0.8` names: as in
+    `parse_gpus`, separated by commas, each with its price for an hour if known. Raises
+    `ConfigurationError` for a wrong part and for a card that comes twice.
+    """
+    found: list[CardKind] = []
+    for part in text.split(","):
+        gpus, at, price = part.partition("@")
+        cards, card = parse_gpus(gpus)
+        if at and not re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", price):
+            raise ConfigurationError(
+                f"--gpus {part}: write the price of one card for an hour after the @, as 8xH100@2.5"
+            )
+        found.append(CardKind(card, cards, float(price or 0)))
+    names = [kind.card.name for kind in found]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"--gpus {text}: name each card once, with the number of all")
+    return tuple(found)

@@ -172,6 +172,39 @@ def _layout(request: PlanRequest, trainer_cards: int, recompute: bool) -> CardLa
     return _rated(request, layout)
 
 
+def training_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm | None:
+    """Returns the settings of training on this many of the request's cards, with the proposed
+    micro-batch; None if it does not fit.
+    """
+    form = _largest_form(request, trainer_form(request, ranks, recompute))
+    return None if form is None else _proposed_form(request, form)
+
+
+def training_rate(request: PlanRequest, form: TrainerForm) -> float:
+    """Returns the tokens per second that the form's ranks train together, on cards of their own."""
+    link = request.link(form.ranks)
+    return rates.train_tokens_per_s(request.shape, form, link, request.step_tokens)
+
+
+def decoding_rate(
+    request: PlanRequest, engine: EngineSize, engines_in_all: int
+) -> tuple[float, float]:
+    """Returns the rows that an engine decodes and its tokens per second. The rows are the least of:
+    its slots, the sequences of half the full context that its KV cache holds, and its share of the
+    trajectories that the lag bound admits.
+    """
+    rows = min(engine.slots, max(1, 2 * engine.kv_tokens // request.context))
+    rows = min(rows, (1 + LAG_MAX) * request.trajectories / engines_in_all)
+    return rows, rates.decode_tokens_per_s(
+        request.shape,
+        request.card,
+        engine.tensor_parallel,
+        rows,
+        request.context,
+        request.weight_item,
+    )
+
+
 def _proposed_form(request: PlanRequest, form: TrainerForm) -> TrainerForm:
     """Returns `form` with the proposed micro-batch. In a round each rank trains one micro-batch.
     The proposed one is the smallest with which a step takes as few rounds as with the largest
@@ -254,23 +287,12 @@ def _shared_form(
 
 
 def _rated(request: PlanRequest, layout: CardLayout) -> CardLayout:
-    """Returns the layout with its rates. On a shared card each side gets half of the time. The rows
-    that an engine decodes are the least of: its slots, the sequences of half the full context that
-    its KV cache holds, and its share of the trajectories that the lag bound admits.
-    """
+    """Returns the layout with its rates. On a shared card each side gets half of the time."""
     share = 0.5 if layout.is_shared else 1.0
-    form, card, engine = layout.form, request.card, layout.engine
-    train = rates.train_tokens_per_s(
-        request.shape, form, request.link(form.ranks), request.step_tokens
-    )
-    rows = min(engine.slots, max(1, 2 * engine.kv_tokens // request.context))
-    rows = min(rows, (1 + LAG_MAX) * request.trajectories / layout.engines)
-    decode = rates.decode_tokens_per_s(
-        request.shape, card, engine.tensor_parallel, rows, request.context, request.weight_item
-    )
+    _, decode = decoding_rate(request, layout.engine, layout.engines)
     return replace(
         layout,
-        train_tokens_per_s=share * train,
+        train_tokens_per_s=share * training_rate(request, layout.form),
         rollout_tokens_per_s=share * layout.engines * decode,
     )
 

@@ -65,6 +65,8 @@ class MachineFile:
     """The trainer's processes, those on all machines together."""
     settings: dict[str, dict[str, Any]]
     """Table of the configuration → its settings."""
+    card: str = ""
+    """The machines' kind of card, where those of the plan are of several kinds."""
 
     @property
     def generates(self) -> bool:
@@ -73,10 +75,15 @@ class MachineFile:
 
     def name(self, file: str) -> str:
         """Returns this file's name, where `file` is the name that the user gave for all: with
-        `plan.toml` that is `plan.toml` itself, `plan-trainer.toml` or `plan-rollouts.toml`.
+        `plan.toml` that is `plan.toml` itself, `plan-trainer.toml` or `plan-rollouts.toml`, with
+        several kinds of cards `plan-rollouts-l40s.toml`.
         """
-        path = PurePath(file)
-        return file if self.kind == "run" else str(path.with_name(f"{path.stem}-{self.kind}.toml"))
+        path, words = PurePath(file), f"{self.kind} {self.card}".lower().split()
+        return (
+            file
+            if self.kind == "run"
+            else str(path.with_name(f"{path.stem}-{'-'.join(words)}.toml"))
+        )
 
     def commands(self, file: str) -> list[str]:
         """Returns the commands that start the run on each of these machines; those in brackets are
@@ -151,7 +158,7 @@ def _file(
 ) -> MachineFile:
     request, layout = plan.request, plan.layout
     assert layout is not None
-    settings = _settings(request, layout)
+    settings = run_settings(request, layout)
     settings["devices"] = devices
     if not layout.is_shared:
         cards = devices.get("rollouts", CARDS_PER_MACHINE)
@@ -159,7 +166,7 @@ def _file(
     return MachineFile(kind=kind, machines=machines, ranks=layout.trainer_cards, settings=settings)
 
 
-def _settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, Any]]:
+def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str, Any]]:
     """Returns the tables of settings that all files share, with defaults for those that `_file`
     sets for one kind of machine.
     """
@@ -209,10 +216,10 @@ def toml_files(plan: RunPlan, file: str) -> dict[str, str]:
     names made from it (`MachineFile.name`).
     """
     found = machine_files(plan)
-    return {one.name(file): _toml_text(plan, one, one.name(file)) for one in found}
+    return {one.name(file): toml_text(plan, one, one.name(file)) for one in found}
 
 
-def _toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
+def toml_text(plan: RunPlan, one: MachineFile, file: str) -> str:
     """Returns the text of one file: comments, then the tables. `file` is its own name."""
     request, layout = plan.request, plan.layout
     assert layout is not None

@@ -39,6 +39,11 @@ def test_the_written_configuration_is_one_that_run_takes(tmp_path: Path) -> None
     assert c.rollouts.vllm.memory_share < 0.85
 
 
+def test_kinds_on_which_nothing_fits_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3.1-405b", "--gpus", "8xL4,8xL40S"]) == 1
+    assert "no assignment of 8 x L4, 8 x L40S" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_plan_that_does_not_fit_is_reported_and_exits_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -46,6 +51,34 @@ def test_a_plan_that_does_not_fit_is_reported_and_exits_with_1(
     text = " ".join(capsys.readouterr().out.split())
     assert "does not fit: trainer needs" in text
     assert "with that change" in text
+
+
+def test_a_plan_for_several_kinds_states_roles_and_prices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["qwen2.5-7b", "--gpus", "8xH100@2.5,16xL40S@0.9", "--toml", str(tmp_path / "a.toml")]
+    assert main(["plan", *words]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "8 x H100: 8 train" in text
+    assert "16 x L40S: 16 x 1 generate" in text
+    assert "price: 34.40 an hour" in text
+    assert "all treated alike" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a-rollouts-l40s.toml", "a-trainer-h100.toml",
+    ]  # fmt: skip
+    assert main(["plan", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [kind["trainer_gpus"] for kind in found["kinds"]] == [8, 0]
+    per_s = min(found["train_tokens_per_s"], found["rollout_tokens_per_s"])
+    assert found["tokens_per_s"] == per_s
+    assert found["price_per_million_tokens"] == pytest.approx(34.4 / 3600 / per_s * 1e6)
+
+
+def test_one_kind_with_a_price_states_the_price_of_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "qwen2.5-7b", "--gpus", "8xH100@2.5"]) == 0
+    assert "price: 20.00 an hour" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("gbps", "waits"), [("100", True), ("3200", False)])
@@ -65,6 +98,8 @@ def test_a_trainer_that_waits_for_the_network_is_reported(
         (["qwen2.5-70b", "--gpus", "8xH100"], "nearest: qwen2.5-7"),
         (["qwen2.5-7b", "--gpus", "8xH100", "--context", "1"], "--context must lie in"),
         (["qwen2.5-7b", "--gpus", "8xH100", "--store-gbps", "0"], "--store-gbps must be > 0"),
+        (["qwen2.5-7b", "--gpus", "8xH100,8x24GB"], "the speed of 24GB is unknown"),
+        (["qwen2.5-7b", "--gpus", "8xH100@2,8xL4", "--best", "price"], "price of one L4"),
     ],
 )
 def test_a_question_that_makes_no_plan_is_refused(

@@ -11,7 +11,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.simulator.policies import POLICIES, ablation, policy_of
 from rollstream.simulator.replica import Replica
-from rollstream.simulator.results import SimulatedTrainer
+from rollstream.simulator.results import SimulatedTrainer, SimulationResult
 from rollstream.simulator.simulation import Simulation
 from rollstream.simulator.workload import EnvironmentWaits, SimulatedTrajectory
 from rollstream.simulator.world import World
@@ -79,6 +79,27 @@ def check_whole(samples: list[SimulatedTrajectory], lengths: list[int]) -> None:
     for work in samples:
         assert sum(tokens for _, tokens in work.spans) == work.done
         assert [v for v, _ in work.spans] == sorted({v for v, _ in work.spans})
+
+
+def test_known_speeds_drop_fewer_answers_over_unlike_machines() -> None:
+    """Long answers on the slow rollouts are too old; equal machines are not treated otherwise."""
+    job = replace(WAVY, groups_per_step=12, steps=16, skip=6, quota=0, queue_per_slot=0.5)
+    ours = policy_of("ours")
+
+    def found(speeds: tuple[float, ...], known: bool) -> SimulationResult:
+        policy = replace(ours, by_speed=known)
+        return run(policy, TAILED, job, rollouts=6, slots=8, batch_max=8, speeds=speeds)
+
+    known, alike = (found((1.0, 1.0, 0.3, 0.3, 0.1, 0.1), by_speed) for by_speed in (True, False))
+    lost = [one.counts.expired + one.counts.dropped for one in (known, alike)]
+    assert lost[0] < lost[1] / 2
+    assert known.tokens_per_s > alike.tokens_per_s
+    assert found((1.0,), True) == found((1.0,), False)
+
+
+def test_a_rollout_has_its_share_of_the_cache() -> None:
+    world = World(replace(SMALL, kv_shares=(1.0, 0.5)), WAVY, policy_of("ours"), workload(TAILED))
+    assert [one.replica.capacity for one in world.rollouts.values()] == [10_000, 5_000]
 
 
 @settings(max_examples=25, deadline=None)
