@@ -31,6 +31,11 @@ class DispatchSettings(Settings):
     """
     repack_every_s: Annotated[float, INCIDENTAL] = Field(default=5.0, gt=0)
     """Seconds between two repack plans, in addition to one after each new version."""
+    placement: Annotated[Literal["ranks", "lengths", "room"], INCIDENTAL] = "ranks"
+    """What places new samples. `ranks`: expected lengths, and under `keep_version` ranking groups.
+    `lengths`: expected lengths alone, the longest first. `room`: no lengths, where most is free
+    (docs/explanation/scheduling.md).
+    """
     load_bytes_per_s: Annotated[float, INCIDENTAL] = Field(default=2e8, gt=0)
     """Assumed speed at which a rollout loads a version from the store. It decides whether a version
     that no rollout holds is loaded to resume its trajectories, or these restart on the newest.
