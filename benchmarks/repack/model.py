@@ -125,9 +125,9 @@ def _warm_model(base: Path) -> Path:
 def arm_case(arm: str, mine: Sequence[ArmResult], plain: Sequence[ArmResult]) -> Case:
     """Returns the case of an arm, with the medians of both sides in its note."""
     case, goal = GOALS[arm]
-    ratios = sorted(m.decode_us / p.decode_us for m, p in zip(mine, plain, strict=True))
+    ratios = sorted(p.processor_us / m.processor_us for m, p in zip(mine, plain, strict=True))
     note = (
-        f"processor time per generated token {median(ratios):.2f} ×; {arm}: "
+        f"by processor time {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); {arm}: "
         f"{words(_middle(mine))}; plain: {words(_middle(plain))}"
     )
     values = [result.tokens_per_s for result in mine]
@@ -149,7 +149,7 @@ def words(result: ArmResult) -> str:
         f"reward {r.reward:.2f}",
         f"lengths {r.length_median:.0f} / {r.length_p99:.0f} / {r.length_max} (median, p99, most; "
         f"{r.forced:.1%} cut)",
-        f"{r.batch:.1f} rows, {r.decode_us:.0f} µs a token",
+        f"{r.batch:.1f} rows, {r.decode_us:.0f} + {r.train_us:.0f} µs a token",
         f"draining {r.slots.draining:.0%}, slots running {r.slots.running:.0%}",
     ]
     if r.moved.moves:

@@ -68,10 +68,19 @@ class ArmResult:
     batch: float
     """Rows of a rollout while it decodes, mean over time."""
     decode_us: float
-    """Processor time of the rollouts per generated token, in microseconds."""
+    """Processor time of the rollouts' engines per generated token, in microseconds."""
+    train_us: float
+    """Processor time of forward and backward passes per trained token, in microseconds."""
     slots: Slots
     moved: Moved
     drafted: Drafted
+
+    @property
+    def processor_us(self) -> float:
+        """Processor time of generating and training a token. Unlike `tokens_per_s` it does not
+        count how long other programs kept the cores.
+        """
+        return self.decode_us + self.train_us
 
 
 def run_arm(folder: Path, settings: Sequence[str]) -> ArmResult:
@@ -114,6 +123,7 @@ def _measured(run: Watched, first: int, last: int) -> ArmResult:
         forced=float(np.mean([answer.finish == "length" for answer in answers])),
         batch=rows,
         decode_us=1e6 * decode_s / made,
+        train_us=1e6 * sum(step.metrics["busy_s"] for step in steps[first:]) / trained,
         slots=slots_of(run, begin_s, end_s),
         moved=_moved(run.folder, begin_s, end_s),
         drafted=drafts_of(answers),

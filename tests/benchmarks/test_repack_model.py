@@ -28,6 +28,7 @@ V1 = Version(1, 1)
 RESULT = ArmResult(
     tokens_per_s=1_000.0, to_75_s=60.0, reward=0.8, length_median=100.0, length_p99=1_500.0,
     length_max=3_000, forced=0.0, batch=4.0, decode_us=200.0,
+    train_us=100.0,
     slots=Slots(0.5, 0.0, 0.7, 0.0, 0.4, 0.1), moved=Moved(0, 0, 0), drafted=Drafted(0, 0, 0, 0),
 )  # fmt: skip
 
@@ -107,13 +108,13 @@ def test_a_result_survives_its_file() -> None:
 
 
 def test_a_case_compares_each_arm_with_its_own_plain_run() -> None:
-    mine = [replace(RESULT, tokens_per_s=value, decode_us=100.0) for value in (1_300, 900, 2_000)]
+    mine = [replace(RESULT, tokens_per_s=value, decode_us=50.0) for value in (1_300, 900, 2_000)]
     plain = [replace(RESULT, tokens_per_s=value) for value in (1_000, 1_000, 1_000)]
     case = arm_case("repack", mine, plain)
     assert (case.case, case.goal, case.met) == ("repack_model", 1.15, True)
     assert case.ratio == pytest.approx(1.3)
     assert "0.90 to 2.00 in 3 pairs" in case.note
-    assert "processor time per generated token 0.50 ×" in case.note
+    assert "by processor time 2.00 (2.00 to 2.00)" in case.note
 
 
 def test_time_to_the_reward_needs_several_steps_in_a_row() -> None:
