@@ -35,11 +35,16 @@ Question = tuple[int, int]
 """The number of steps, and the state before the first."""
 
 STATES, STEPS_MAX = 7, 999
-START, BY_ONE, BY_TWO, BARE = "tuvwxyz", "abcdefg", "ABCDEFG", "-="
-"""The characters of the states in prompts, and in lines that advance by one step or by two; and
-what stands in their place in the lines of a bare answer, by one step or by two.
+BY_ONE, BY_TWO, BARE = "abcdefg", "ABCDEFG", "-="
+"""The characters of the states in lines that advance by one step, as in prompts and answers, and in
+lines that advance by two; and what stands in their place in the lines of a bare answer, by one step
+or by two.
 """
-CHARACTERS = "0123456789" + START + BY_ONE + BY_TWO + BARE + "!"
+SHORT_MAX = 24
+"""Most steps of a short warm-up document: it is nearly all beginning and end, where a long one has
+a thousand lines between them.
+"""
+CHARACTERS = "0123456789" + BY_ONE + BY_TWO + BARE + "!"
 """The characters of prompts and answers, one token each."""
 
 _P99_DEVIATIONS = 2.3263  # a normal variable's 99th percentile in standard deviations
@@ -48,10 +53,10 @@ _BARE = re.compile(r"(?:\d{3}[-=])+![a-g]", re.ASCII)
 
 
 def question_text(steps: int, state: int) -> str:
-    """Return the question as text: `215v` for 512 steps from state 2. Digits are written least
+    """Return the question as text: `215c` for 512 steps from state 2. Digits are written least
     significant first, which the model learns far better.
     """
-    return _digits(steps) + START[state]
+    return _digits(steps) + BY_ONE[state]
 
 
 def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -> str:
@@ -85,8 +90,9 @@ class Automaton:
     """Implements `Task` and `Teacher` (warm-up documents). Training repeats `prompts` questions;
     their numbers of steps are log-normal with this `median` and 99th percentile `p99`, cut at
     `STEPS_MAX`. All warm-up documents are correct: the share `carried` carries the state, the share
-    `by_two` takes two steps a line, and the share `excerpts` are the first lines of a question of
-    any number of steps, so that large numbers are taught without thousands of tokens.
+    `by_two` takes two steps a line. The share `short` has at most `SHORT_MAX` steps; the share
+    `excerpts` are the first lines of a question of any number of steps, so that large numbers are
+    taught without thousands of tokens; the other questions are as long as in training.
     """
 
     name = "automaton"
@@ -94,17 +100,20 @@ class Automaton:
 
     def __init__(
         self,
-        prompts: int = 192,
-        median: float = 40.0,
-        p99: float = 580.0,
+        prompts: int = 96,
+        median: float = 20.0,
+        p99: float = 600.0,
         carried: float = 0.35,
         by_two: float = 0.5,
-        excerpts: float = 0.3,
+        excerpts: float = 0.35,
+        short: float = 0.55,
     ) -> None:
-        shares = {"carried": carried, "by_two": by_two, "excerpts": excerpts}
+        shares = {"carried": carried, "by_two": by_two, "excerpts": excerpts, "short": short}
         for option, share in shares.items():
             if not 0 <= share <= 1:
                 raise _refusal(f"{option} = {share} is a share: give 0 to 1")
+        if excerpts + short > 1:
+            raise _refusal(f"excerpts = {excerpts} and short = {short}: together at most 1")
         if not 1 <= median < p99:
             raise _refusal(f"median = {median} and p99 = {p99}: give 1 ≤ median < p99")
         self._log_median = math.log(median)
@@ -142,18 +151,22 @@ class Automaton:
         """
         random = np.random.default_rng(seed)
         questions = self._splits["warm_up"]
+        few = [index for index, (steps, _) in enumerate(questions) if steps <= SHORT_MAX]
         usual = random.choice(len(questions), count, p=self._weights(questions))
-        even = random.integers(len(questions), size=count)
-        excerpt, carried, by_two = (random.random(count) < s for s in self._excerpt_shares())
-        return [
-            self._document(
-                questions[even[i] if excerpt[i] else usual[i]],
-                1 + int(by_two[i]),
-                bool(carried[i]),
-                int(random.integers(4, 33)) if excerpt[i] else None,
+        even, short = random.integers(len(questions), size=count), random.choice(few, count)
+        lines, kind = random.integers(4, 17, size=count), random.random(count)
+        carried = random.random(count) < self._shares["carried"]
+        by_two = random.random(count) < self._shares["by_two"]
+        documents: list[Document] = []
+        for i in range(count):
+            is_excerpt = kind[i] < self._shares["excerpts"]
+            is_short = not is_excerpt and kind[i] < self._shares["excerpts"] + self._shares["short"]
+            index = even[i] if is_excerpt else short[i] if is_short else usual[i]
+            cut = int(lines[i]) if is_excerpt else None
+            documents.append(
+                self._document(questions[index], 1 + int(by_two[i]), bool(carried[i]), cut)
             )
-            for i in range(count)
-        ]
+        return documents
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """Return reward 1 if the answer ends with `!`, the right state and the end token, else 0;
@@ -205,9 +218,6 @@ class Automaton:
         off = (np.log(steps) - self._log_median) / self._deviation
         density = np.exp(-0.5 * off**2) / steps
         return density / density.sum()
-
-    def _excerpt_shares(self) -> tuple[float, float, float]:
-        return self._shares["excerpts"], self._shares["carried"], self._shares["by_two"]
 
     def _make_prompt(self, question: Question, epoch: int) -> TaskPrompt:
         steps, state = question
