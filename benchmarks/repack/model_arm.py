@@ -26,6 +26,11 @@ from testbed.run_process import read
 
 EXAMPLE = EXAMPLES / "longtail-model.toml"
 EXTRA = 6
+PATIENT = (
+    "evaluation.enabled=false", "dispatch.heartbeat_timeout_s=60", "dispatch.group_deadline_s=3600",
+    "task.reward_timeout_s=60",
+)  # fmt: skip
+"""No evaluation; and a machine that other programs keep busy kills nothing."""
 REWARD, SMOOTHED = 0.75, 4  # the mean reward of so many consecutive steps
 
 
@@ -88,7 +93,7 @@ def run_arm(folder: Path, settings: Sequence[str]) -> ArmResult:
     c = load(EXAMPLE, settings, {})
     first, last = pass_steps(c), c.trainer.steps
     more = f"trainer.steps={last + EXTRA}"
-    with watched(folder, [*settings, more, "evaluation.enabled=false"], EXAMPLE) as run:
+    with watched(folder, [*settings, *PATIENT, more], EXAMPLE) as run:
         for step in range(1, last + 1):  # on a busy machine the whole run outlasts one wait
             run.until(lambda wanted=step: wanted in run.steps)
         run.wait(1.0)  # a heartbeat after the last step's end
