@@ -212,6 +212,19 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             },
         },
     ),
+    "repack_model": Benchmark(
+        "benchmarks.repack.model",
+        {
+            "repack/model.py": {
+                "repack_model": "≥ 1.15 ×",
+                "histopipe_model": "≥ 1.1 ×",
+                "all_on_model": "≥ 1.5 ×",
+                "repack_model_both": "",
+                "repack_model_drafts": "",
+                "repack_model_in_flight": "",
+            }
+        },
+    ),
     "resume": Benchmark(
         "benchmarks.resume.resume",
         {

@@ -39,6 +39,11 @@ class DispatchSettings(Settings):
     """Place work by the measured speed of each rollout: on unlike machines fast ones get the long
     answers, and requests move to fast ones only. False treats all rollouts as equally fast.
     """
+    placement: Annotated[Literal["ranks", "lengths", "room"], INCIDENTAL] = "ranks"
+    """What places new samples. `ranks`: expected lengths, and under `keep_version` ranking groups.
+    `lengths`: expected lengths alone, the longest first. `room`: no lengths, where most is free
+    (docs/explanation/scheduling.md).
+    """
     load_bytes_per_s: Annotated[float, INCIDENTAL] = Field(default=2e8, gt=0)
     """Assumed speed at which a rollout loads a version from the store. It decides whether a version
     that no rollout holds is loaded to resume its trajectories, or these restart on the newest.

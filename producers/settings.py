@@ -45,8 +45,8 @@ class TaskSettings(Settings):
     """The prompts of the run, and how their answers are judged."""
 
     name: str = "remainder"
-    """Registered task (`remainder`, `scripted`, `reasoning_gym`, `dataset`, `numbered`, `mixture`),
-    or `module:attribute` of your own.
+    """Registered task (`remainder`, `automaton`, `scripted`, `reasoning_gym`, `dataset`,
+    `numbered`, `mixture`), or `module:attribute` of your own.
     """
     options: dict[str, Option] = Field(default_factory=dict)
     """Parameters of the task."""

@@ -55,6 +55,8 @@ class AssignmentPlanner:
     waves: WaveLayouts
     history: VersionReload | None = None
     is_loadable: Callable[[Version], bool] | None = None
+    by_length: bool = True
+    """Whether new samples are ordered and placed by their expected lengths."""
 
     def plan(
         self,
@@ -86,6 +88,8 @@ class AssignmentPlanner:
             alike = [samples for samples in resumes if samples.version == version]
             planned += self._placed(state, alike, rooms, free, {})  # 2
         starts = [samples for samples in rest if samples.kind == "start"]
+        if not self.by_length:
+            starts = [replace(samples, mean=0.0) for samples in starts]
         layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
         starts = assignments.in_start_order(starts, sum(max(0, room) for room in free.new.values()))
         return planned + self._placed(state, starts, dict(free.new), free, layouts)  # 3

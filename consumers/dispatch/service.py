@@ -97,14 +97,21 @@ class Dispatch:
         """
         pace, settings = self.pace, self.settings
         needs_empty = self.keep_version and not self.has_adapters
-        waves = WaveLayouts(needs_empty, pace.groups_per_step, settings.by_speed)
+        is_ranked = needs_empty and settings.placement == "ranks"
+        waves = WaveLayouts(is_ranked, pace.groups_per_step, settings.by_speed)
         history = is_loadable = None
         if needs_empty:
             history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
         elif self.keep_version:
             is_loadable = self._is_loadable
         self.assignment_planner = AssignmentPlanner(
-            pace, self.keep_version, settings.queue_per_slot, waves, history, is_loadable
+            pace,
+            self.keep_version,
+            settings.queue_per_slot,
+            waves,
+            history,
+            is_loadable,
+            by_length=settings.placement != "room",
         )
         self.repack_planner = None
         if settings.repack and needs_empty:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # needs pydantic; a reward process uses `PlainTask` without i
     from rollstream.producers.settings import PartSettings, TaskSettings
 
 TASKS = {
+    "automaton": "rollstream.producers.tasks.automaton:Automaton",
     "dataset": "rollstream.producers.tasks.dataset:Dataset",
     "numbered": "rollstream.producers.tasks.scripted:Numbered",
     "reasoning_gym": "rollstream.producers.tasks.gym:Gym",

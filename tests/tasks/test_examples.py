@@ -14,6 +14,11 @@ from testbed.waiting import WAIT_S
 
 SHORT = ["warmup.steps=2", "warmup.documents=40", "trainer.steps=2", "trainer.workers=1"]
 MINE = ["reasoning-gym", "dataset", "mixture"]
+UNTRAINED = [
+    "trainer.groups_per_step=4", "task.options.prompts=8", "sampling.tokens_max=48",
+    "evaluation.prompts=8", "rollouts.count=2",
+]  # fmt: skip
+"""For a long tail: answers of an untrained model do not end by themselves."""
 
 
 def run(name: str, folder: Path, settings: list[str]) -> tuple[list[Any], list[Any]]:
@@ -49,8 +54,16 @@ def test_an_example_runs_for_a_few_steps(tmp_path: Path, name: str):
     assert len(labels) == len(parts)
 
 
+@pytest.mark.slow
+def test_the_long_tail_of_a_model_runs_for_a_few_steps(tmp_path: Path):
+    steps, evaluations = run("longtail-model", tmp_path / "run", [*SHORT, *UNTRAINED])
+    assert [line["step"] for line in steps] == [1, 2]
+    assert [line["step"] for line in evaluations] == [0, 2]
+    assert all(line["tokens_trained"] > 0 and line["dead"] == 0 for line in steps)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", MINE)
+@pytest.mark.parametrize("name", [*MINE, "longtail-model"])
 def test_an_example_learns(tmp_path: Path, name: str):
     _, evaluations = run(name, tmp_path / "run", [])
     first, last = evaluations[0]["accuracy_sampled"], evaluations[-1]["accuracy_sampled"]

@@ -1,0 +1,166 @@
+"""Scheduling on a model: `examples/longtail-model.toml`, whose policy decides the lengths of its
+answers, with and without repack, placement by length and drafts (docs/explanation/scheduling.md).
+
+Every arm stands beside a run of `plain` with the same seed and the same warm model: `plain` runs
+between two arms, and the order turns round from one round to the next. Each result is kept in
+`runs/repack-model/` at once, so an interrupted benchmark continues behind its last result, unless
+the code or the example changed meanwhile; a complete one removes it.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import xxhash
+
+from benchmarks.case import Case, paired
+from benchmarks.repack.model_arm import EXAMPLE, ArmResult, run_arm
+from testbed.repository import ROOT
+from testbed.run_process import run_line
+
+PAIRS, PAIRS_QUICK = 5, 1
+FOLDER = ROOT / "runs" / "repack-model"
+PLAIN = "plain"
+_NO_REPACK, _NO_PLACEMENT = "dispatch.repack=false", "dispatch.placement=room"
+_NO_DRAFTS = "rollouts.drafts=off"
+ARMS: Mapping[str, tuple[str, ...]] = {
+    PLAIN: (_NO_REPACK, _NO_PLACEMENT, _NO_DRAFTS),
+    "repack": (_NO_PLACEMENT, _NO_DRAFTS),
+    "histopipe": (_NO_REPACK, _NO_DRAFTS),
+    "both": (_NO_DRAFTS,),
+    "drafts": (_NO_REPACK, _NO_PLACEMENT),
+    "in_flight": ("rollouts.on_update=in_flight", _NO_PLACEMENT, _NO_DRAFTS),
+    "all_on": (),
+}
+"""The settings of each arm on top of the example, which has everything on."""
+BESIDE = (("repack", "histopipe"), ("all_on", "both"), ("drafts", "in_flight"))
+"""The arms between which a run of `plain` stands."""
+BESIDE_QUICK = (("repack", "histopipe"), ("all_on",))
+GOALS: Mapping[str, tuple[str, float | None]] = {
+    "repack": ("repack_model", 1.15),
+    "histopipe": ("histopipe_model", 1.10),
+    "all_on": ("all_on_model", 1.5),
+    "both": ("repack_model_both", None),
+    "drafts": ("repack_model_drafts", None),
+    "in_flight": ("repack_model_in_flight", None),
+}
+"""Case and goal of each arm."""
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Yields a case for each arm: its trained tokens per second against those of `plain`."""
+    pairs, beside = (PAIRS_QUICK, BESIDE_QUICK) if quick else (PAIRS, BESIDE)
+    base = FOLDER / code_digest()
+    found = {name: run_or_recall(base, *name) for name in run_order(pairs, beside)}
+    for arms in beside:
+        for arm in arms:
+            mine = [found[arm, arms, seed] for seed in range(pairs)]
+            plain = [found[PLAIN, arms, seed] for seed in range(pairs)]
+            yield arm_case(arm, mine, plain)
+    shutil.rmtree(FOLDER)
+
+
+Name = tuple[str, tuple[str, ...], int]
+"""An arm, the arms beside which it stands, and the seed."""
+
+
+def run_order(pairs: int, beside: Sequence[tuple[str, ...]]) -> list[Name]:
+    """Returns the runs in order: in each round `plain` stands between two arms, or before a single
+    one; odd rounds are turned round.
+    """
+    order: list[Name] = []
+    for seed in range(pairs):
+        one_round: list[Name] = []
+        for arms in beside:
+            place = len(arms) // 2
+            names = (*arms[:place], PLAIN, *arms[place:])
+            one_round += [(arm, arms, seed) for arm in names]
+        order += one_round[::-1] if seed % 2 else one_round
+    return order
+
+
+def run_or_recall(base: Path, arm: str, arms: tuple[str, ...], seed: int) -> ArmResult:
+    """Returns the kept result, or runs the arm and keeps its result."""
+    path = base / f"{seed}-{'-'.join(arms)}-{arm}.json"
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=ArmResult)
+    folder = base / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    settings = (f"seed={seed}", f"model.path={_warm_model(base)}", *ARMS[arm])
+    result = run_arm(folder, settings)
+    path.write_bytes(msgspec.json.encode(result))
+    print(f"repack_model: {arm}, seed {seed}: {words(result)}", file=sys.stderr, flush=True)
+    return result
+
+
+def code_digest() -> str:
+    """Returns a hash of the product's code and the example: results of other code are not used."""
+    digest = xxhash.xxh3_64()
+    for folder in ("rollstream", "streams", "storage", "producers", "consumers"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    digest.update(EXAMPLE.read_bytes())
+    return digest.hexdigest()
+
+
+def _warm_model(base: Path) -> Path:
+    """The example's warm model of seed 0, made once."""
+    folder = base / "warm"
+    if not (folder / "model").is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        made = base / "warm-run"
+        shutil.rmtree(made, ignore_errors=True)
+        line = run_line(EXAMPLE, made, ["trainer.steps=1", "evaluation.enabled=false"])
+        subprocess.run(line, check=True, capture_output=True, timeout=1800)
+        (made / "model").rename(folder / "model")
+        shutil.rmtree(made)
+    return folder / "model"
+
+
+def arm_case(arm: str, mine: Sequence[ArmResult], plain: Sequence[ArmResult]) -> Case:
+    """Returns the case of an arm, with the medians of both sides in its note."""
+    case, goal = GOALS[arm]
+    ratios = sorted(p.processor_us / m.processor_us for m, p in zip(mine, plain, strict=True))
+    note = (
+        f"by processor time {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); {arm}: "
+        f"{words(_middle(mine))}; plain: {words(_middle(plain))}"
+    )
+    values = [result.tokens_per_s for result in mine]
+    reference = [result.tokens_per_s for result in plain]
+    return paired(case, values, "tok/s", "plain keep_version", reference, goal, note)
+
+
+def _middle(results: Sequence[ArmResult]) -> ArmResult:
+    """Returns the result of the median speed (of an even number the slower one)."""
+    return sorted(results, key=lambda result: result.tokens_per_s)[(len(results) - 1) // 2]
+
+
+def words(result: ArmResult) -> str:
+    """Returns a result as text."""
+    r = result
+    parts = [
+        f"{r.tokens_per_s:,.0f} tok/s",
+        f".75 after {r.to_75_s:.0f} s" if r.to_75_s is not None else ".75 not reached",
+        f"reward {r.reward:.2f}",
+        f"lengths {r.length_median:.0f} / {r.length_p99:.0f} / {r.length_max} (median, p99, most; "
+        f"{r.forced:.1%} cut)",
+        f"{r.batch:.1f} rows, {r.decode_us:.0f} + {r.train_us:.0f} µs a token",
+        f"draining {r.slots.draining:.0%}, slots running {r.slots.running:.0%}",
+    ]
+    if r.moved.moves:
+        parts.append(
+            f"{r.moved.moves} moves of {r.moved.requests} requests, {r.moved.tokens:,} tokens "
+            "prefilled again"
+        )
+    if r.drafted.guessed:
+        d = r.drafted
+        parts.append(
+            f"{d.accepted / d.guessed:.0%} of drafts accepted, {d.tokens / d.passes:.1f} tokens a "
+            "pass"
+        )
+    return ", ".join(parts)

@@ -1,0 +1,242 @@
+"""Implements the task `automaton`, whose answers have a long tail: a prompt asks for the state of a
+counter modulo 7 after a number of steps, and an answer carries the steps out, line by line. The
+numbers of steps are log-normal, so the answer of one prompt takes thousands of tokens and that of
+most takes about a hundred (docs/explanation/scheduling.md, "On a model").
+
+The warm-up teaches answers that carry the state along, and answers that only count down and then
+guess. The reward depends on the final state alone, so reinforcement learning amplifies the first
+style. Both take the same number of tokens. The splits share no prompt.
+"""
+
+import json
+import math
+import re
+from functools import cached_property
+from statistics import NormalDist
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.base import (
+    STYLE_PREFIX,
+    Document,
+    Score,
+    TaskPrompt,
+    Turns,
+    shuffled,
+)
+from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
+
+Style = Literal["carried", "bare", "other"]
+Question = tuple[int, int]
+"""The number of steps, and the state before the first."""
+
+STATES, STEPS_MAX = 7, 999
+BY_ONE, BY_TWO, BARE = "abcdefg", "ABCDEFG", "-="
+"""The characters of the states in lines that advance by one step, as in prompts and answers, and in
+lines that advance by two; and what stands in their place in the lines of a bare answer, by one step
+or by two.
+"""
+SHORT_MAX = 24
+"""Most steps of a short warm-up document: it is nearly all beginning and end, where a long one has
+a thousand lines between them.
+"""
+CHARACTERS = "0123456789" + BY_ONE + BY_TWO + BARE + "!"
+"""The characters of prompts and answers, one token each."""
+
+_P99_DEVIATIONS = 2.3263  # a normal variable's 99th percentile in standard deviations
+_CARRIED = re.compile(r"(?:\d{3}[a-gA-G])+![a-g]", re.ASCII)
+_BARE = re.compile(r"(?:\d{3}[-=])+![a-g]", re.ASCII)
+
+
+def question_text(steps: int, state: int) -> str:
+    """Return the question as text: `215c` for 512 steps from state 2. Digits are written least
+    significant first, which the model learns far better.
+    """
+    return _digits(steps) + BY_ONE[state]
+
+
+def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -> str:
+    """Return a correct response: after each `pace` steps a line of four characters, with the number
+    of steps left and the state, then `!` and the last state. For 3 steps from state 2 it is
+    `200d100e000f!f`, by two steps `100E000F!f`, and bare `200-100-000-!f`.
+    """
+    states = BY_ONE if pace == 1 else BY_TWO
+    left, lines = steps, list[str]()
+    while left:
+        left = max(0, left - pace)
+        mark = states[(state + steps - left) % STATES] if carried else BARE[pace - 1]
+        lines.append(_digits(left) + mark)
+    return "".join(lines) + "!" + BY_ONE[(state + steps) % STATES]
+
+
+def style(response: str) -> Style:
+    """Classify a response by its form alone, right or wrong: all its lines have a state
+    (`carried`), or none has (`bare`). Any other form is `other`.
+    """
+    if _CARRIED.fullmatch(response):
+        return "carried"
+    return "bare" if _BARE.fullmatch(response) else "other"
+
+
+def _digits(number: int) -> str:
+    return f"{number:03d}"[::-1]
+
+
+class Automaton:
+    """Implements `Task` and `Teacher` (warm-up documents). Training repeats `prompts` questions;
+    their numbers of steps are log-normal with this `median` and 99th percentile `p99`, cut at
+    `STEPS_MAX`. All warm-up documents are correct: the share `carried` carries the state, the share
+    `by_two` takes two steps a line. The share `short` has at most `SHORT_MAX` steps; the share
+    `excerpts` are the first lines of a question of any number of steps, so that large numbers are
+    taught without thousands of tokens; the other questions are as long as in training.
+    """
+
+    name = "automaton"
+    stop = (EOS,)
+
+    def __init__(
+        self,
+        prompts: int = 96,
+        median: float = 20.0,
+        p99: float = 600.0,
+        carried: float = 0.35,
+        by_two: float = 0.5,
+        excerpts: float = 0.35,
+        short: float = 0.55,
+    ) -> None:
+        shares = {"carried": carried, "by_two": by_two, "excerpts": excerpts, "short": short}
+        for option, share in shares.items():
+            if not 0 <= share <= 1:
+                raise _refusal(f"{option} = {share} is a share: give 0 to 1")
+        if excerpts + short > 1:
+            raise _refusal(f"excerpts = {excerpts} and short = {short}: together at most 1")
+        if not 1 <= median < p99:
+            raise _refusal(f"median = {median} and p99 = {p99}: give 1 ≤ median < p99")
+        self._log_median = math.log(median)
+        self._deviation = (math.log(p99) - self._log_median) / _P99_DEVIATIONS
+        self._shares, self._prompts = shares, prompts
+        most = len(self._splits["train"])
+        if not 1 <= prompts <= most:
+            raise _refusal(f"prompts = {prompts}: give 1 to {most}, as many as there are")
+        self._tokenizer = CharacterTokenizer(CHARACTERS)
+
+    def tokenizer(self) -> CharacterTokenizer:
+        return self._tokenizer
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        """Return the prompt at this position: each epoch asks all training questions once, in a new
+        order by the seed. The questions are the same for every seed.
+        """
+        epoch, index = shuffled(self._prompts, seed, position)
+        return self._make_prompt(self._training_questions[index], epoch)
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        """Return the first `count` held-out prompts of a fixed order. Raises `ConfigurationError`
+        if there are fewer.
+        """
+        most = len(self._splits["held_out"])
+        if count > most:
+            raise ConfigurationError(
+                f"evaluation.prompts = {count}: automaton holds out {most}; ask for no more"
+            )
+        return [self._make_prompt(one, 0) for one in self._spread("held_out", count)]
+
+    def documents(self, seed: int, count: int) -> list[Document]:
+        """Return `count` correct answers or excerpts. Their prompts are drawn from the warm-up
+        split with repetition.
+        """
+        random = np.random.default_rng(seed)
+        questions = self._splits["warm_up"]
+        few = [index for index, (steps, _) in enumerate(questions) if steps <= SHORT_MAX]
+        usual = random.choice(len(questions), count, p=self._weights(questions))
+        even, short = random.integers(len(questions), size=count), random.choice(few, count)
+        lines, kind = random.integers(4, 17, size=count), random.random(count)
+        carried = random.random(count) < self._shares["carried"]
+        by_two = random.random(count) < self._shares["by_two"]
+        documents: list[Document] = []
+        for i in range(count):
+            is_excerpt = kind[i] < self._shares["excerpts"]
+            is_short = not is_excerpt and kind[i] < self._shares["excerpts"] + self._shares["short"]
+            index = even[i] if is_excerpt else short[i] if is_short else usual[i]
+            cut = int(lines[i]) if is_excerpt else None
+            documents.append(
+                self._document(questions[index], 1 + int(by_two[i]), bool(carried[i]), cut)
+            )
+        return documents
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        """Return reward 1 if the answer ends with `!`, the right state and the end token, else 0;
+        the lines before are not checked. The score `style/<name>` is 1 for the style of the answer;
+        an answer without its end token has the style `other`.
+        """
+        response = self._tokenizer.decode(turns[-1])
+        ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
+        right = ended and response.rpartition("!")[1:] == ("!", json.loads(reference)["answer"])
+        return Score(float(right), {STYLE_PREFIX + (style(response) if ended else "other"): 1.0})
+
+    @cached_property
+    def _training_questions(self) -> list[Question]:
+        return self._spread("train", self._prompts)
+
+    @cached_property
+    def _splits(self) -> dict[str, list[Question]]:
+        """Return all questions by split. The checksum `crc32` of the question's text, modulo 8,
+        decides: 0 and 1 are held out, 2 and 3 are warm-up, 4 to 7 training.
+        """
+        names = (*["held_out"] * 2, *["warm_up"] * 2, *["train"] * 4)
+        splits: dict[str, list[Question]] = {name: [] for name in names}
+        for steps in range(1, STEPS_MAX + 1):
+            for state in range(STATES):
+                place = crc32(question_text(steps, state).encode()) % 8
+                splits[names[place]].append((steps, state))
+        return splits
+
+    def _spread(self, split: str, count: int) -> list[Question]:
+        """Return the first `count` questions of a fixed order of a split, in which those of any
+        beginning are spread evenly over the quantiles of the distribution: the nth is the question,
+        not taken before, whose steps are nearest to the quantile of the nth van der Corput number.
+        """
+        questions = self._splits[split]
+        logs = np.log(np.array([steps for steps, _ in questions], np.float64))
+        normal = NormalDist(self._log_median, self._deviation)
+        found: list[Question] = []
+        for number in range(1, count + 1):
+            bits = f"{number:b}"
+            quantile = int(bits[::-1], 2) / 2 ** len(bits)
+            nearest = int(np.argmin(np.abs(logs - normal.inv_cdf(quantile))))
+            found.append(questions[nearest])
+            logs[nearest] = np.inf
+        return found
+
+    def _weights(self, questions: list[Question]) -> NDArray[np.float64]:
+        """Return the probability of each question under the log-normal distribution of steps."""
+        steps = np.array([steps for steps, _ in questions], np.float64)
+        off = (np.log(steps) - self._log_median) / self._deviation
+        density = np.exp(-0.5 * off**2) / steps
+        return density / density.sum()
+
+    def _make_prompt(self, question: Question, epoch: int) -> TaskPrompt:
+        steps, state = question
+        tokens = (BOS, *self._tokenizer.encode(question_text(steps, state)))
+        answer = BY_ONE[(state + steps) % STATES]
+        return TaskPrompt(tokens, json.dumps({"answer": answer}), epoch)
+
+    def _document(
+        self, question: Question, pace: int, carried: bool, lines: int | None
+    ) -> Document:
+        """Return one document; of an excerpt only the first `lines` lines."""
+        text = response_text(*question, pace, carried)
+        end = (EOS,)
+        if lines is not None and 4 * lines < len(text) - 2:
+            text, end = text[: 4 * lines], ()
+        response = (*self._tokenizer.encode(text), *end)
+        shape = "carried" if carried else "bare"
+        return Document(self._make_prompt(question, 0).tokens, response, shape)
+
+
+def _refusal(what: str) -> ConfigurationError:
+    return ConfigurationError(f"task.options of automaton: {what}")
