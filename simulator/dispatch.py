@@ -12,14 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from rollstream.consumers.dispatch import placement
-from rollstream.consumers.dispatch.admission import (
-    AdmissionPace,
-    admissible_groups,
-    room_to_admit,
-    version_needed,
-    wave_of,
-)
+from rollstream.consumers.dispatch import admission, placement
 from rollstream.consumers.dispatch.lengths import PROMPTS_MAX, ExpectedLength, with_sample
 from rollstream.consumers.dispatch.repack import RunningRequest
 from rollstream.simulator.cluster import Job, SimulatedGroup, SimulatedRollout
@@ -153,7 +146,7 @@ class SimulatedDispatch:
     policy: SchedulingPolicy
     workload: Workload
     rollouts: dict[str, SimulatedRollout]
-    pace: AdmissionPace
+    pace: admission.AdmissionPace
     placing: WavePlacement
     foresight: LengthForecast
     quota: int  # most new trajectories of a rollout under one version, see `_room`
@@ -225,7 +218,7 @@ class SimulatedDispatch:
         groups are not all admitted yet is left out.
         """
         size = self.pace.groups_per_step * self.workload.samples
-        growing = wave_of(self.pace, self.admitted, self.closed)
+        growing = admission.wave_of(self.pace, self.admitted, self.closed)
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
         return {wave: 1 - min(size, self._ended[wave]) / size for wave in waves}
 
@@ -257,23 +250,23 @@ class SimulatedDispatch:
 
     def _admit(self) -> None:
         """Admit the groups that the bound on lag, the policy's waves and the room allow."""
-        allowed = admissible_groups(
+        allowed = admission.admissible_groups(
             self.pace, self.version, self.admitted, self.closed, self.trained
         )
         if self.policy.wave == "all" and self.groups:
             allowed = min(allowed, -self.admitted % self.pace.groups_per_step)
         if allowed and self.policy.wave is None:
-            wave = wave_of(self.pace, self.admitted, self.closed)
+            wave = admission.wave_of(self.pace, self.admitted, self.closed)
             room = sum(room.free for room in self._rooms(wave))
             waiting = sum(map(len, self.unplaced))
-            room = room_to_admit(room, waiting, self.placing.held_max)
+            room = admission.room_to_admit(room, waiting, self.placing.held_max)
             allowed = min(allowed, max(0, room) // self.workload.samples)
         for _ in range(allowed):
             self._admit_one()
 
     def _admit_one(self) -> None:
         """Admit the next group. With the first group of a wave the wave is laid out."""
-        number, wave = self.admitted, wave_of(self.pace, self.admitted, self.closed)
+        number, wave = self.admitted, admission.wave_of(self.pace, self.admitted, self.closed)
         if self.policy.by_length and self.policy.drains and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
@@ -296,7 +289,7 @@ class SimulatedDispatch:
 
     def _rooms(self, wave: int) -> list[placement.RolloutRoom]:
         """Returns the rollouts with room for this wave, under a version that the wave allows."""
-        needed = version_needed(self.pace, wave)
+        needed = admission.version_needed(self.pace, wave)
         return [
             placement.RolloutRoom(name, room, rollout.tokens, rollout.speed, kind=rollout.kind)
             for name, rollout in self.rollouts.items()
@@ -362,7 +355,7 @@ class SimulatedDispatch:
             rollout = self.rollouts[name]
             if not parts or not rollout.is_open() or rollout.held():
                 continue
-            if rollout.replica.version >= version_needed(self.pace, parts[0][0].wave):
+            if rollout.replica.version >= admission.version_needed(self.pace, parts[0][0].wave):
                 for trajectory in parts.pop(0):
                     self.assign(trajectory, rollout)
                     yield trajectory, rollout
@@ -390,11 +383,11 @@ class SimulatedDispatch:
 
 
 def _can_resume(
-    trajectory: SimulatedTrajectory, rollout: SimulatedRollout, pace: AdmissionPace
+    trajectory: SimulatedTrajectory, rollout: SimulatedRollout, pace: admission.AdmissionPace
 ) -> bool:
     if trajectory.version >= 0:
         return rollout.replica.version == trajectory.version
-    return rollout.replica.version >= version_needed(pace, trajectory.wave)
+    return rollout.replica.version >= admission.version_needed(pace, trajectory.wave)
 
 
 def _by_wave(

@@ -233,58 +233,66 @@ class Prediction:
     lag_max: int = 0
 
 
-def predict(
-    cluster: Cluster,
-    job: Job,
-    workload: Workload,
-    on_update: str,
-    repack: bool = True,
-    *,
-    bounded: bool = True,
-    ends: bool = True,
-    drafts: bool = False,
-    adapters: bool = False,
-    prefix: bool = False,
-) -> Prediction:
-    """Predict the speed of a real run of this project by simulating all its steps. `on_update` and
-    `repack` are settings of the run; trajectories are repacked and moved only under `keep_version`.
+@dataclass(frozen=True, slots=True)
+class RunPolicy:
+    """States how a real run schedules: `on_update` and `repack` are its settings. With `bounded`
+    `Job.max_lag` is the run's setting. Without it the run has `max_lag = null`, and
+    `Job.ready_groups_max` is the run's setting (0: `Job.max_lag` · `groups_per_step`). With
+    `drafts` tokens are drafted as `Cluster.drafts` states; `adapters` states that versions are
+    low-rank adapters, and `prefix` that a rollout caches the prompt of a group once.
+    """
 
-    With `bounded` `Job.max_lag` is the run's setting. Without it the run has `max_lag = null`, and
-    `Job.ready_groups_max` is the run's setting (0: `Job.max_lag` · `groups_per_step`). With `ends`
-    the run admits only the groups of its steps, without it the load stays constant. With `drafts`
-    tokens are drafted as `cluster.drafts` states; `adapters` states that versions are low-rank
-    adapters, and `prefix` that a rollout caches the prompt of a group once.
+    on_update: str
+    repack: bool = True
+    bounded: bool = True
+    drafts: bool = False
+    adapters: bool = False
+    prefix: bool = False
+
+    def scheduling(self) -> SchedulingPolicy:
+        """Returns the simulator's switches; trajectories are repacked and moved only under
+        `keep_version` without adapters. Raises `ConfigurationError` if `on_update` is unknown.
+        """
+        if self.on_update not in PREDICTED:
+            raise ConfigurationError(
+                f"on_update must be one of {', '.join(PREDICTED)}, got {self.on_update!r}"
+            )
+        policy = replace(
+            PREDICTED[self.on_update],
+            relay=True,
+            strict=self.bounded,
+            bounded=self.bounded,
+            early_start=True,
+            prefix=self.prefix,
+            drafts=self.drafts,
+        )
+        if policy.on_update != "keep_version":
+            return policy
+        moves = self.repack and not self.adapters
+        return replace(policy, repack=moves, migrate=moves, adapters=self.adapters)
+
+
+def predict(
+    cluster: Cluster, job: Job, workload: Workload, run: RunPolicy, *, ends: bool = True
+) -> Prediction:
+    """Predict the speed of a real run of this project by simulating all its steps. With `ends` the
+    run admits only the groups of its steps, without it the load stays constant.
 
     The times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end
     until rollouts can pull its version (load it), `update_s` from the decision to pull until the
-    rollout generates again. Raises `ConfigurationError` if `on_update` is unknown or a longest
+    rollout generates again. Raises `ConfigurationError` if `run.on_update` is unknown or a longest
     answer does not fit the KV cache of a rollout.
     """
-    if on_update not in PREDICTED:
-        raise ConfigurationError(
-            f"on_update must be one of {', '.join(PREDICTED)}, got {on_update!r}"
-        )
+    policy = run.scheduling()
     prompt, longest = workload.prompt_tokens, workload.lengths.longest
     if cluster.kv_capacity < prompt + longest:
         raise ConfigurationError(
             f"kv_capacity must hold one answer: {prompt} + {longest} tokens, "
             f"got {cluster.kv_capacity}"
         )
-    policy = replace(
-        PREDICTED[on_update],
-        relay=True,
-        strict=bounded,
-        bounded=bounded,
-        early_start=True,
-        prefix=prefix,
-        drafts=drafts,
-    )
-    if policy.on_update == "keep_version":
-        moves = repack and not adapters
-        policy = replace(policy, repack=moves, migrate=moves, adapters=adapters)
     machine = replace(cluster, kv_reserve=0.0, move_s=MOVE_S)
-    run = replace(job, dispatch_every_s=ROUND_S, ends=ends)
-    result = simulate(machine, run, policy, workload)
+    steps = replace(job, dispatch_every_s=ROUND_S, ends=ends)
+    result = simulate(machine, steps, policy, workload)
     return Prediction(
         result.tokens_per_s,
         result.kv_utilisation,

@@ -19,7 +19,7 @@ from rollstream.producers.engines.factory import roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import batch_max
 from rollstream.simulator.cluster import Cluster, Job
-from rollstream.simulator.experiment import Prediction, predict
+from rollstream.simulator.experiment import Prediction, RunPolicy, predict
 from rollstream.simulator.policies import LAMINAR
 from rollstream.simulator.results import SimulationResult
 from rollstream.simulator.simulation import simulate
@@ -90,10 +90,8 @@ def compared(name: str, c: Configuration, trainer: float) -> Compared:
     """Returns the example's run and Laminar's fastest one with no more lag."""
     cluster, work = machine(c, trainer), workload(c)
     bounded = c.dispatch.max_lag is not None
-    job = _job(c)
-    ours = predict(
-        cluster, job, work, c.rollouts.on_update, c.dispatch.repack, bounded=bounded, ends=False
-    )
+    job, policy = _job(c), RunPolicy(c.rollouts.on_update, c.dispatch.repack, bounded)
+    ours = predict(cluster, job, work, policy, ends=False)
     return Compared(name, trainer, ours, _laminar(cluster, job, work, ours.lag_mean))
 
 

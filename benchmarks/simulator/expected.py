@@ -15,7 +15,7 @@ from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.roles.rollout import measure_profile
 from rollstream.simulator.cluster import Cluster, Job
-from rollstream.simulator.experiment import Prediction, predict
+from rollstream.simulator.experiment import Prediction, RunPolicy, predict
 from rollstream.simulator.replica import scaled_roofline
 from rollstream.simulator.workload import AnswerLengths, RecordedWorkload
 
@@ -51,7 +51,7 @@ def expected_of(real: Real, on: Machine) -> Prediction:
     c = real.configuration
     run = _cluster(real, on), _job(real), _workload(real)
     bounded = c.dispatch.max_lag is not None
-    found = predict(*run, c.rollouts.on_update, c.dispatch.repack, bounded=bounded)
+    found = predict(*run, RunPolicy(c.rollouts.on_update, c.dispatch.repack, bounded))
     # In the simulator steps follow each other at once; time between two is idle, not decoding.
     return replace(found, idle_share=1 - (1 - found.idle_share) * on.overheads.decoding)
 

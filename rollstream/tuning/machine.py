@@ -17,7 +17,7 @@ from rollstream.producers.engines.factory import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.simulator.cluster import Cluster, Job
-from rollstream.simulator.experiment import Prediction, predict
+from rollstream.simulator.experiment import Prediction, RunPolicy, predict
 from rollstream.simulator.replica import scaled_roofline
 from rollstream.simulator.workload import AnswerLengths, RecordedWorkload
 from rollstream.tuning.choices import TuningChoice, trainer_gpus, trains_on_cpu
@@ -70,16 +70,11 @@ class TuningMachine:
             quota=c.rollouts.quota or 0,
             queue_per_slot=c.dispatch.queue_per_slot,
         )
+        policy = RunPolicy(
+            choice.on_update, choice.repack_every_s is not None, choice.max_lag is not None
+        )
         try:
-            return predict(
-                self.cluster(choice),
-                job,
-                self.workload,
-                choice.on_update,
-                choice.repack_every_s is not None,
-                bounded=choice.max_lag is not None,
-                ends=False,
-            )
+            return predict(self.cluster(choice), job, self.workload, policy, ends=False)
         except ConfigurationError:
             return None
 

@@ -14,7 +14,7 @@ from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.simulator.cluster import Cluster, Job, cluster_of, constant_values
 from rollstream.simulator.constants import CONSTANTS, MODELS
-from rollstream.simulator.experiment import predict
+from rollstream.simulator.experiment import RunPolicy, predict
 from rollstream.simulator.policies import SYNCHRONOUS, policy_of
 from rollstream.simulator.workload import AnswerLengths, Workload, read_lengths
 from testbed.repository import EXAMPLES
@@ -145,7 +145,7 @@ def test_a_small_run_is_predicted_as_computed_by_hand():
     """Four waves of 1 s, each of 400 tokens, then half a second of training; the first assignments
     go out at once, the next wait behind them.
     """
-    found = predict(REAL, STEPS, answers(LogNormal(100.0, 100.0)), "in_flight")
+    found = predict(REAL, STEPS, answers(LogNormal(100.0, 100.0)), RunPolicy("in_flight"))
     assert found.tokens_per_s == pytest.approx(1600 / 4.5, rel=0.02)
     assert found.idle_share == pytest.approx(0.5 / 4.5, abs=0.02)
 
@@ -155,24 +155,29 @@ def test_a_prediction_knows_drafts_adapters_and_a_bound_on_the_work():
     job = Job(groups_per_step=24, steps=16, skip=8, max_lag=2)
     work = replace(answers(LogNormal(50.0, 500.0)), samples=4)
     cluster = replace(REAL, slots=16, kv_capacity=4_000, drafts=DRAFTS)
-    plain = predict(cluster, job, work, "keep_version")
-    drafted = predict(cluster, job, work, "keep_version", drafts=True)
+    plain = predict(cluster, job, work, RunPolicy("keep_version"))
+    drafted = predict(cluster, job, work, RunPolicy("keep_version", drafts=True))
     assert drafted.tokens_per_s > 1.2 * plain.tokens_per_s
     draining = replace(cluster, update_s=0.5)
-    side_by_side = predict(replace(cluster, update_s=0.0), job, work, "keep_version", adapters=True)
-    assert side_by_side.tokens_per_s > predict(draining, job, work, "keep_version").tokens_per_s
+    side_by_side = predict(
+        replace(cluster, update_s=0.0), job, work, RunPolicy("keep_version", adapters=True)
+    )
+    assert (
+        side_by_side.tokens_per_s
+        > predict(draining, job, work, RunPolicy("keep_version")).tokens_per_s
+    )
     assert plain.lag_max <= 2
-    free = predict(cluster, job, work, "keep_version", bounded=False)
+    free = predict(cluster, job, work, RunPolicy("keep_version", bounded=False))
     assert free.lag_mean > 0
 
 
 @pytest.mark.parametrize("on_update", ["keep_version", "in_flight", "in_flight_recompute"])
 def test_a_prediction_is_of_the_whole_run_and_repeats(on_update: str):
     job, work = replace(STEPS, max_lag=4), answers(LogNormal(50.0, 500.0))
-    found = predict(REAL, job, work, on_update)
-    assert predict(REAL, job, work, on_update) == found
+    found = predict(REAL, job, work, RunPolicy(on_update))
+    assert predict(REAL, job, work, RunPolicy(on_update)) == found
     assert found.kv_utilisation < 1
     with pytest.raises(ConfigurationError, match="on_update must be one of"):
-        predict(REAL, job, work, "later")
+        predict(REAL, job, work, RunPolicy("later"))
     with pytest.raises(ConfigurationError, match="kv_capacity must hold one answer"):
-        predict(replace(REAL, kv_capacity=100), job, work, on_update)
+        predict(replace(REAL, kv_capacity=100), job, work, RunPolicy(on_update))
