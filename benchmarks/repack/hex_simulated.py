@@ -18,7 +18,7 @@ from rollstream.producers.engines.roofline import batch_max, roofline_of_hardwar
 from rollstream.simulator.cluster import Cluster, Job
 from rollstream.simulator.constants import CONSTANTS
 from rollstream.simulator.experiment import MOVE_S, ROUND_S
-from rollstream.simulator.policies import OURS
+from rollstream.simulator.policies import OURS_BOUNDED
 from rollstream.simulator.simulation import simulate
 from rollstream.simulator.workload import AnswerLengths, Workload
 from rollstream.sizes.arithmetic import BFLOAT16
@@ -170,6 +170,6 @@ def _simulated_plan(plan: UnlikePlan, seed: int, steps: int, known: bool) -> Arm
 
 
 def _simulated(cluster: Cluster, job: Job, workload: Workload, known: bool) -> Arm:
-    found = simulate(cluster, job, replace(OURS, by_speed=known), workload)
+    found = simulate(cluster, job, replace(OURS_BOUNDED, by_speed=known, drafts=False), workload)
     lost = found.counts.expired + found.counts.dropped
     return Arm(found.tokens_per_s, lost / job.steps)

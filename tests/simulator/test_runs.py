@@ -84,7 +84,7 @@ def check_whole(samples: list[SimulatedTrajectory], lengths: list[int]) -> None:
 def test_known_speeds_drop_fewer_answers_over_unlike_machines() -> None:
     """Long answers on the slow rollouts are too old; equal machines are not treated otherwise."""
     job = replace(WAVY, groups_per_step=12, steps=16, skip=6, quota=0, queue_per_slot=0.5)
-    ours = policy_of("ours")
+    ours = replace(policy_of("ours_bounded"), drafts=False)
 
     def found(speeds: tuple[float, ...], known: bool) -> SimulationResult:
         policy = replace(ours, by_speed=known)
