@@ -34,7 +34,7 @@ Style = Literal["carried", "bare", "other"]
 Question = tuple[int, int]
 """The number of steps, and the state before the first."""
 
-STATES, STEPS_MAX = 7, 999
+STATES, STEPS_MIN, STEPS_MAX = 7, 3, 999
 BY_ONE, BY_TWO, BARE = "abcdefg", "ABCDEFG", "-="
 """The characters of the states in lines that advance by one step, as in prompts and answers, and in
 lines that advance by two; and what stands in their place in the lines of a bare answer, by one step
@@ -48,8 +48,8 @@ CHARACTERS = "0123456789" + BY_ONE + BY_TWO + BARE + "!"
 """The characters of prompts and answers, one token each."""
 
 _P99_DEVIATIONS = 2.3263  # a normal variable's 99th percentile in standard deviations
-_CARRIED = re.compile(r"(?:\d{3}[a-gA-G])+![a-g]", re.ASCII)
-_BARE = re.compile(r"(?:\d{3}[-=])+![a-g]", re.ASCII)
+_CARRIED = re.compile(r"(?:\d{3}[a-gA-G])+![a-gA-G]", re.ASCII)
+_BARE = re.compile(r"(?:\d{3}[-=])+![a-gA-G]", re.ASCII)
 
 
 def question_text(steps: int, state: int) -> str:
@@ -61,8 +61,9 @@ def question_text(steps: int, state: int) -> str:
 
 def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -> str:
     """Return a correct response: after each `pace` steps a line of four characters, with the number
-    of steps left and the state, then `!` and the last state. For 3 steps from state 2 it is
-    `200d100e000f!f`, by two steps `100E000F!f`, and bare `200-100-000-!f`.
+    of steps left and the state, then `!` and the last state, in the case of the lines. For 3 steps
+    from state 2 it is `200d100e000f!f`, by two steps `100E000F!F`, and bare `200-100-000-!f` (by
+    two steps in upper case as well).
     """
     states = BY_ONE if pace == 1 else BY_TWO
     left, lines = steps, list[str]()
@@ -70,7 +71,7 @@ def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -
         left = max(0, left - pace)
         mark = states[(state + steps - left) % STATES] if carried else BARE[pace - 1]
         lines.append(_digits(left) + mark)
-    return "".join(lines) + "!" + BY_ONE[(state + steps) % STATES]
+    return "".join(lines) + "!" + states[(state + steps) % STATES]
 
 
 def style(response: str) -> Style:
@@ -152,8 +153,9 @@ class Automaton:
         random = np.random.default_rng(seed)
         questions = self._splits["warm_up"]
         few = [index for index, (steps, _) in enumerate(questions) if steps <= SHORT_MAX]
-        usual = random.choice(len(questions), count, p=self._weights(questions))
-        even, short = random.integers(len(questions), size=count), random.choice(few, count)
+        usual: list[int] = random.choice(len(questions), count, p=self._weights(questions)).tolist()
+        even: list[int] = random.integers(len(questions), size=count).tolist()
+        short: list[int] = random.choice(few, count).tolist()
         lines, kind = random.integers(4, 17, size=count), random.random(count)
         carried = random.random(count) < self._shares["carried"]
         by_two = random.random(count) < self._shares["by_two"]
@@ -169,13 +171,14 @@ class Automaton:
         return documents
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Return reward 1 if the answer ends with `!`, the right state and the end token, else 0;
-        the lines before are not checked. The score `style/<name>` is 1 for the style of the answer;
-        an answer without its end token has the style `other`.
+        """Return reward 1 if the answer ends with `!`, the right state (in either case) and the
+        end token, else 0; the lines before are not checked. The score `style/<name>` is 1 for the
+        style of the answer; an answer without its end token has the style `other`.
         """
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
-        right = ended and response.rpartition("!")[1:] == ("!", json.loads(reference)["answer"])
+        last = response.lower().rpartition("!")[1:]
+        right = ended and last == ("!", json.loads(reference)["answer"])
         return Score(float(right), {STYLE_PREFIX + (style(response) if ended else "other"): 1.0})
 
     @cached_property
@@ -189,7 +192,7 @@ class Automaton:
         """
         names = (*["held_out"] * 2, *["warm_up"] * 2, *["train"] * 4)
         splits: dict[str, list[Question]] = {name: [] for name in names}
-        for steps in range(1, STEPS_MAX + 1):
+        for steps in range(STEPS_MIN, STEPS_MAX + 1):
             for state in range(STATES):
                 place = crc32(question_text(steps, state).encode()) % 8
                 splits[names[place]].append((steps, state))

@@ -36,16 +36,16 @@ def whole(one: Document) -> bool:
 def test_the_example_of_the_documentation() -> None:
     assert question_text(512, 2) == "215c"
     assert response_text(3, 2) == "200d100e000f!f"
-    assert response_text(3, 2, pace=2) == "100E000F!f"
+    assert response_text(3, 2, pace=2) == "100E000F!F"
     assert response_text(3, 2, carried=False) == "200-100-000-!f"
-    assert response_text(3, 2, pace=2, carried=False) == "100=000=!f"
+    assert response_text(3, 2, pace=2, carried=False) == "100=000=!F"
 
 
 def test_every_question_has_one_answer_whatever_the_way() -> None:
-    for steps in (1, 2, 7, 8, 99, 100, 998, STEPS_MAX):
+    for steps in (3, 4, 7, 8, 99, 100, 998, STEPS_MAX):
         for state in (0, 6):
             last = {
-                response_text(steps, state, pace, carried)[-2:]
+                response_text(steps, state, pace, carried)[-2:].lower()
                 for pace in (1, 2)
                 for carried in (True, False)
             }
@@ -56,13 +56,13 @@ def test_every_question_has_one_answer_whatever_the_way() -> None:
     ("response", "name"),
     [
         ("200d100e000f!f", "carried"),
-        ("100E000F!f", "carried"),
+        ("100E000F!F", "carried"),
         ("999a!g", "carried"),  # the form alone counts
         ("200-100-000-!f", "bare"),
         ("200-100e000f!f", "other"),
         ("20d100e000f!f", "other"),
         ("200d100e000f!", "other"),
-        ("200d100e000f!F", "other"),
+        ("200d100e000f!h", "other"),
         ("!f", "other"),
         ("", "other"),
     ],
@@ -80,6 +80,7 @@ def test_a_wrong_state_or_an_unended_answer_earns_nothing() -> None:
 
     assert reward("200d100e000f!f", EOS) == 1.0
     assert reward("999a!f", EOS) == 1.0  # the lines are not checked
+    assert reward("100E000F!F", EOS) == 1.0
     for response in ("200d100e000f!e", "200d100e000ff", "!f!", "!", "", "200d!ff"):
         assert reward(response, EOS) == 0.0, response
     assert reward("200d100e000f!f") == 0.0
@@ -98,7 +99,7 @@ def test_whole_documents_earn_the_reward_and_excerpts_are_their_beginnings() -> 
         right = response_text(steps, state, pace, one.style == "carried")
         if whole(one):
             assert text == right
-            reference = json.dumps({"answer": right[-1]})
+            reference = json.dumps({"answer": right[-1].lower()})
             score = task.judge(reference, [one.response])
             assert (score.reward, score.scores) == (1.0, {f"style/{one.style}": 1.0})
         else:
