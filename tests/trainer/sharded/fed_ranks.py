@@ -44,11 +44,11 @@ def plant(plan: dict[str, Any], rank: int) -> None:
     """Let memory run out on this rank."""
     train = Shard.train
 
-    def tight(shard: Shard, samples: Any, version: int, counts: bool) -> None:
+    def tight(self: Shard, samples: Sequence[Sample], version: int, counts: bool) -> None:
         is_broken = any(sample.group == plan.get("broken") for sample in samples)
         if counts and (len(samples) > plan.get("most", len(samples)) or is_broken):
             raise torch.OutOfMemoryError("planted")
-        train(shard, samples, version, counts)
+        train(self, samples, version, counts)
 
     if rank in plan["ranks"]:
         Shard.train = tight
