@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from rollstream.consumers.trainer.build import (
     build_trainer,
 )
 from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.sharded.follower import build_follower
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
-from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
+from rollstream.consumers.trainer.sharded.ranks import join_ranks
 from rollstream.consumers.trainer.sharded.shard import Shard
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 from rollstream.storage.metrics_file import MetricsFile
@@ -68,14 +70,11 @@ def run_rank(folder: Path, term: int, plan: dict[str, Any]) -> None:
             assert loop is not None
             assert loop.run(loop.ended)
         else:
-            lead(folder, term, (bus, store, trainer_plan, initial), ranks)
-
-
-def lead(folder: Path, term: int, parts: tuple[Any, ...], ranks: Ranks) -> None:
-    provenance = Provenance("hand", term, "configuration", "revision")
-    trainer = build_trainer(*parts, provenance, MetricsFile(folder / f"trainer-{term}.jsonl"))
-    with ranks.recording(trainer.take_feeder.append_failures):
-        assert trainer.run(threading.Event())
+            provenance = Provenance("hand", term, "configuration", "revision")
+            metrics = MetricsFile(folder / f"trainer-{term}.jsonl")
+            trainer = build_trainer(bus, store, trainer_plan, initial, provenance, metrics)
+            with ranks.recording(trainer.take_feeder.append_failures):
+                assert trainer.run(threading.Event())
 
 
 def started(folder: Path, term: int, plan: dict[str, Any], rank: int, port: int) -> int:
