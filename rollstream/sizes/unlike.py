@@ -28,7 +28,9 @@ from rollstream.sizes.planner import (
 
 Objective = Literal["speed", "price"]
 ASSIGNMENTS_MAX = 20_000
-"""With more assignments than this, machines are assigned two (four, …) at a time."""
+"""A choice, so that a plan takes about a second: with more assignments than this, machines are
+assigned two (four, …) at a time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

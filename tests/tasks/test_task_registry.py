@@ -53,7 +53,11 @@ def test_a_module_in_the_working_directory_is_found(
     ("name", "options", "message"),
     [
         ("remainer", {}, "did you mean 'remainder'"),
-        ("zzz", {}, "registered: dataset, mixture, numbered, reasoning_gym, remainder, scripted"),
+        (
+            "zzz",
+            {},
+            "registered: automaton, dataset, mixture, numbered, reasoning_gym, remainder, scripted",
+        ),
         ("odd_taskz:Odd", {}, "module 'odd_taskz' cannot be imported"),
         (":Odd", {}, "write it as `module:attribute`"),
         ("tests.tasks.odd_tasks:Od", {}, "no callable 'Od'; did you mean 'Odd'"),
