@@ -59,7 +59,7 @@ def test_the_long_tail_of_a_model_runs_for_a_few_steps(tmp_path: Path):
     steps, evaluations = run("longtail-model", tmp_path / "run", [*SHORT, *UNTRAINED])
     assert [line["step"] for line in steps] == [1, 2]
     assert [line["step"] for line in evaluations] == [0, 2]
-    assert all(line["tokens_trained"] > 0 and line["dead"] == 0 for line in steps)
+    assert all(line["tokens_trained"] > 0 and line["dead_members"] == 0 for line in steps)
 
 
 @pytest.mark.long
