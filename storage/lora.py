@@ -10,14 +10,17 @@ published adapter as it is. A is called `low` and B `high` here.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from rollstream.errors import ConfigurationError
 from rollstream.storage.settings import LoraSettings
+
+if TYPE_CHECKING:  # rollouts without a model of transformers need not import it
+    from transformers import PreTrainedModel
 
 ALL_LINEAR = "all-linear"
 LOW, HIGH = ".lora_A.weight", ".lora_B.weight"
@@ -51,7 +54,7 @@ class AttachedAdapter:
 
 
 def attach_adapters(
-    model: PreTrainedModel, lora: LoraSettings, seed: int, dtype: torch.dtype, base: str
+    model: "PreTrainedModel", lora: LoraSettings, seed: int, dtype: torch.dtype, base: str
 ) -> None:
     """Freeze `model` and add an adapter to each target layer; equal arguments give equal weights.
 
@@ -122,7 +125,7 @@ def _add_low_rank(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) 
     return output + product
 
 
-def _target_layers(model: PreTrainedModel, targets: tuple[str, ...]) -> dict[str, nn.Linear]:
+def _target_layers(model: "PreTrainedModel", targets: tuple[str, ...]) -> dict[str, nn.Linear]:
     head: nn.Module | None = model.get_output_embeddings()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     linear = {
         name: module

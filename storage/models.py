@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import safetensors
 import torch
@@ -25,7 +25,6 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import GENERATION_CONFIG_NAME
 
@@ -36,11 +35,14 @@ from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import Manifest
 from rollstream.storage.weights.tensors import tensor_bytes
 
+if TYPE_CHECKING:  # transformers imports their modules, two seconds, with the first model class
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
 Setting = int | float | bool | str
 _V = TypeVar("_V")
 
 
-def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> PreTrainedModel:
+def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> "PreTrainedModel":
     """Returns a model of this transformers class with new, random fp32 weights; equal arguments
     give equal weights.
 
@@ -64,7 +66,7 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
     return _new_model(model_class, made, seed)
 
 
-def load_model(path: str) -> PreTrainedModel:
+def load_model(path: str) -> "PreTrainedModel":
     """Returns the causal language model of a Hugging Face checkpoint in fp32, for any stored dtype
     and number of files. `path` is a folder or the name of a model in the Hub's local cache. Raises
     `ConfigurationError` if anything is missing or wrong.
@@ -140,7 +142,7 @@ class ModelRows:
         return hasher.hexdigest()
 
 
-def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
+def load_empty_model(path: str) -> "tuple[PreTrainedModel, ModelRows] | None":
     """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
     without memory), and the reader of the rows with which to fill them. Buffers have their values.
     Returns None if the checkpoint's names or shapes differ from the model's: only `load_model` can
@@ -166,20 +168,20 @@ def load_empty_model(path: str) -> tuple[PreTrainedModel, ModelRows] | None:
     return model, rows
 
 
-def read_model_config(folder: Path) -> PreTrainedConfig:
+def read_model_config(folder: Path) -> "PreTrainedConfig":
     """Returns the configuration of the Hugging Face checkpoint in this folder."""
     return cast(
-        PreTrainedConfig,
+        "PreTrainedConfig",
         transformers.AutoConfig.from_pretrained(folder, local_files_only=True),  # pyright: ignore[reportUnknownMemberType]
     )
 
 
-def _empty_model(folder: Path) -> PreTrainedModel:
+def _empty_model(folder: Path) -> "PreTrainedModel":
     config = read_model_config(folder)
     config.dtype = torch.float32
     with _empty_parameters():
         model = cast(
-            PreTrainedModel,
+            "PreTrainedModel",
             transformers.AutoModelForCausalLM.from_config(config),  # pyright: ignore[reportUnknownMemberType]
         )
     if (folder / GENERATION_CONFIG_NAME).is_file():
@@ -188,7 +190,7 @@ def _empty_model(folder: Path) -> PreTrainedModel:
     return model
 
 
-def parameter_names(model: PreTrainedModel) -> list[list[str]]:
+def parameter_names(model: "PreTrainedModel") -> list[list[str]]:
     """Returns, for each parameter, all its names; a tied parameter has several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -245,14 +247,14 @@ def _trainable_folder(path: str) -> Path:
     return folder
 
 
-def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
+def config_from_version(store: ObjectStore, manifest: Manifest) -> "PreTrainedConfig":
     """Returns the model configuration that is stored with a version."""
     fields = json.loads(fetch_model_file(store, manifest, "config.json"))
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)  # pyright: ignore[reportUnknownMemberType]
 
 
 def model_files(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", dtype: torch.dtype
 ) -> dict[str, bytes]:
     """Returns the files to store beside a version's weights, by name: `config.json` (with `dtype`
     as the type of the stored weights), `generation_config.json`, and those of the tokenizer.
@@ -270,8 +272,8 @@ def model_files(
 
 
 def _new_model(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int
-) -> PreTrainedModel:
+    model_class: "type[PreTrainedModel]", config: "PreTrainedConfig", seed: int
+) -> "PreTrainedModel":
     """Returns a model with random fp32 weights drawn from `seed`."""
     config.dtype = torch.float32
     with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
@@ -279,7 +281,7 @@ def _new_model(
         return model_class(config)
 
 
-def _model_class(architecture: str, where: str = "model.architecture") -> type[PreTrainedModel]:
+def _model_class(architecture: str, where: str = "model.architecture") -> "type[PreTrainedModel]":
     """Returns the causal language model class of this name. Raises `ConfigurationError`, which
     begins with `where`, if there is none.
     """

@@ -7,6 +7,8 @@ import ast
 import functools
 import importlib
 import re
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -169,6 +171,24 @@ def test_each_foreign_client_is_imported_in_at_most_one_file():
         for name in roots(path) & ONE_FILE:
             users[name].add(str(path.relative_to(ROOT)))
     assert {name: files for name, files in users.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("rollstream.roles.rollout", "transformers"),
+        ("rollstream.roles.train", "transformers"),
+        ("rollstream.producers.engines.torch.engine", "transformers.modeling_utils"),
+    ],
+)
+def test_a_role_imports_no_code_of_models_that_it_may_not_need(module: str, heavy: str):
+    """Every process of a run would pay seconds for it at its start: a paced run has no model, and
+    the fused decoder needs only the configuration of one.
+    """
+    code = f"import sys, {module}; print({heavy!r} in sys.modules, {module!r} in sys.modules)"
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_nothing_is_pickled_or_evaluated():

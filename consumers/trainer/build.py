@@ -14,8 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel
-
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
 from rollstream.consumers.trainer.data.groups import GroupIntake
@@ -57,6 +55,8 @@ from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 
 if TYPE_CHECKING:  # see learn/base.py
+    from transformers import PreTrainedModel
+
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
 

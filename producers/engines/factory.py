@@ -4,9 +4,9 @@ model: it takes the time and draws the answer lengths that its settings describe
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedConfig
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.base import Engine, EngineOptions
@@ -24,14 +24,16 @@ from rollstream.producers.engines.paced.settings import (
 )
 from rollstream.producers.engines.profile import read_profile
 from rollstream.producers.engines.roofline import Roofline, roofline_of_hardware
-from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Version
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def open_engine(
     name: str,
-    model_config: PreTrainedConfig,
+    model_config: "PreTrainedConfig",
     tensors: Mapping[str, torch.Tensor],
     version: Version,
     options: EngineOptions,
@@ -44,11 +46,14 @@ def open_engine(
     Raises `ConfigurationError` for another name and for an engine that is not installed, and
     `EngineRefused` for a model that the engine cannot serve.
     """
+    # An engine is imported where it is opened: a paced run imports no model code, and vLLM is
+    # installed only where it is configured.
     if name == "torch":
+        from rollstream.producers.engines.torch.engine import TorchEngine
+
         kind: torch.dtype = getattr(torch, options.dtype)
         return TorchEngine(model_config, tensors, version, options, dtype=kind)
     if name == "vllm":
-        # Imported here: vLLM is installed only where it is configured.
         from rollstream.producers.engines.vllm.engine import VllmEngine
 
         return VllmEngine(model_config, tensors, version, options, settings=vllm)

@@ -12,18 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from transformers import PreTrainedConfig
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.base import Engine, GenerationRequest
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SHAPE_FIELDS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -52,7 +55,7 @@ class EngineProfile:
     points: int
 
 
-def model_key(config: PreTrainedConfig, changed: Mapping[str, object]) -> str:
+def model_key(config: "PreTrainedConfig", changed: Mapping[str, object]) -> str:
     """Return a key of a model's shape and an engine's settings, on which step times depend: a
     profile may be used where the key is the same. Weights do not change it. `changed` are the
     engine's settings that affect step times and differ from their defaults.

@@ -63,7 +63,6 @@ from rollstream.roles.context import (
     training_bounds,
 )
 from rollstream.roles.roles import with_relay_reads
-from rollstream.storage.models import config_from_version, load_model
 from rollstream.storage.terms import ROLLOUTS, hold_name, next_term
 from rollstream.storage.weights.adapters import fetch_base, stream_base
 from rollstream.storage.weights.fetch import fetch_model_file
@@ -156,6 +155,7 @@ def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
     """Returns the run's model; an untrained one of its shape if the warm-up has not made it yet."""
+    from rollstream.storage.models import load_model
     from rollstream.warmup.warmup import untrained_model
 
     path = model_folder(configuration, folder)
@@ -297,6 +297,8 @@ def open_rollout_engine(
             c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context_max
         )
         return paced, c.rollouts.batch_max or paced.batch_max
+    from rollstream.storage.models import config_from_version  # a paced run needs no transformers
+
     model = config_from_version(context.store, manifest)
     if manifest.adapter:
         read_base = stream_base if c.rollouts.engine == "torch" else fetch_base

@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
 from rollstream.config.identity import read_or_create_identity, record_configuration
 from rollstream.config.run_folder import RunFolder, model_folder
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
-from rollstream.consumers.trainer.learn.forward import device_of
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.ledger import missing_lines
 from rollstream.consumers.trainer.sharded.rank_plan import is_launched
@@ -34,12 +32,12 @@ from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
 from rollstream.roles.roles import hold_role_lease, with_relay_push
-from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
-from rollstream.storage.models import load_empty_model, load_model
 from rollstream.supervisor.train_group import threads_per_rank
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from rollstream.consumers.trainer.sharded.ranks import Ranks
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 
@@ -61,7 +59,7 @@ def run_train(context: RoleContext) -> bool:
             return train(with_relay_push(context), lease.term, ranks)
 
 
-def starting_model(configuration: Configuration, folder: Path) -> PreTrainedModel | PacedModel:
+def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
     """Returns the model of version 0: the configured one, or the one in the run's folder. If the
     run trains LoRA adapters (`model.lora`), these are attached. Under `trainer.learner = "paced"`
     returns the description of random weights of the configured size, which each step changes a
@@ -69,6 +67,9 @@ def starting_model(configuration: Configuration, folder: Path) -> PreTrainedMode
     """
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
+        # Imported here and below: a paced run needs no code of models, which takes seconds.
+        from rollstream.storage.models import load_model
+
         return _with_adapters(load_model(str(model_folder(c, folder))), c)
     return PacedModel(
         seed=c.seed,
@@ -79,9 +80,11 @@ def starting_model(configuration: Configuration, folder: Path) -> PreTrainedMode
     )
 
 
-def _with_adapters(model: PreTrainedModel, c: Configuration) -> PreTrainedModel:
+def _with_adapters(model: "PreTrainedModel", c: Configuration) -> "PreTrainedModel":
     """Returns the model, with new adapters attached if the run trains adapters."""
     if c.model.lora.rank:
+        from rollstream.storage.lora import attach_adapters
+
         dtype: torch.dtype = getattr(torch, c.weights.dtype)
         attach_adapters(model, c.model.lora, c.seed, dtype, c.model.path or f"{c.run}/model")
     return model
@@ -110,6 +113,7 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
     (transformers converts them while it loads), each rank reads the whole model instead.
     """
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
+    from rollstream.storage.models import load_empty_model, load_model
 
     path = str(model_folder(configuration, folder))
     empty = load_empty_model(path)
@@ -127,6 +131,7 @@ def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
     if not is_launched():
         yield None
         return
+    from rollstream.consumers.trainer.learn.forward import device_of
     from rollstream.consumers.trainer.sharded.ranks import join_ranks
 
     settings = context.configuration.trainer

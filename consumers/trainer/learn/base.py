@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel
 from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.storage.weights.tensors import Tensors
 
 if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
+    from transformers import PreTrainedModel
+
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
 
 
@@ -124,7 +124,12 @@ def open_learner(
     """
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)
-    if isinstance(model, PreTrainedModel):
+    # Imported here: a paced run needs no code that computes a model.
+    import transformers
+
+    if isinstance(model, transformers.PreTrainedModel):
+        from rollstream.consumers.trainer.learn.learner import TorchLearner
+
         return TorchLearner(model, settings)
     from rollstream.consumers.trainer.sharded.learner import ShardedLearner
 

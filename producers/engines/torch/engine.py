@@ -27,7 +27,6 @@ from rollstream.producers.engines.queue import NO_TOKENS, EngineWeights, QueuedE
 from rollstream.producers.engines.torch.adapters import ServedAdapters
 from rollstream.producers.engines.torch.batch import DecodeBatch
 from rollstream.producers.engines.torch.decoder import Decoder
-from rollstream.producers.engines.torch.hf_decoder import TransformersDecoder
 from rollstream.producers.engines.torch.llama import FusedDecoder
 from rollstream.producers.engines.torch.llama_weights import FusedShape, fused_shape
 from rollstream.producers.engines.torch.prefill import CacheExtension, PrefixCache, extend_caches
@@ -91,6 +90,9 @@ def open_decoder(
     if isinstance(shape, FusedShape):
         decoder = FusedDecoder(shape, config, context_max, dtype, device)
         return decoder, decoder.fill(tensors)
+    # Imported here: a fused decoder needs none of transformers' modelling modules (two seconds).
+    from rollstream.producers.engines.torch.hf_decoder import TransformersDecoder
+
     generic = TransformersDecoder(config, context_max, dtype, device)
     weights = open_weights(generic.served, tensors)
     generic.check_forward()
