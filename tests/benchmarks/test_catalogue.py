@@ -1,7 +1,10 @@
 """`python -m benchmarks --list` is complete: it has every case, and every file is reached."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +94,13 @@ def test_list_prints_a_case_with_its_file_and_goal(capsys: pytest.CaptureFixture
     assert ["bus_write", "bus", "benchmarks/streams/bus.py", "≥", "0.6", "×"] in map(
         str.split, printed
     )
+
+
+def test_the_functions_whose_cpu_time_is_counted_exist(tmp_path: Path):
+    """`promise_cost` wraps functions of the product by name when their modules are loaded."""
+    code = "import sitecustomize, importlib; [*map(importlib.import_module, sitecustomize.SECTIONS)]"
+    path = os.pathsep.join([str(FOLDER / "resume" / "traced"), str(ROOT)])
+    given = {**os.environ, "PYTHONPATH": path, "CPU_COUNTED_IN": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len([*tmp_path.iterdir()]) == 1  # what was counted is written when the process ends

@@ -27,9 +27,9 @@ SECTIONS = {
         "TorchLearner.state_hash": "ledger", "TorchLearner.state": "checkpoint",
     },
     "rollstream.consumers.trainer.publisher": {
-        "write_checkpoint": "checkpoint", "StepPublisher._clean_up": "checkpoint",
+        "write_checkpoint": "checkpoint", "StepPublisher.clean_up": "checkpoint",
     },
-    "rollstream.consumers.trainer.loop": {"Trainer._state": "checkpoint"},
+    "rollstream.consumers.trainer.loop": {"Trainer.checkpoint_state": "checkpoint"},
     "rollstream.producers.rollout.publisher": {
         "RolloutPublisher.partials": "partials", "RolloutPublisher.give_up": "partials",
         "publish_all": "partials",
