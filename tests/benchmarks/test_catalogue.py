@@ -98,9 +98,8 @@ def test_list_prints_a_case_with_its_file_and_goal(capsys: pytest.CaptureFixture
 
 def test_the_functions_whose_cpu_time_is_counted_exist(tmp_path: Path):
     """`promise_cost` wraps functions of the product by name when their modules are loaded."""
-    code = "import sitecustomize, importlib; [*map(importlib.import_module, sitecustomize.SECTIONS)]"
+    code = "import importlib, sitecustomize as s; [*map(importlib.import_module, s.SECTIONS)]"
     path = os.pathsep.join([str(FOLDER / "resume" / "traced"), str(ROOT)])
     given = {**os.environ, "PYTHONPATH": path, "CPU_COUNTED_IN": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len([*tmp_path.iterdir()]) == 1  # what was counted is written when the process ends
