@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,6 +183,9 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     c = context.configuration
     set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
+    if c.rollouts.engine == "torch":
+        # Seconds of imports, while the trainer still publishes the first version.
+        import_module("rollstream.producers.engines.torch.engine")
     task = load_run_task(c, context.folder)
     term = next_term(context.store, ROLLOUTS, context.name)
     assignments = AssignmentQueue(context.bus, context.name, term)

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,9 @@ def run_train(context: RoleContext) -> bool:
     """Run this process as the only one of the trainer, as rank 0, or as a rank that follows rank 0,
     until the run's last step (returns True) or until the role is stopped (returns False).
     """
+    if context.configuration.trainer.learner != PACED_LEARNER:
+        # Seconds of imports, before a successor waits for the lease: then it trains at once.
+        import_module("rollstream.consumers.trainer.learn.learner")
     with join_rank_group(context) as ranks:
         if ranks is not None and ranks.rank:
             return follow_rank_0(context, ranks)
