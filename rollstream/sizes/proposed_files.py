@@ -25,8 +25,8 @@ choice: the prompts of the Laminar paper have at most 2 K tokens.
 """
 ADAPTER_LR, FULL_LR = 1e-5, 1e-6
 """Learning rates for an adapter (LoRA) and for all weights. A choice: with 1e-6 the size of a delta
-was measured (`rates.DELTA_SHARE`), and an adapter needs about ten times the rate of all weights
-(docs/how-to/train-with-lora.md).
+was measured (`rates.DELTA_SHARE`), and an adapter needs up to ten times the rate of all weights
+("LoRA Without Regret", Thinking Machines, 2025; docs/how-to/train-with-lora.md).
 """
 RELAY_PORT = 9470
 """Port of a relay's server. A choice: that of the examples in docs/explanation/relay.md."""
