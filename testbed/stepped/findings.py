@@ -14,6 +14,7 @@ from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, BusWrapper
+from rollstream.streams.fence import truncated_begin
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from rollstream.streams.topics import ARCHIVED_TOPICS
 from testbed.stepped.run import MAX_LAG, RUN, Shape, trainer_settings
@@ -68,10 +69,12 @@ def ends_at(bus: Bus, store: ObjectStore, run: str, share: float) -> dict[str, d
                 found[topic][one.address.partition] = one.address.offset + 1
         if topic in ARCHIVED_TOPICS:
             continue
-        # Not the begin that `truncate` committed: a process killed between the commit and the
-        # removal leaves records below it that every audit still reads.
-        for partition, begin in bus.begin(topic).items():
-            found[topic][partition] = max(begin, found[topic][partition])
+        removed = bus.begin(topic)
+        for partition, begin in truncated_begin(bus, topic).items():
+            # A process killed between `truncate`'s commit and the removal leaves records below the
+            # committed begin. A reader from 0 on meets them if none before them was removed.
+            if removed[partition]:
+                found[topic][partition] = max(begin.offset, found[topic][partition])
     return found
 
 
