@@ -25,7 +25,7 @@ from rollstream.producers.settings import (
     ScoringSettings,
     TaskSettings,
 )
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 from rollstream.storage.settings import (
     FIXED,
     INCIDENTAL,
@@ -189,10 +189,6 @@ def _check_model(c: Configuration) -> Iterator[SettingProblem]:
     is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # `paced` has no model
     if c.model.path is None and not is_made:
         yield SettingProblem("model.path", "must be given when warmup.enabled is false")
-    if c.model.path is not None and not (find_hf_folder(c.model.path) / CONFIG).is_file():
-        either = "a folder with a Hugging Face checkpoint (config.json)"
-        must = f"must be {either}, or a Hub name in this machine's cache"
-        yield SettingProblem("model.path", must + how_to_download(c.model.path))
 
 
 def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
