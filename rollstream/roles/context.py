@@ -18,6 +18,7 @@ from typing import Any
 
 from rollstream.config.run_folder import open_run_log_for_writing, store_url
 from rollstream.config.run_model import (
+    has_versions,
     local_model_folder,
     missing_model,
     model_folder,
@@ -99,16 +100,23 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
 
 def await_model(context: RoleContext) -> bool:
     """Wait until the run's model is in the store or on this host; returns False if the role is
-    stopped first. A trainer's host that has the model puts it into the store. Raises
-    `ConfigurationError` if there is no model after `MODEL_WAIT_S`.
+    stopped first. A trainer's first rank puts a model on its host into the store, and the others
+    wait for it, because all must read the same one. Raises `ConfigurationError` if there is no
+    model after `MODEL_WAIT_S`.
     """
     c, folder = context.configuration, context.folder
     deadline, is_logged = Deadline(MODEL_WAIT_S), False
-    while run_model(c, folder) is None:
-        if (local_model_folder(c, folder) / CONFIG).is_file():
-            if context.role == "train" and os.environ.get("RANK", "0") == "0":
-                store_starting_model(context.store, c, folder)
+    while True:
+        # Asked before the store's model is: that of a new run is there before its first version.
+        is_old = has_versions(context.store)
+        if run_model(c, folder) is not None:
             return True
+        if (local_model_folder(c, folder) / CONFIG).is_file():
+            if is_old or context.role != "train":
+                return True
+            if os.environ.get("RANK", "0") == "0":
+                store_starting_model(context.store, c, folder)
+                return True
         if deadline.passed():
             raise missing_model(c)
         if not is_logged:
@@ -116,7 +124,6 @@ def await_model(context: RoleContext) -> bool:
             is_logged = True
         if context.stop.wait(MODEL_POLL_S):
             return False
-    return True
 
 
 def set_torch_threads(threads: int) -> None:

@@ -176,6 +176,7 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
     plan, initial = trainer_plan(context), initial_model(context, ranks)
     store = with_relay_push(context).store
     loop = build_follower(context.bus, store, plan, initial, c.run, context.stop.is_set)
+    _log_model_read(context, ranks)
     if loop is None:
         return False
     context.watch.offer(loop.metric_values, lambda: [loop.take_feeder.ledger.reader])
@@ -204,6 +205,18 @@ def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> Initial
 
     start = shared_starting_model(c, folder)
     return InitialModel(ShardedModel(start, ranks), files, ranks, model_hash(start))
+
+
+def _log_model_read(context: RoleContext, ranks: "Ranks | None") -> None:
+    """Log how much of the starting model this rank has read from the store."""
+    found = run_model(context.configuration, context.folder)
+    if found is not None:
+        log.info(
+            "rank %d read %.1f MB of the starting model's %.1f MB from the store",
+            0 if ranks is None else ranks.rank,
+            found.store_bytes / 1e6,
+            found.manifest.bytes / 1e6,
+        )
 
 
 def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
@@ -236,6 +249,7 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
             metrics,
         )
         record_configuration(context.store, c)
+        _log_model_read(context, ranks)
         # A crash may have left out the line of a recorded step.
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
