@@ -24,8 +24,8 @@ MB = 1e6
 
 def add_arguments(command: CommandParser) -> None:
     command.add_examples(
-        "/models/Qwen3-0.6B run.toml --set model.path=/models/Qwen3-0.6B",
-        "Qwen/Qwen3-0.6B run.toml --set store='s3://bucket/run?region=eu-north-1'",
+        "runs/quickstart-0/model runs/quickstart-0/config.json",
+        "runs/quickstart-0/model examples/quickstart.toml --run runs/other-hosts",
     )
     help = "folder with a Hugging Face checkpoint, or a Hub name in this machine's cache"
     command.add_argument("path", metavar="PATH", help=help)
