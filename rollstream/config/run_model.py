@@ -17,7 +17,12 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Option
 from rollstream.producers.tasks.registry import task_paths
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
+from rollstream.storage.hf_folder import (
+    CONFIG,
+    check_hf_weights,
+    find_hf_folder,
+    how_to_download,
+)
 from rollstream.storage.starting_model.manifest import (
     TASK_BYTES_MAX,
     TOKENIZER,
@@ -68,6 +73,16 @@ def model_folder(c: Configuration, folder: Path) -> Path:
     """
     found, local = run_model(c, folder), local_model_folder(c, folder)
     return local if found is None else found.host_folder("", local, folder / MODEL)
+
+
+def has_local_weights(c: Configuration, folder: Path) -> bool:
+    """Returns whether the whole model is on this host, as far as the names of its files tell."""
+    local = local_model_folder(c, folder)
+    try:
+        check_hf_weights(local)
+    except ConfigurationError:
+        return False
+    return (local / CONFIG).is_file()
 
 
 def whole_model_folder(c: Configuration, folder: Path, target: Path) -> Path:

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rollstream.config.run_model import local_model_folder, run_model, task_settings
+from rollstream.config.run_model import (
+    has_local_weights,
+    local_model_folder,
+    run_model,
+    task_settings,
+)
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.drafts.feed import DraftFeed
@@ -156,9 +161,12 @@ def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
     """Returns the run's model; an untrained one of its shape if the warm-up has not made it yet."""
     from rollstream.roles.train import load_starting_model
+    from rollstream.storage.models import load_model
     from rollstream.warmup.warmup import untrained_model
 
-    if run_model(configuration, folder) or local_model_folder(configuration, folder).exists():
+    if has_local_weights(configuration, folder):  # then no store is needed
+        return load_model(str(local_model_folder(configuration, folder)))
+    if run_model(configuration, folder) is not None:
         return load_starting_model(configuration, folder)
     task = load_task(configuration.task, prompt_tokens_max(configuration))
     return untrained_model(configuration.model, task, configuration.seed)

@@ -14,8 +14,6 @@ from pathlib import Path
 from rollstream.errors import ConfigurationError, ObjectExists
 from rollstream.storage.starting_model.manifest import (
     MODEL_KEY,
-    TASK,
-    TOKENIZER,
     ModelManifest,
     ModelSource,
     describe_model,
@@ -91,19 +89,22 @@ def copy_model(source: ObjectStore, target: ObjectStore, run: str) -> ModelManif
 
 
 def check_same_model(manifest: ModelManifest, source: ModelSource) -> None:
-    """Raise `ConfigurationError` if the files on this host are not those of the run's model. Sizes,
-    all small files and samples of the weights are compared, not every byte of a large model.
+    """Raise `ConfigurationError` if files on this host are other ones than those of the run's
+    model; files that are not here do not count. Sizes, all small files and samples of the weights
+    are compared, not every byte of a large model.
     """
-    paths = source.files()
     for entry in manifest.files:
-        name, path = entry.name, paths.get(entry.name)
-        if path is None and name.startswith((TASK, TOKENIZER)):
-            continue  # the task was changed since; its present files are read where they are
-        if path is None or not _looks_same(path, entry):
-            raise _other_model(manifest.run, name)
+        path = source.folder / entry.name
+        if "/" not in entry.name and path.exists() and not _looks_same(path, entry):
+            raise _other_model(manifest.run, entry.name)
+    for given in source.task_files:
+        name = manifest.task_files.get(given)
+        if name is not None and not is_same(Path(given), manifest.entry(name)):
+            raise _other_model(manifest.run, f"the task's file {given}")
     tensors = sorted(manifest.tensors.items(), key=lambda item: item[1].start - item[1].end)
     for name, tensor in tensors[:SAMPLED_TENSORS]:
-        if tensor.blocks and not has_block(source.folder / tensor.file, tensor, 0):
+        path = source.folder / tensor.file
+        if tensor.blocks and path.exists() and not has_block(path, tensor, 0):
             raise _other_model(manifest.run, f"tensor {name}")
 
 

@@ -118,6 +118,8 @@ class StoredModel:
         entry = self.manifest.entry(name)
         if is_same(given, entry):
             return given
+        if given.exists():
+            log.warning("%s is not the file of the run's task: the store's is used", given)
         self.write_file(entry, cache / name)
         return cache / name
 
