@@ -74,7 +74,9 @@ def test_roles_train_a_model_that_is_on_none_of_their_hosts(tmp_path):
     other = locate_run(str(tmp_path / "host-dispatch"))  # dispatch needed no tokenizer
     assert any(path.is_file() for path in other.tokenizers())
     fork = tmp_path / "fork"
-    assert main(["fork", str(host), "--at", "3", "--out", str(fork), "--json"]) == 0
+    more = ("trainer.steps=4", "bus=sqlite:bus", "store=file:store")
+    words = [word for setting in more for word in ("--set", setting)]
+    assert main(["fork", str(host), "--at", "3", "--out", str(fork), *words]) == 0
     assert (fork / "store" / MODEL_KEY).is_file()
 
 
