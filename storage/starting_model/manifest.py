@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.storage.hf_folder import (
     HEADER_BYTES_MAX,
     INDEX,
@@ -26,7 +26,7 @@ from rollstream.storage.hf_folder import (
     hf_weight_files,
     small_files,
 )
-from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.base import ObjectStore, content_hash, is_key
 from rollstream.storage.stores.json_objects import FORMAT, decode_json
 from rollstream.storage.weights.manifest import FileEntry
 
@@ -157,9 +157,14 @@ def read_model_manifest(store: ObjectStore) -> ModelManifest | None:
     `NewerRelease` if its format is newer than this release, `CorruptObject` if it is damaged.
     """
     try:
-        return decode_json(store.get(MODEL_KEY), ModelManifest, MODEL_KEY)
+        data = store.get(MODEL_KEY)
     except ObjectMissing:
         return None
+    found = decode_json(data, ModelManifest, MODEL_KEY)
+    for entry in found.files:  # names become paths on this host
+        if not is_key(entry.name):
+            raise CorruptObject(f"object {MODEL_KEY} names the file {entry.name!r}")
+    return found
 
 
 def is_weights(name: str) -> bool:
@@ -204,7 +209,7 @@ def _blocked(
     row_bytes = (end - start) // max(1, rows)
     per_block = max(1, BLOCK_BYTES // max(1, row_bytes))
     block_rows = 1 << (per_block.bit_length() - 1)  # so that shares of ranks end at blocks
-    step = block_rows * row_bytes
+    step = max(1, block_rows * row_bytes)
     blocks = tuple(content_hash(data[at : min(at + step, end)]) for at in range(start, end, step))
     return BlockedTensor(file, start, end, str(entry["dtype"]), shape, block_rows, blocks)
 

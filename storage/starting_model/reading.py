@@ -105,7 +105,7 @@ class StoredModel:
         if given is not None:
             if all(is_same(given / name, entry) for entry, name in names.items()):
                 return given
-            if given.exists():
+            if given.exists() and given != cache / prefix:
                 log.warning("%s is not the run's model: files of the run's store are used", given)
         for entry in entries:
             self.write_file(entry, cache / entry.name)

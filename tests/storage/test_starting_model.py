@@ -106,6 +106,9 @@ def test_missing_objects_and_a_newer_format_are_refused(source):
     store.delete(put.key("tokenizer.json"))
     with pytest.raises(Exception, match=r"tokenizer\.json"):
         StoredModel(store, put).fetch("tokenizer.json")
+    store.put(MODEL_KEY, store.get(MODEL_KEY).replace(b'"tokenizer.json"', b'"../tokenizer"'))
+    with pytest.raises(CorruptObject, match=r"names the file '\.\./tokenizer'"):
+        read_model_manifest(store)
     newer = store.get(MODEL_KEY).replace(b'"format": 1', b'"format": 2')
     store.put(MODEL_KEY, newer)
     with pytest.raises(NewerRelease, match="format 2"):
