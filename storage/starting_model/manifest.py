@@ -36,8 +36,8 @@ TOKENIZER, TASK = "tokenizer/", "task/"
 """Prefixes of the names of a tokenizer's files (`task.tokenizer`) and of a task's files."""
 TASK_BYTES_MAX = 1 << 30
 """A task's file above this size is not stored: each host that reads it needs its own."""
-BLOCK_BYTES = 1 << 20
-"""Largest block of rows with a hash of its own, unless one row is larger."""
+BLOCK_BYTES, BLOCK_BYTES_MIN, BLOCKS_MIN = 1 << 20, 64 << 10, 64
+"""A block of rows with a hash of its own is a 64th of its tensor, within these sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +201,24 @@ def _blocked_tensors(name: str, path: Path, data: memoryview) -> dict[str, Block
     return found
 
 
+def rows_per_block(rows: int, row_bytes: int) -> int:
+    """Returns the height of a tensor's blocks. Where the rows allow it there are 64 of them or a
+    larger power of two, so that the shares of 2, 4, 8 … ranks begin and end at blocks.
+    """
+    size = min(max(rows * row_bytes // BLOCKS_MIN, BLOCK_BYTES_MIN), BLOCK_BYTES)
+    wanted, blocks = max(1, size // max(1, row_bytes)), 1
+    while rows % (2 * blocks) == 0 and rows // blocks > wanted:
+        blocks *= 2
+    return rows // blocks if 0 < rows // blocks <= wanted else wanted
+
+
 def _blocked(
     file: str, start: int, end: int, entry: Mapping[str, Any], data: memoryview
 ) -> BlockedTensor:
     shape = tuple(int(size) for size in entry["shape"])
     rows = shape[0] if shape else 1
     row_bytes = (end - start) // max(1, rows)
-    per_block = max(1, BLOCK_BYTES // max(1, row_bytes))
-    block_rows = 1 << (per_block.bit_length() - 1)  # so that shares of ranks end at blocks
+    block_rows = rows_per_block(rows, row_bytes)
     step = max(1, block_rows * row_bytes)
     blocks = tuple(content_hash(data[at : min(at + step, end)]) for at in range(start, end, step))
     return BlockedTensor(file, start, end, str(entry["dtype"]), shape, block_rows, blocks)
