@@ -5,6 +5,6 @@ command's module before the command is chosen. A module has `add_arguments(comma
 `main(arguments)`; one with several actions, as `weights`, also has `ACTIONS`. This folder holds
 what starts a run or a role or comes before one (`run`, `role`, `warmup`, `put_model`, `plan`,
 `profile`, `tune`, `simulate`), `look/` what reads one, `change/` what makes another run from it,
-`maintain/` what keeps it. `configuration` loads the settings that a command names, `signals` handles Ctrl-C and
-closed pipes.
+`maintain/` what keeps it. `configuration` loads the settings that a command names, `signals`
+handles Ctrl-C and closed pipes.
 """
