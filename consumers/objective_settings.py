@@ -138,7 +138,7 @@ OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
         "ratio": "product",
         "ratio_min": 1.0,
         "ratio_max": 1.0,
-        "ratio_bounds_negative": (0.0, 1.0),
+        "ratio_bounds_negative": [0.0, 1.0],  # a list, as a file has it
         "advantage": "centred",
         "aggregate": "constant",
     },

@@ -40,18 +40,18 @@ def put_preset_defaults(layers: SettingLayers) -> None:
     unknown preset gives none: validation refuses it.
     """
     preset = _value(layers, "trainer.preset")
-    given = OBJECTIVE_PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    given: dict[str, object] = {}
+    if isinstance(preset, str):
+        given.update(OBJECTIVE_PRESETS.get(preset, {}))
     longest = _count(layers, "sampling.tokens_max")
-    lengths: dict[str, object] = {}
     if preset == "dr_grpo" and longest:
-        lengths["aggregate_tokens"] = longest
+        given["aggregate_tokens"] = longest
     if preset == "dapo" and longest >= OVERLONG_SHARE:
-        lengths["overlong_penalty"] = (longest - longest // OVERLONG_SHARE, longest)
-    for name, value in {**given, **lengths}.items():
+        given["overlong_penalty"] = [longest - longest // OVERLONG_SHARE, longest]
+    for name, value in given.items():
         key = f"trainer.{name}"
         if key not in layers.origins:
-            plain = list(value) if isinstance(value, tuple) else value
-            layers.put(key, plain, f"trainer.preset = {preset}")
+            layers.put(key, value, f"trainer.preset = {preset}")
 
 
 def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:

@@ -89,7 +89,10 @@ def _batch(chosen: Sequence[int]) -> SurrogateInputs:
     """Returns the sequences with these indices as a batch in float64; a sequence has the same
     numbers in every batch.
     """
-    logprobs, behaviour, sequence, advantage = [], [], [], []
+    logprobs: list[Tensor] = []
+    behaviour: list[Tensor] = []
+    sequence: list[int] = []
+    advantage: list[float] = []
     for place, index in enumerate(chosen):
         random = torch.Generator().manual_seed(index)
         length = LENGTHS[index]

@@ -10,6 +10,7 @@ import torch
 
 from rollstream.consumers.objective_settings import LOSS_NAMES, OBJECTIVE_PRESETS
 from rollstream.consumers.trainer.data.prepare import advantages
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.loss import surrogate_loss
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
@@ -29,7 +30,7 @@ def scored(samples, apart=0.3):
     return TokenScores(logprobs, torch.full_like(logprobs, 0.5)), inputs
 
 
-def gradient_of(samples, apart=0.3, **chosen):
+def gradient_of(samples: list[Sample], apart: float = 0.3, **chosen: object):
     scores, inputs = scored(samples, apart)
     loss, sums = surrogate_loss(scores, inputs, settings(**chosen))
     (gradient,) = torch.autograd.grad(loss, [scores.logprobs])
@@ -49,8 +50,8 @@ def test_a_token_outside_the_ratio_mask_has_no_gradient_and_still_counts(samples
 
 @pytest.mark.parametrize("name", ["mask_sequence", "mask_negative"])
 def test_a_sequence_mask_takes_whole_sequences_out(samples, name):
-    bound = [0.97, 1.03] if name == "mask_sequence" else 0.02
-    gradient, sums, scores, inputs = gradient_of(samples, **{name: bound})
+    bounds: dict[str, object] = {"mask_sequence": [0.97, 1.03], "mask_negative": 0.02}
+    gradient, sums, scores, inputs = gradient_of(samples, 0.3, **{name: bounds[name]})
     log_ratio = (scores.logprobs - inputs.behaviour).detach()
     masked = 0
     for index in range(inputs.sequences):
