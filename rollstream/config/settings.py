@@ -45,7 +45,7 @@ class WarmupSettings(Settings):
     """
 
     enabled: bool = True
-    """Make a model if `model.path` is not given and neither the run's folder nor its store has one."""
+    """Make a model if `model.path` is not given and neither run folder nor store has one yet."""
     threads: Annotated[int, INCIDENTAL] = Field(default=2, ge=1)
     """Torch threads of the warm-up; no role runs at that time."""
     documents: int = Field(default=20_000, ge=1)
