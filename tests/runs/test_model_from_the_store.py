@@ -73,6 +73,9 @@ def test_roles_train_a_model_that_is_on_none_of_their_hosts(tmp_path):
     assert ".safetensors" not in held
     other = locate_run(str(tmp_path / "host-dispatch"))  # dispatch needed no tokenizer
     assert any(path.is_file() for path in other.tokenizers())
+    again = tmp_path / "again"  # needs the weights, which are in the store alone
+    assert main(["replay", str(host), "--from-step", "1", "--out", str(again)]) == 0
+    assert (again / "model" / "model.safetensors").is_file()
     fork = tmp_path / "fork"
     more = ("trainer.steps=4", "bus=sqlite:bus", "store=file:store")
     words = [word for setting in more for word in ("--set", setting)]
