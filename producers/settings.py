@@ -50,8 +50,10 @@ class SandboxSettings(Settings):
     """What confines programs: `bubblewrap`, `docker`, or `module:attribute` of your own. A machine
     that cannot do so ends the run; nothing runs unconfined.
     """
-    time_s: float = Field(default=10.0, gt=0, le=86_400)
-    """Most seconds of one program, by the clock."""
+    time_s: float = Field(default=5.0, gt=0, le=86_400)
+    """Most seconds of one program, by the clock. `task.reward_timeout_s` bounds the whole reward,
+    so it must be higher.
+    """
     output_bytes: int = Field(default=1 << 20, ge=1, le=1 << 28)
     """Most bytes that one program writes to stdout and stderr."""
     memory_mib: int = Field(default=512, ge=16, le=1 << 20)

@@ -57,7 +57,7 @@ class SandboxLimits:
     docs/how-to/run-code-in-a-sandbox.md states which mechanism holds each bound, and where.
     """
 
-    time_s: float = 10.0
+    time_s: float = 5.0
     output_bytes: int = 1 << 20
     memory_bytes: int = 512 << 20
     processes: int = 32
