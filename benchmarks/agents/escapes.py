@@ -1,5 +1,5 @@
-"""Attempts to leave the sandbox `bubblewrap` (`testbed/escapes`), each with a proof of its effect on
-this machine, and how many programs per second it starts.
+"""Attempts to leave the sandbox `bubblewrap` (`testbed/escapes`), each with a proof of its effect
+on this machine, and how many programs per second it starts.
 
 The control runs the same attempts without a sandbox: there each has its effect, as far as the
 machine lets this process (as root, all of them).
@@ -39,8 +39,8 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _starts(backend: Bubblewrap, count: int) -> Case:
-    """Sandboxes that run `/bin/true` and are removed, one after the other, per second of CPU of this
-    process and its children: one core's worth.
+    """Sandboxes that run `/bin/true` and are removed, one after the other, per second of CPU of
+    this process and its children: one core's worth.
     """
     backend.run_once(["/bin/true"], b"", {}, SandboxLimits())
     begun, begun_cpu_s = time.monotonic(), _cpu_s()
