@@ -10,7 +10,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
@@ -19,7 +20,7 @@ from rollstream.producers.tasks.text import ToolSchema
 if TYPE_CHECKING:
     from mcp import Client
 
-START_S = 60.0  # until the server has listed its tools, on a busy machine
+START_S = 300.0  # until the server has listed its tools, on a busy machine
 STOP_S = 10.0
 TOOLS_MAX = 512
 RESULT_MAX = 16_384  # characters of one result
@@ -135,7 +136,8 @@ class _Session:
             raise
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # the loop has ended with its server
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
@@ -167,8 +169,8 @@ def _cause(error: BaseException) -> str:
     """Return the first cause in a group of errors, which task groups raise."""
     found: Any = error
     while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]  # pyright: ignore[reportUnknownMemberType]
-    return f"{type(found).__name__}: {found}"[:500]
+        found = cast(Any, found).exceptions[0]
+    return f"{type(cast(object, found)).__name__}: {found}"[:500]
 
 
 def _schema(tool: Any) -> ToolSchema:
