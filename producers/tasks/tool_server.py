@@ -24,6 +24,7 @@ START_S = 300.0  # until the server has listed its tools, on a busy machine
 STOP_S = 10.0
 TOOLS_MAX = 512
 RESULT_MAX = 16_384  # characters of one result
+_CLOSED = -32000  # the code of the protocol's library for a server that has ended
 _PAGES_MAX = 64  # of a server's list of tools
 Answer = TypeVar("Answer")
 
@@ -98,8 +99,10 @@ class ToolServer:
             return session.ask(request, deadline)
         except ToolServerFailed:
             raise
-        except MCPError as error:  # the server refuses this request and lives on
-            raise ToolServerFailed(str(error)) from error
+        except MCPError as error:
+            if error.code == _CLOSED:
+                self.close()  # else the server refuses this request and lives on
+            raise ToolServerFailed(error.message) from error
         except TimeoutError:
             self.close()
             raise ToolServerFailed("the tool did not answer in time") from None
