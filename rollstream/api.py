@@ -2,16 +2,18 @@
 (docs/reference/python-api.md). Importing this module is light: torch, Kafka and DuckDB are imported
 only when they are first used.
 
-For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`. For
-a scoring function: `Finished`, the trajectory that it gets. For a loss: `SurrogateInputs`, what it
-gets, and `check_surrogate`, which tries its contract. To read a run as Arrow tables:
-`open_run`. To append a late reward to a run's log: `open_bus`, `publish`, `Annotation`.
+For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`, and
+`sandbox`, which runs what a model wrote. For a scoring function: `Finished`, the trajectory that it
+gets. For a loss: `SurrogateInputs`, what it gets, and `check_surrogate`, which tries its contract.
+To read a run as Arrow tables: `open_run`. To append a late reward to a run's log: `open_bus`,
+`publish`, `Annotation`.
 """
 
 from typing import TYPE_CHECKING
 
 from rollstream import open_run
 from rollstream.exports import lazy_exports
+from rollstream.producers import sandbox
 from rollstream.producers.scoring.functions import Finished
 from rollstream.producers.tasks.base import Reply, Score, Task, TaskPrompt, Turns, shuffled
 from rollstream.producers.tasks.text import TaskText
@@ -39,6 +41,7 @@ __all__ = [
     "open_bus",
     "open_run",
     "publish",
+    "sandbox",
     "shuffled",
 ]
 

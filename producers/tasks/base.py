@@ -141,6 +141,15 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class Prepared(Protocol):
+    """A task whose calls need something that takes its time, such as a server that it starts. A
+    reward process calls `prepare` before its first question, without the time limit of a call.
+    """
+
+    def prepare(self) -> None: ...
+
+
+@runtime_checkable
 class Teacher(Protocol):
     """A task that can make documents for the warm-up. A task with the method `documents` is one."""
 
@@ -177,6 +186,19 @@ class PlainPart(msgspec.Struct, frozen=True):
     options: dict[str, Option]
 
 
+class PlainSandbox(msgspec.Struct, frozen=True):
+    """Holds the settings of sandboxes (`SandboxSettings`) without validation."""
+
+    backend: str
+    time_s: float
+    output_bytes: int
+    memory_mib: int
+    processes: int
+    disk_mib: int
+    image: str
+    readable: tuple[str, ...]
+
+
 class PlainTask(msgspec.Struct, frozen=True):
     """Holds the fields of `TaskSettings` that reward processes need, without validation. Reward
     processes decode the settings' JSON into this class, without pydantic: these processes start by
@@ -190,3 +212,4 @@ class PlainTask(msgspec.Struct, frozen=True):
     system: str
     tokenizer: str | None
     reward_timeout_s: float
+    sandbox: PlainSandbox
