@@ -61,7 +61,8 @@ class Prompt(RecordStruct, tag="prompt/1"):
     """One prompt, for which a group of `samples` trajectories is generated. `group` is the group's
     number: the index of the prompt in the task's order, which the run's `seed` determines.
     `reference` is the task's own JSON for the reward. `epoch` counts the passes over the data set
-    that were complete before this prompt.
+    that were complete before this prompt. `needed` is the number of samples that are trained, the
+    first that end; 0: all.
     """
 
     group: int
@@ -72,13 +73,15 @@ class Prompt(RecordStruct, tag="prompt/1"):
     seed: int
     reference: str = ""
     epoch: int = 0
+    needed: int = 0
 
 
 class Admitted(RecordStruct, tag="admitted/1"):
     """A group may be generated now: `trajectories` are the names of its samples, `prompt` is the
     address of its prompt, and `wave` is the number of the wave that it belongs to. `deadline_s`
     seconds later the trainer waits no longer for missing trajectories: it trains the group with
-    those that have finished, or closes it as expired.
+    those that have finished, or closes it as expired. With `needed` above 0 the group is complete
+    once so many trajectories have finished alive (`is_group_full`); the others are released.
     """
 
     group: int
@@ -86,6 +89,7 @@ class Admitted(RecordStruct, tag="admitted/1"):
     trajectories: tuple[str, ...]
     deadline_s: float
     prompt: Address
+    needed: int = 0
 
 
 class Assignment(RecordStruct, tag="assignment/1"):
@@ -132,8 +136,10 @@ class Partial(RecordStruct, tag="partial/1"):
     all tokens of the trajectory; the indices in `spans` count only generated tokens. `logprobs` has
     one item per generated token. `sources` is empty if all of `tokens` were generated.
 
-    `environment` is the state of the task's environment after its newest reply. `last`: the rollout
-    gave the trajectory up, so another may resume it at once. `drafts` covers the tokens generated
+    `environment` is the state of the task's environment after its newest reply, `failures` why it
+    failed before and was asked again. While a reply or reward is awaited, the newest token is left
+    out; a resume generates it again, and asks again. `last`: the rollout gave the trajectory up, so
+    another may resume it at once. `drafts` covers the tokens generated
     since `previous`; None: nothing was drafted, or the engine reports no drafts.
     """
 
@@ -151,6 +157,7 @@ class Partial(RecordStruct, tag="partial/1"):
     environment: str = ""
     last: bool = False
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
 
 
 class RolloutStatus(RecordStruct, tag="rollout_status/1"):
@@ -161,7 +168,8 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     cache, `kv_previous` is `kv_used` at the previous report. `decode_batch_max` is B_max, the
     largest batch at which another row is nearly free in a decode step. `tokens_total` counts
     generated tokens; `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to
-    decode, all since the rollout's start.
+    decode, all since the rollout's start. `parked` trajectories wait for their environment without
+    a slot; dispatch assigns as many more, up to `parked_max`.
 
     Weights: it serves `version`, the newest of its `versions` if it serves adapters side by side
     (else `versions` is empty). `verified` is False while the engine was found to serve other
@@ -199,6 +207,8 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     preemptible: bool = False
     stalled_s: float = 0.0
     versions: tuple[Version, ...] = ()
+    parked: int = 0
+    parked_max: int = 0
 
     @property
     def held(self) -> set[Version]:
@@ -231,8 +241,10 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     `trainer_version` is the newest version that the rollout knew when the sample finished (for the
     lag at finish). `reference` is the task's own JSON for the reward, so that any reader of the
     record can score it. `predicted` is the number of generated tokens that its assignment expected,
-    0 if unknown. `environment` and `moves` are as in `Partial` and `Assignment`. `drafts` covers
-    all its generated tokens; None: nothing was drafted, or the engine reports no drafts.
+    0 if unknown. `environment`, `failures` and `moves` are as in `Partial` and `Assignment`.
+    `waiting_s` are the seconds since `started_s` in which it waited for its environment; None: it
+    has none. `drafts` covers all its generated tokens; None: nothing was drafted, or the engine
+    reports no drafts.
     """
 
     trajectory: str
@@ -260,6 +272,8 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     reference: str = ""
     predicted: int = 0
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
+    waiting_s: float | None = None
 
 
 class Annotation(RecordStruct, tag="annotation/1"):

@@ -54,7 +54,16 @@ ADAPTERS = "adapters"
 `run.json` only.
 """
 
-KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS, WEIGHTS_HASH}
+REDUNDANCY = "redundancy"
+"""The feature of a run whose groups are complete before all their trajectories have ended
+(`Admitted.needed`); in `run.json` only.
+"""
+
+KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
+    ADAPTERS,
+    REDUNDANCY,
+    WEIGHTS_HASH,
+}
 """All features that this release understands: `Opened.knows`."""
 
 

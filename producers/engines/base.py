@@ -34,8 +34,9 @@ class GenerationRequest:
     the prompt of a group once. The random number of a token depends on the run's `seed`, the
     trajectory's name and the token's index in `tokens`. With `hold` the engine keeps the trajectory
     after a `stop`, until `append` adds the environment's tokens or `abort` drops it. Meanwhile it
-    uses no slot, and its KV is kept while there is room and computed again if there was none. All new tokens are generated under `version`, one of `Engine.versions`; with None,
-    each under the newest version at that moment.
+    uses no slot, and its KV is kept while there is room and computed again if there was none. All
+    new tokens are generated under `version`, one of `Engine.versions`; with None, each under the
+    newest version at that moment.
     """
 
     trajectory: str

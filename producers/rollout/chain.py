@@ -32,6 +32,7 @@ class ChainContent:
     spans: tuple[Span, ...]
     environment: str
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ def _content_of(chain: list[Partial], one: ChainRequest) -> ChainContent:
         spans,
         chain[-1].environment,
         join_drafts((len(link.logprobs), link.drafts) for link in chain),
+        chain[-1].failures,
     )
 
 

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class InProgress:
     """Holds the trajectories of one rollout under one term. `running` are those that the engine
-    has, `done` those that are finished and not published yet. A trajectory whose turn has ended is
-    in `ended_turns`; it is in `running` too while its slot is kept for the environment's reply. A
-    trajectory leaves without being finished by `drop` (no record) or `give_up` (a last partial,
-    from which another rollout resumes it).
+    generates or has queued, `done` those that are finished and not published yet. A trajectory
+    whose turn has ended is in `ended_turns`; it is in `parked` too while the engine keeps it,
+    without a slot, for the environment's reply. A trajectory leaves without being finished by
+    `drop` (no record) or `give_up` (a last partial, from which another rollout resumes it).
     """
 
     engine: Engine
@@ -42,6 +42,7 @@ class InProgress:
     clock: Callable[[], float] = time.time
     bounds: TrainingBounds = TrainingBounds()  # noqa: RUF009  frozen, and bounds nothing
     running: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     chains: dict[tuple[str, int], ChainContent | DecodeError] = field(
         default_factory=dict[tuple[str, int], ChainContent | DecodeError]
@@ -51,6 +52,10 @@ class InProgress:
     """
     broken_chains: int = 0
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
+
+    def __len__(self) -> int:
+        """Return the number of trajectories that the engine has."""
+        return len(self.running) + len(self.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
         """Read the chains of all these assignments in one pass over the topic, so that `start`
@@ -138,12 +143,13 @@ class InProgress:
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; no record of it is published."""
         self.ended_turns.drop(trajectory)
-        if self.running.pop(trajectory, None) is not None:
+        here = self.running.pop(trajectory, None), self.parked.pop(trajectory, None)
+        if here != (None, None):
             self.engine.abort(trajectory)
 
     def drop_all(self) -> None:
         """Drop all trajectories in progress."""
-        for trajectory in list(self.running):
+        for trajectory in [*self.running, *self.parked]:
             self.drop(trajectory)
         self.ended_turns.drop_all()
 
@@ -152,7 +158,7 @@ class InProgress:
         If its turn has ended, the outcome is awaited first: a reward finishes the trajectory here,
         and after a reply it is handed over. A release of another attempt changes nothing.
         """
-        running = self.running.get(released.trajectory)
+        running = self._here(released.trajectory)
         if running is None or running.assignment.attempt != released.attempt:
             return
         running.leaving = True
@@ -160,13 +166,16 @@ class InProgress:
             self._leave(running)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
-        """Hand over all running trajectories, and the assignments in `waiting`. Trajectories whose
-        turn has ended are awaited as in `give_up`; only those that wait for their environment still
-        hold slots.
+        """Hand over all trajectories that the engine has, and the assignments in `waiting`. The
+        rollout that resumes one which waits for its environment asks for the reply again. Those
+        that wait for their reward are awaited as in `give_up`.
         """
-        for running in list(self.running.values()):
+        for running in [*self.running.values(), *self.parked.values()]:
             running.leaving = True
-            if not self.ended_turns.holds(running.assignment.trajectory):
+            name = running.assignment.trajectory
+            if self.ended_turns.awaits_reply(name):
+                self.ended_turns.drop(name)
+            if not self.ended_turns.holds(name):
                 self._leave(running)
         # Resumes need no final partial: their chain is already in the log.
         fresh = [assignment for assignment in waiting if assignment.partial is None]
@@ -176,25 +185,26 @@ class InProgress:
 
     def grow(self, emission: Emission) -> None:
         """Append the emission's tokens to its trajectory. If it finishes the turn, hand the
-        trajectory to `ended_turns`; it keeps its slot only if the environment may reply.
+        trajectory to `ended_turns`; the engine keeps it only if the environment may reply.
         """
         running = self.running[emission.trajectory]
         running.extend(emission)
         if emission.finish is not None:
-            if not (self.ended_turns.dialogue and emission.finish == "stop"):
-                del self.running[emission.trajectory]
+            del self.running[emission.trajectory]
+            if self.ended_turns.dialogue and emission.finish == "stop":
+                self.parked[emission.trajectory] = running
             self.ended_turns.submit(running, emission.finish)
 
     def collect_outcomes(self) -> None:
         """Take the outcomes of ended turns: finished trajectories move to `done`, and trajectories
-        with a reply continue in the slot that they kept.
+        with a reply continue in the next free slot.
         """
         for decided in self.ended_turns.poll():
             if isinstance(decided, ContinuedTurn):
                 self._continue(decided)
                 continue
-            if self.running.pop(decided.trajectory, None) is not None:
-                self.engine.abort(decided.trajectory)  # its slot was held for the environment
+            if self.parked.pop(decided.trajectory, None) is not None:
+                self.engine.abort(decided.trajectory)
             if decided.finish == "dead":
                 log.warning("%s died: %s", decided.trajectory, decided.reason)
             self.done.append(decided)
@@ -205,8 +215,7 @@ class InProgress:
         """
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
-        unfinished = [r for t, r in self.running.items() if not self.ended_turns.holds(t)]
-        self.publisher.partials(unfinished)
+        self.publisher.partials([*self.running.values(), *self.parked.values()])
         self.publisher.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
@@ -219,28 +228,38 @@ class InProgress:
         log.warning("%s died: %s", record.trajectory, refused)
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
+    def _here(self, trajectory: str) -> RunningTrajectory | None:
+        return self.running.get(trajectory) or self.parked.get(trajectory)
+
     def _leave(self, running: RunningTrajectory) -> None:
         """Free the trajectory's slot and publish its last partial. If the tokens that the abort
         returns finish its turn, the outcome of the turn is awaited instead.
         """
-        emission = self.engine.abort(running.assignment.trajectory)
+        name = running.assignment.trajectory
+        if self.parked.pop(name, None) is not None:
+            self.engine.abort(name)
+            self.publisher.give_up([running])
+            return
+        emission = self.engine.abort(name)
         if emission is not None and emission.finish is not None:
             self.grow(emission)
             return
         if emission is not None:
             running.extend(emission)
-        del self.running[running.assignment.trajectory]
+        del self.running[name]
         self.publisher.give_up([running])
 
     def _continue(self, decided: ContinuedTurn) -> None:
         """Continue after the environment's reply, or hand the trajectory over if it is leaving."""
-        if (running := self.running[decided.trajectory]).leaving:
+        running = self.parked[decided.trajectory]
+        if running.leaving:
             self._leave(running)
             return
+        del self.parked[decided.trajectory]
         try:
             self.engine.append(decided.trajectory, decided.tokens)
+            self.running[decided.trajectory] = running
         except EngineRefused as error:  # the environment's error ends one sample
-            running = self.running.pop(decided.trajectory)
             self.engine.abort(decided.trajectory)
             self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
 

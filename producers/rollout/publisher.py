@@ -147,6 +147,8 @@ class RolloutCondition:
     verified: bool
     pulling: bool = False
     versions: tuple[Version, ...] = ()
+    parked: int = 0
+    parked_max: int = 0
 
 
 @dataclass(slots=True)
@@ -268,6 +270,8 @@ class RolloutPublisher:
             queued=condition.queued,
             preemptible=self.preemptible,
             versions=condition.versions,
+            parked=condition.parked,
+            parked_max=condition.parked_max,
         )
         if self.heartbeat is None:
             self.sender.send("status", [(f"{self.name}/{self.term}", record)])
@@ -294,9 +298,8 @@ class RolloutPublisher:
             self.heartbeat.close()
 
     def _is_due(self, running: RunningTrajectory, now_s: float) -> bool:
-        gained = running.length - running.flushed
         late = now_s - running.flushed_s >= self.settings.partial_s
-        return late or gained >= self.settings.partial_tokens
+        return late or running.unpublished >= self.settings.partial_tokens
 
 
 FINISHES = ("stop", "length", "dead")  # how a trajectory can end
@@ -342,6 +345,7 @@ def _status_metrics(status: RolloutStatus) -> MetricValues:
         "rollout_slots": status.slots,
         "rollout_running": status.running,
         "rollout_waiting": status.waiting,
+        "rollout_parked": status.parked,
         "rollout_kv_used_tokens": status.kv_used,
         "rollout_kv_capacity_tokens": status.kv_capacity,
         "rollout_version_held": status.version.number,

@@ -28,6 +28,7 @@ from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_j
 from rollstream.streams.release import (
     ADAPTERS,
     NEEDED_FEATURES,
+    REDUNDANCY,
     RELEASE,
     missing_features,
     upgrade_advice,
@@ -83,6 +84,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
     for _ in range(SWAPS_MAX):
         found, etag = _read(store, configuration.run)
         own = (ADAPTERS,) if configuration.model.lora.rank else ()
+        own += (REDUNDANCY,) if configuration.task.redundancy else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs
