@@ -129,8 +129,8 @@ def refusal(
 def is_group_full(samples: int, needed: int, living: int, arrived: int) -> bool:
     """Return whether a group of this number of samples waits for no further completion, in the
     order of their partition. `arrived` counts the first completions of its trajectories, `living`
-    those that are not dead. With redundancy the group `needed` fewer (0: all): those after the last
-    needed one are surplus, never failures, and are not trained (invariants 1 and 2).
+    those that are not dead. With redundancy the group needs fewer, `needed` (0: all): completions
+    after the last needed one are surplus, never failures, and not trained (invariants 1 and 2).
     """
     return arrived >= samples or (needed > 0 and living >= needed)
 

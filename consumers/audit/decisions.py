@@ -8,7 +8,6 @@ until it is checked. Of archived rows only those that a check needs are converte
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ from rollstream.consumers.audit import folds
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.surplus import SurplusAudit
 from rollstream.consumers.audit.trainer_reads import (
     GroupRecords,
     OpenGroupCheck,
@@ -71,6 +71,8 @@ class DecisionAudit:
     policy: AuditPolicy
     once: folds.InvariantResult
     """The result of invariant 2; `result` is the result of invariant 1."""
+    surplus: SurplusAudit
+    """Is applied to each record before this fold."""
     result: folds.InvariantResult = field(init=False)
     _configured: str = ""
     _closings: dict[int, GroupClosing] = field(default_factory=dict[int, GroupClosing])
@@ -90,11 +92,6 @@ class DecisionAudit:
     """Groups of takes that the learner could not compute: they end dead, whatever the rule
     decides.
     """
-    _living: Counter[int] = field(default_factory=Counter[int])
-    """Members that are not dead, of groups with redundancy that a take began."""
-    _members: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
-    """The counted members of these groups."""
-    _surplus: set[str] = field(default_factory=set[str])
     _is_begun: bool = field(default=False, metadata={folds.DERIVED: True})
     _other: int = 0
     """Closings under an earlier configuration that the present configuration would not give."""
@@ -228,7 +225,6 @@ class DecisionAudit:
         found.update(np.flatnonzero(unscored).tolist())
         unnamed = np.flatnonzero(~uses.is_named).tolist()
         found.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
-        found.update(row for row, group in enumerate(rows.groups) if self._needed_of(group))
         return sorted(found)
 
     def _arrive(self, record: Trajectory, message: folds.AuditMessage) -> None:
@@ -246,8 +242,6 @@ class DecisionAudit:
                 self._decide(group, held)
         use = self.ledger.uses.get(name)
         if use is not None:
-            if use.at == at:
-                self._count_living(record, message)
             if use.at == at and use.step:
                 self._check_trained(record, message, self.rule)
                 if group in self._oldest:
@@ -258,32 +252,10 @@ class DecisionAudit:
         admission = self.groups.admitted.get(group)
         if begun is None or admission is None or name not in admission.names:
             return
-        if admission.needed and self._living[group] >= admission.needed:
-            if name not in self._surplus:
-                self._surplus.add(name)
-                self.once.counts["surplus"] += 1
-            return
-        if is_within(begun.trajectories, at.partition, at.offset):
+        is_read = is_within(begun.trajectories, at.partition, at.offset)
+        if is_read and not self.surplus.is_surplus(group, at):
             what = f"step {begun.step} began group {group} without {name}, which it had read"
             self.once.add_violation(what, message.topic, at)
-
-    def _needed_of(self, group: int) -> int:
-        """Returns how many completions of a group that a take began may count; 0: all."""
-        admission = self.groups.admitted.get(group)
-        return 0 if admission is None or group not in self.reads.begun else admission.needed
-
-    def _count_living(self, record: Trajectory, message: folds.AuditMessage) -> None:
-        """Count a member of a group with redundancy. A member after the last needed one is a
-        violation: the rule counts the first that end, in the order of their partition.
-        """
-        needed = self._needed_of(record.group)
-        if not needed or (record.group, record.trajectory) in self._members:
-            return
-        self._members.add((record.group, record.trajectory))
-        if self._living[record.group] >= needed:
-            what = f"a take names {record.trajectory}, but {needed} others of its group that are "
-            self.once.add_violation(f"{what}not dead came before", message.topic, message.address)
-        self._living[record.group] += record.finish != "dead"
 
     def _check_trained(
         self, record: Trajectory, message: folds.AuditMessage, rule: TrainingRule

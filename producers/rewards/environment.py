@@ -102,8 +102,9 @@ class ReplyLoop:
 
     async def _reply(self, question: ReplyQuestion) -> RewardAnswer:
         asked = self._environment.reply(question.reference, question.state, question.turns)
+        limit = asyncio.timeout(self._limit_s)
         try:
-            async with asyncio.timeout(self._limit_s) as limit:
+            async with limit:
                 return reply_answer(await cast("Awaitable[object]", asked))
         except Exception as error:  # noqa: BLE001 (the task's code: any failure is an outcome)
             if isinstance(error, TimeoutError) and limit.expired():
