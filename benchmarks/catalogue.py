@@ -25,6 +25,13 @@ class Benchmark:
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
+    "agents": Benchmark(
+        "benchmarks.agents.agents",
+        {
+            "agents/slots.py": {"agents_slots": "≥ 0.95"},
+            "agents/redundancy.py": {"agents_redundancy": "≥ 3.4 ×", "agents_redundancy_*": ""},
+        },
+    ),
     "archive": Benchmark(
         "benchmarks.storage.archive",
         {
