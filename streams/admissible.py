@@ -13,12 +13,20 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rollstream.streams.records import ENVIRONMENT, GENERATED, Annotation, Partial, Trajectory
+from rollstream.streams.branches import branch_problem, leaves
+from rollstream.streams.records import (
+    ENVIRONMENT,
+    GENERATED,
+    PROMPT,
+    Annotation,
+    Partial,
+    Trajectory,
+)
 from rollstream.streams.topics import NUMBER_MAX
-from rollstream.streams.values import Drafts, Version
+from rollstream.streams.values import Drafts, Sources, Version
 
 RefusalKind = Literal[
-    "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"
+    "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label", "branches"
 ]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
 """All kinds of refusal. Metrics count refusals by kind, so no other text becomes a label."""
@@ -163,8 +171,13 @@ def _refuse_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -
         return Refusal("arrays", what)
     if int(sources.max()) > ENVIRONMENT:
         return Refusal("arrays", f"source {int(sources.max())} is none of 0, 1, 2")
-    if len(tokens) > bounds.context_max:
-        return Refusal("tokens", f"{len(tokens)} tokens in a context of {bounds.context_max}")
+    if problem := branch_problem(len(tokens), record.branches):
+        return Refusal("branches", problem)
+    if any(branch.at < 0 and sources[branch.start] == GENERATED for branch in record.branches):
+        return Refusal("branches", "a path begins with a generated token")
+    longest = max(map(len, leaves(len(tokens), record.branches)))
+    if longest > bounds.context_max:
+        return Refusal("tokens", f"{longest} tokens in a context of {bounds.context_max}")
     if int(tokens.max()) >= bounds.vocabulary:
         what = f"token {int(tokens.max())}, and the model knows {bounds.vocabulary}"
         return Refusal("tokens", what)
@@ -245,8 +258,8 @@ def is_version(version: Version) -> bool:
 def malformed_partial(link: Partial) -> str:
     """Return why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
     Its spans must tile its generated tokens (no gap, no overlap), under versions within bounds;
-    each token is generated or the environment's (without `sources` all are generated);
-    log-probabilities are finite.
+    each token is generated or the environment's (without `sources` all are generated), but an
+    episode's first partial begins with the program's prompt; log-probabilities are finite.
 
     Dispatch calls it before it assigns a resume from the chain, and the resuming rollout does again
     when it reads the chain.
@@ -257,14 +270,26 @@ def malformed_partial(link: Partial) -> str:
         return "a count of its drafts is out of bounds"
     if len(link.sources) not in (0, len(link.tokens)):
         return f"{len(link.sources)} sources for {len(link.tokens)} tokens"
-    if len(link.sources) and not np.isin(link.sources, (GENERATED, ENVIRONMENT)).all():
+    if len(link.sources) and not np.isin(_after_prompt(link), (GENERATED, ENVIRONMENT)).all():
         return "a source that is neither generated nor the environment's"
+    if any(
+        not link.start <= branch.start < link.start + len(link.tokens) for branch in link.branches
+    ):
+        return "a branch outside of its tokens"
     generated = int((link.sources == GENERATED).sum()) if len(link.sources) else len(link.tokens)
     if generated != len(link.logprobs):
         return f"{len(link.logprobs)} log-probabilities for {generated} generated tokens"
     if not np.isfinite(link.logprobs).all():
         return "a log-probability that is not finite"
     return _spans_problem(link, generated)
+
+
+def _after_prompt(link: Partial) -> Sources:
+    """Return the sources after the prompt, which only the first partial of an episode has."""
+    if link.start or link.previous is not None:
+        return link.sources
+    given = np.flatnonzero(link.sources != PROMPT)
+    return link.sources[given[0] :] if len(given) else link.sources[:0]
 
 
 def _counts(drafts: Drafts) -> tuple[int, ...]:
