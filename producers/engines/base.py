@@ -33,9 +33,10 @@ class GenerationRequest:
     `tokens`; the engine never samples or emits these tokens again. `group` lets an engine prefill
     the prompt of a group once. The random number of a token depends on the run's `seed`, the
     trajectory's name and the token's index in `tokens`; a branch of an episode has a name of its
-    own, `noise`. With `hold` the slot and the KV cache stay
-    reserved after a `stop`, until `append` adds the environment's tokens or `abort` drops the
-    trajectory. All new tokens are generated under `version`, one of `Engine.versions`; with None,
+    own, `noise`. With `hold` the engine keeps the trajectory after a `stop`, until `append` adds the
+    environment's tokens or `abort` drops it. Meanwhile it uses no slot, and its KV is kept while
+    there is room and computed again if there was none. All new tokens are generated under
+    `version`, one of `Engine.versions`; with None,
     each under the newest version at that moment.
     """
 
@@ -159,8 +160,10 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Reports the engine's present load: `slots` sequences may run together, `running` and
-    `waiting` count sequences, `kv_used` and `kv_capacity` tokens of the KV cache.
+    """Reports the engine's present load: `slots` sequences may run together, `running` do, and
+    `waiting` ones could if slots were free; `parked` ones wait for their environment. `kv_used` and
+    `kv_capacity` are tokens of the KV cache; KV of parked sequences, which gives way to that of
+    others, is not counted as used.
 
     Three fields count from the start: decode `steps`, generated `tokens`, and `busy_s`, the CPU
     time that this process's thread spent in prefill and decode (of the engine `paced`: the time
@@ -176,6 +179,7 @@ class EngineStats:
     tokens: int
     busy_s: float
     drafts: DraftStats = DraftStats()
+    parked: int = 0
 
 
 class Engine(Protocol):
@@ -220,7 +224,7 @@ class Engine(Protocol):
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
         """Add the environment's tokens to a held trajectory that finished a turn (`stop`);
-        generation continues after them.
+        generation continues after them, in the next slot that becomes free.
         """
         ...
 

@@ -343,6 +343,9 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         and values in the prefix cache while there is room.
         """
 
+    def _evict(self, sequence: VllmSequence) -> None:
+        """Do nothing: vLLM evicts from its prefix cache itself."""
+
     def _release(self, sequence: VllmSequence) -> None:
         if self._inside.pop(sequence.key, None) is not None:
             self._core.drop([sequence.key])
