@@ -1,5 +1,5 @@
-"""Settings of the table `[agent]`: the program whose episodes are trained, and the endpoint at which
-it asks for its turns.
+"""Settings of the table `[agent]`: the program whose episodes are trained, and the endpoint at
+which it asks for its turns.
 """
 
 from typing import Annotated
@@ -47,9 +47,7 @@ class AgentSettings(Settings):
     """Most seconds of an episode, from its first request on."""
     body_bytes_max: Annotated[int, INCIDENTAL] = Field(default=8 << 20, ge=1024)
     """Largest body of a request in bytes."""
-    key_env: Annotated[str, INCIDENTAL] = Field(
-        default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$"
-    )
+    key_env: Annotated[str, INCIDENTAL] = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
     """Environment variable with the key that a `service` sends to open sessions. Without it only
     programs on the same machine may open sessions.
     """

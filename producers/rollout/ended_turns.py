@@ -8,7 +8,7 @@ late rewards the answer is finished without a reward; a scorer adds it later as 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,7 +88,7 @@ class EndedTurns:
             reference, turns = running.assignment.reference, turns_of(*running.content())
             self.rewards.submit_turn(_attempt_key(running), reference, running.environment, turns)
         else:
-            self._judge(running, finish)
+            self.judge(running, finish)
 
     def drop(self, trajectory: str) -> None:
         """Drop the trajectory, because it was released or assigned again; an outcome that still
@@ -127,7 +127,18 @@ class EndedTurns:
         """Return the completion that records a failure, with its reason (invariant 2)."""
         return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
-    def _judge(self, running: RunningTrajectory, finish: Finish) -> None:
+    def rewarded_record(
+        self,
+        running: RunningTrajectory,
+        finish: Finish,
+        reward: float,
+        scores: Mapping[str, float],
+    ) -> Trajectory:
+        """Return the completion of an episode whose program gave the reward."""
+        now, newest = self.clock(), self.newest()
+        return running.to_record(self.term, finish, now, newest, reward, dict(scores))
+
+    def judge(self, running: RunningTrajectory, finish: Finish) -> None:
         """Ask for the reward of the complete answer, or finish it without one if rewards come
         late.
         """
@@ -150,14 +161,14 @@ class EndedTurns:
             return [self.dead_record(running, f"environment: {outcome.reason}")]
         if not outcome.tokens:  # the dialogue is over
             running.environment = outcome.state
-            self._judge(running, "stop")
+            self.judge(running, "stop")
             return []
         # Cut the reply here, as the engine does: it keeps only what fits its context. Otherwise the
         # record would hold tokens that no engine saw, and a resumed attempt would end differently.
         tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - running.length]
         running.extend_environment(tokens, outcome.state)
         if running.length >= self.context_max:
-            self._judge(running, "length")
+            self.judge(running, "length")
             return []
         return [ContinuedTurn(running.assignment.trajectory, tokens)]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from rollstream.errors import DecodeError, EngineRefused
+from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.chain import ChainContent, ChainRequest, read_chains
 from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
@@ -49,6 +50,10 @@ class InProgress:
     """By trajectory and attempt, for assignments that start soon: the content of the trajectory's
     chain of partials (each links to the one before it), or why the chain cannot be used.
     """
+    agents: AgentEpisodes | None = None
+    """Runs the trajectories as episodes of a program, which asks for each turn; None: they are
+    answers to prompts. An episode is in `running` only while the engine generates a turn of it.
+    """
     broken_chains: int = 0
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
 
@@ -61,9 +66,9 @@ class InProgress:
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
         missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
         if missing:
-            found = read_chains(
-                self.publisher.bus, [_chain_request(assignment) for assignment in missing]
-            )
+            is_episode = self.agents is not None
+            wanted = [_chain_request(assignment, is_episode) for assignment in missing]
+            found = read_chains(self.publisher.bus, wanted)
             self.chains |= {
                 _attempt_of(assignment): found[assignment.trajectory] for assignment in missing
             }
@@ -75,7 +80,9 @@ class InProgress:
         which the engine does not hold is given back to dispatch.
         """
         self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
-        running = RunningTrajectory.start(assignment, self._gained(assignment), self.clock())
+        is_episode = self.agents is not None
+        gained = self._gained(assignment)
+        running = RunningTrajectory.start(assignment, gained, self.clock(), is_episode)
         exact = self.keep_version and assignment.kind == "resume"
         if exact and assignment.version not in self.engine.versions:
             # The engine took other weights since dispatch planned, or could not load the version.
@@ -86,6 +93,9 @@ class InProgress:
                 assignment.version,
             )
             self.publisher.give_up([running])
+            return
+        if self.agents is not None:
+            self.agents.start(running)
             return
         if running.partial is not None and not self._can_resume(running):
             running = RunningTrajectory.start(assignment, None, self.clock())
@@ -138,12 +148,16 @@ class InProgress:
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; no record of it is published."""
         self.ended_turns.drop(trajectory)
+        if self.agents is not None:
+            self.running.pop(trajectory, None)
+            self.agents.drop(trajectory)
+            return
         if self.running.pop(trajectory, None) is not None:
             self.engine.abort(trajectory)
 
     def drop_all(self) -> None:
         """Drop all trajectories in progress."""
-        for trajectory in list(self.running):
+        for trajectory in self.open_trajectories():
             self.drop(trajectory)
         self.ended_turns.drop_all()
 
@@ -153,6 +167,8 @@ class InProgress:
         and after a reply it is handed over. A release of another attempt changes nothing.
         """
         running = self.running.get(released.trajectory)
+        if self.agents is not None:
+            running = self.agents.running_of(released.trajectory)
         if running is None or running.assignment.attempt != released.attempt:
             return
         running.leaving = True
@@ -164,14 +180,17 @@ class InProgress:
         turn has ended are awaited as in `give_up`; only those that wait for their environment still
         hold slots.
         """
-        for running in list(self.running.values()):
+        episodes = [] if self.agents is None else map(self.agents.running_of, self.agents.open)
+        for running in [*self.running.values(), *filter(None, list(episodes))]:
+            if running.leaving:
+                continue
             running.leaving = True
             if not self.ended_turns.holds(running.assignment.trajectory):
                 self._leave(running)
         # Resumes need no final partial: their chain is already in the log.
         fresh = [assignment for assignment in waiting if assignment.partial is None]
         self.publisher.give_up(
-            [RunningTrajectory.start(assignment, None, self.clock()) for assignment in fresh]
+            [RunningTrajectory.start(a, None, self.clock(), self.agents is not None) for a in fresh]
         )
 
     def grow(self, emission: Emission) -> None:
@@ -180,10 +199,31 @@ class InProgress:
         """
         running = self.running[emission.trajectory]
         running.extend(emission)
-        if emission.finish is not None:
+        if emission.finish is not None and self.agents is not None:
+            del self.running[emission.trajectory]
+            self.agents.turn_ended(running, emission.finish)
+        elif emission.finish is not None:
             if not (self.ended_turns.dialogue and emission.finish == "stop"):
                 del self.running[emission.trajectory]
             self.ended_turns.submit(running, emission.finish)
+
+    def open_trajectories(self) -> list[str]:
+        """Return the trajectories that are not finished: those in the engine, and open episodes."""
+        return list(self.running) if self.agents is None else list(self.agents.open)
+
+    def open_count(self) -> int:
+        """Return the number of trajectories that are not finished."""
+        return len(self.running) if self.agents is None else len(self.agents)
+
+    def run_agents(self, agents: AgentEpisodes) -> None:
+        """Run all trajectories as episodes of a program."""
+        self.agents, self.running = agents, agents.generating
+
+    def take_requests(self) -> None:
+        """Take what the programs of episodes ask for: turns enter the engine, episodes end."""
+        if self.agents is not None:
+            self.agents.accept()
+            self.done += self.agents.take_finished()
 
     def collect_outcomes(self) -> None:
         """Take the outcomes of ended turns: finished trajectories move to `done`, and trajectories
@@ -205,8 +245,9 @@ class InProgress:
         """
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
-        unfinished = [r for t, r in self.running.items() if not self.ended_turns.holds(t)]
-        self.publisher.partials(unfinished)
+        if self.agents is None:  # an episode has a partial for each of its turns
+            unfinished = [r for t, r in self.running.items() if not self.ended_turns.holds(t)]
+            self.publisher.partials(unfinished)
         self.publisher.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
@@ -223,6 +264,11 @@ class InProgress:
         """Free the trajectory's slot and publish its last partial. If the tokens that the abort
         returns finish its turn, the outcome of the turn is awaited instead.
         """
+        if self.agents is not None:
+            name = running.assignment.trajectory
+            self.running.pop(name, None)
+            self.publisher.give_up([self.agents.leave(name)])
+            return
         emission = self.engine.abort(running.assignment.trajectory)
         if emission is not None and emission.finish is not None:
             self.grow(emission)
@@ -249,9 +295,8 @@ def _attempt_of(assignment: Assignment) -> tuple[str, int]:
     return assignment.trajectory, assignment.attempt
 
 
-def _chain_request(assignment: Assignment) -> ChainRequest:
+def _chain_request(assignment: Assignment, is_episode: bool) -> ChainRequest:
     assert assignment.partial is not None, "only a resume has a chain"
     most = assignment.sampling.tokens_max
-    return ChainRequest(
-        assignment.trajectory, assignment.partial, assignment.first, len(assignment.tokens), most
-    )
+    start = 0 if is_episode else len(assignment.tokens)
+    return ChainRequest(assignment.trajectory, assignment.partial, assignment.first, start, most)

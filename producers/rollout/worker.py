@@ -40,6 +40,7 @@ from rollstream.streams.values import Version
 
 POLL_S = 0.03  # of decoding in one iteration
 IDLE_S = 0.02  # pause of an iteration that has nothing to decode
+TURN_S = 0.002  # of decoding between two looks for requests of agents
 
 
 @dataclass(slots=True)
@@ -100,13 +101,28 @@ class RolloutLoop:
         if self.draft_feed is not None:
             self.draft_feed.poll(self._has_drafted())
         began = self.timer()
-        emissions = self.generate()
+        emissions = self.generate() if self.in_progress.agents is None else self._serve_agents()
         for emission in emissions:
             self.in_progress.grow(emission)
         self.in_progress.collect_outcomes()
         self.publish()
         if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
             stop.wait(IDLE_S)
+
+    def _serve_agents(self) -> list[Emission]:
+        """Decode for `POLL_S` seconds like `generate`, but begin the turns that programs ask for
+        and end those that are generated within `TURN_S`; while there is none, wait for a request.
+        """
+        agents, deadline = self.in_progress.agents, self.timer() + POLL_S
+        assert agents is not None
+        while (rest := deadline - self.timer()) > 0:
+            self.in_progress.take_requests()
+            if not (self.in_progress.running and self.follower.verified):
+                agents.inbox.wait(min(rest, IDLE_S))
+                continue
+            for emission in self.engine.poll(min(rest, TURN_S)):
+                self.in_progress.grow(emission)
+        return []
 
     def take_assignments(self) -> None:
         """Read new assignments. A released trajectory is dropped, or handed over if another rollout
@@ -206,12 +222,14 @@ class RolloutLoop:
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + surplus
-        if waiting and self.engine.stats().waiting >= surplus:
+        if self.in_progress.agents is not None:
+            room = self.in_progress.agents.open_max(self.settings.slots)
+        if waiting and self.in_progress.agents is None and self.engine.stats().waiting >= surplus:
             return
         self.in_progress.read_chains_ahead(
-            islice(waiting, max(0, room - len(self.in_progress.running)))
+            islice(waiting, max(0, room - self.in_progress.open_count()))
         )
-        while waiting and len(self.in_progress.running) < room:
+        while waiting and self.in_progress.open_count() < room:
             is_new = waiting[0].kind == "start"
             if is_new and not may_draw(self._effective_mode, self._update_inputs()):
                 return
@@ -256,6 +274,8 @@ class RolloutLoop:
         5. Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
+        if self.in_progress.agents is not None:
+            self.in_progress.agents.close()
         self.assignments.waiting.clear()
         self.publisher.flush_given_up()
         deadline = self.timer() + self.outcome_wait_s
@@ -299,7 +319,7 @@ class RolloutLoop:
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
-            busy=len(self.in_progress.running) + resumes,
+            busy=self.in_progress.open_count() + resumes,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
 
@@ -346,5 +366,6 @@ class RolloutLoop:
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),
+            episodes=0 if self.in_progress.agents is None else len(self.in_progress.agents),
         )
         self.publisher.status(condition, self.engine.stats())

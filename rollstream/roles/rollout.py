@@ -53,6 +53,7 @@ from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import STREAMED_BYTES, RolloutSettings
 from rollstream.producers.tasks.base import Environment
 from rollstream.producers.tasks.registry import load_task
+from rollstream.roles.agents import serve_agents
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
@@ -231,6 +232,8 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     )
     # No bound for the vocabulary: an engine emits no token beyond its own.
     rollout.in_progress.bounds = training_bounds(c, None)
+    if c.agent.is_active:
+        serve_agents(context, rollout, task)
     if context.grace_s is not None:
         rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
     return rollout
