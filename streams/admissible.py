@@ -26,7 +26,16 @@ from rollstream.streams.topics import NUMBER_MAX
 from rollstream.streams.values import Drafts, Sources, Version
 
 RefusalKind = Literal[
-    "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label", "branches"
+    "tokens",
+    "arrays",
+    "spans",
+    "version",
+    "logprobs",
+    "temperature",
+    "reward",
+    "label",
+    "branches",
+    "turns",
 ]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
 """All kinds of refusal. Metrics count refusals by kind, so no other text becomes a label."""
@@ -125,6 +134,7 @@ def refusal(
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
         _refuse_tokens(record, bounds, generated)
+        or _refuse_turns(record)
         or _refuse_spans(record, bounds, generated)
         or _refuse_versions(record, believed)
         or _refuse_logprobs(record)
@@ -181,6 +191,24 @@ def _refuse_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -
     if int(tokens.max()) >= bounds.vocabulary:
         what = f"token {int(tokens.max())}, and the model knows {bounds.vocabulary}"
         return Refusal("tokens", what)
+    return None
+
+
+def _refuse_turns(record: Trajectory) -> Refusal | None:
+    """Refuse an episode whose turns do not tile its tokens, or in which a token that no turn
+    sampled counts as generated.
+    """
+    if not record.turns:
+        return Refusal("turns", "it has branches but no turns") if record.branches else None
+    sampled = np.zeros(len(record.tokens), np.bool_)
+    before = 0
+    for turn in record.turns:
+        if turn.start != before or not turn.start <= turn.generated < turn.end <= len(sampled):
+            return Refusal("turns", f"a turn of tokens [{turn.start}, {turn.end}) after {before}")
+        sampled[turn.generated : turn.end] = True
+        before = turn.end
+    if before != len(sampled) or (sampled != (record.sources == GENERATED)).any():
+        return Refusal("turns", f"its turns do not cover its {len(sampled)} tokens")
     return None
 
 

@@ -106,7 +106,7 @@ class AgentEndpoint:
 
     async def open_session(self, request: Request) -> Response:
         """Give an episode that waits to an outside program; 204 if none waits."""
-        self._check_service(request)
+        check_service(request, self.episodes.settings.key_env)
         ticket = OpenTicket()
         episode = await self._outcome(ticket, ticket.outcome)
         if episode is None:
@@ -251,20 +251,6 @@ class AgentEndpoint:
             raise KeyRefused("the key belongs to another session")
         return self.episodes.find(identity)
 
-    def _check_service(self, request: Request) -> None:
-        """Only who has the service's key may open sessions; without one, programs of this
-        machine.
-        """
-        variable = self.episodes.settings.key_env
-        if not variable:
-            if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
-                raise KeyRefused("set agent.key_env to open sessions from other machines")
-            return
-        wanted = os.environ.get(variable, "")
-        given = request.headers.get("authorization", "").partition(" ")[2].strip()
-        if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
-            raise KeyRefused(f"send the key of ${variable} (agent.key_env)")
-
     async def _body(self, request: Request) -> dict[str, Any]:
         """Return the JSON object in the body, at most `body_bytes_max` bytes of it."""
         most, data = self.episodes.settings.body_bytes_max, bytearray()
@@ -289,13 +275,32 @@ class AgentEndpoint:
             try:
                 return await answer(request)
             except RollstreamError as error:
-                status, body = _error_body(error)
-                headers = {"retry-after": "1"} if status in (429, 503) else {}
-                if status in (400, 401, 409):
-                    headers["x-should-retry"] = "false"
-                return JSONResponse(body, status, headers)
+                return error_response(error)
 
         return guarded
+
+
+def check_service(request: Request, variable: str) -> None:
+    """Raise `KeyRefused` if this client may not open sessions: it needs the key in the environment
+    variable `agent.key_env`; without that setting, only programs of this machine may.
+    """
+    if not variable:
+        if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
+            raise KeyRefused("set agent.key_env to open sessions from other machines")
+        return
+    wanted = os.environ.get(variable, "")
+    given = request.headers.get("authorization", "").partition(" ")[2].strip()
+    if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
+        raise KeyRefused(f"send the key of ${variable} (agent.key_env)")
+
+
+def error_response(error: RollstreamError) -> Response:
+    """Return the response of an error: its status, and its message in OpenAI's form."""
+    status, body = _error_body(error)
+    headers = {"retry-after": "1"} if status in (429, 503) else {}
+    if status in (400, 401, 409):
+        headers["x-should-retry"] = "false"
+    return JSONResponse(body, status, headers)
 
 
 def _error_body(error: Exception) -> tuple[int, dict[str, Any]]:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.producers.agents.answers import TurnAnswer
-from rollstream.producers.agents.conversation import Conversation
+from msgspec.structs import replace
+
+from rollstream.producers.agents.answers import TurnAnswer, assistant_message
+from rollstream.producers.agents.conversation import Conversation, history_hashes
 from rollstream.producers.agents.inbox import LimitReached, RequestQueue, TurnTicket
 from rollstream.producers.agents.keys import SessionIdentity
 from rollstream.producers.agents.settings import AgentSettings
@@ -41,6 +43,8 @@ class Episode:
     """Flat index of the token at which the engine holds the episode's KV; -1: it holds none."""
     queue: RequestQueue = field(default_factory=RequestQueue)
     """Lets its requests pass one at a time."""
+    adopted: SessionIdentity | None = None
+    """The earlier attempt whose outside program continues the episode with its own key."""
     seal: Exception | None = None
     """Why its requests are refused; None while it is open."""
 
@@ -67,10 +71,46 @@ class AgentCounts:
     repeated: int = 0
     """Requests that got a stored answer; the endpoint's thread counts them."""
     forks: Counter[str] = field(default_factory=Counter[str])
-    overridden: Counter[str] = field(default_factory=Counter[str])
-    failures: Counter[str] = field(default_factory=Counter[str])
+    failures: int = 0
     waiting_s: float = 0.0
     generating_s: float = 0.0
+
+
+def answered_turn(episode: Episode, ticket: TurnTicket, finish: str, now_s: float) -> Turn:
+    """Return the turn that answers a request: the newest tokens, parsed, with the hash of the
+    history that they end.
+    """
+    request, running, plan = ticket.request, episode.running, ticket.plan
+    chat = episode.conversation.chat
+    generated = episode.start + len(plan.tokens)
+    tokens = running.content()[0][generated:].tolist()
+    parsed = chat.parse(chat.decode(tokens), request.tools, f"call_{request.digest[:12]}_")
+    calls = tuple(
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in parsed.tool_calls
+    )
+    answer = {"content": parsed.content, "reasoning": parsed.reasoning, "tool_calls": calls}
+    turn = Turn(
+        digest=request.digest,
+        history="",
+        start=episode.start,
+        generated=generated,
+        end=running.length,
+        finish="length" if finish == "length" else "tool_calls" if calls else "stop",
+        waiting_s=max(0.0, ticket.asked_s - (episode.answered_s or episode.opened_s)),
+        generating_s=max(0.0, now_s - ticket.asked_s),
+        fork=plan.fork,
+        overridden=request.overridden,
+        answer=json.dumps(answer),
+    )
+    if not request.messages:
+        return turn
+    said = assistant_message(stored_answer(turn))
+    return replace(turn, history=history_hashes([*request.messages, said], request.tools)[-1])
 
 
 def stored_answer(turn: Turn) -> TurnAnswer:

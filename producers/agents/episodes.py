@@ -23,17 +23,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec.structs import replace
-
 from rollstream.errors import EngineRefused
-from rollstream.producers.agents.answers import assistant_message
+from rollstream.metric_values import MetricValues
 from rollstream.producers.agents.chat_format import ChatFormat
-from rollstream.producers.agents.conversation import Conversation, history_hashes
+from rollstream.producers.agents.conversation import FORK_CAUSES, Conversation
 from rollstream.producers.agents.episode import (
     AgentCounts,
     Episode,
+    answered_turn,
     reward_of,
-    stored_answer,
 )
 from rollstream.producers.agents.inbox import (
     AgentInbox,
@@ -114,12 +112,15 @@ class AgentEpisodes:
         if episode.identity == identity:
             return episode
         is_older = identity.attempt < episode.identity.attempt
-        waits = isinstance(self.programs, ServicePrograms) and episode.key in self.programs.waiting
-        if not (is_older and waits):
-            raise SessionSealed(
-                f"attempt {identity.attempt} of episode {identity.trajectory} was replaced"
-            )
-        return episode
+        if identity == episode.adopted:
+            return episode
+        service = self.programs if isinstance(self.programs, ServicePrograms) else None
+        if is_older and service is not None and service.claim(episode.key):
+            episode.adopted, episode.opened_s = identity, self.clock()
+            return episode
+        raise SessionSealed(
+            f"attempt {identity.attempt} of episode {identity.trajectory} was replaced"
+        )
 
     # ---- episodes ------------------------------------------------------------------------------
 
@@ -188,6 +189,21 @@ class AgentEpisodes:
             self.engine.abort(episode.name)
         episode.held = -1
 
+    def metric_values(self) -> MetricValues:
+        """Return the rollout's metrics about agents."""
+        counts = self.counts
+        return {
+            "rollout_agent_turns_total": counts.turns,
+            "rollout_agent_repeated_total": counts.repeated,
+            "rollout_agent_forks_total": {cause: counts.forks[cause] for cause in FORK_CAUSES},
+            "rollout_agent_seconds_total": {
+                "waiting": counts.waiting_s,
+                "generating": counts.generating_s,
+            },
+            "rollout_agent_failures_total": counts.failures,
+            "rollout_agent_episodes": len(self.open),
+        }
+
     # ---- requests ------------------------------------------------------------------------------
 
     def accept(self) -> None:
@@ -219,8 +235,8 @@ class AgentEpisodes:
 
     def _open_next(self, ticket: OpenTicket) -> None:
         programs, found = self.programs, None
-        if isinstance(programs, ServicePrograms) and programs.waiting:
-            found = self._by_key(programs.waiting.popleft())
+        if isinstance(programs, ServicePrograms) and (key := programs.next()):
+            found = self._by_key(key)
         if found is not None:
             found.opened_s = self.clock()
         succeed(ticket.outcome, found)
@@ -233,7 +249,7 @@ class AgentEpisodes:
             fail(ticket.outcome, episode.seal or busy)
             return
         if isinstance(self.programs, ServicePrograms):
-            self.programs.kill(episode.key)  # it is opened now
+            self.programs.claim(episode.key)  # it is opened now
         running, now = episode.running, self.clock()
         episode.first_s = now if episode.first_s is None else episode.first_s
         episode.opened_s = min(episode.opened_s, now)
@@ -275,7 +291,7 @@ class AgentEpisodes:
         episode = self.open[running.assignment.trajectory]
         ticket, now = episode.ticket, self.clock()
         assert ticket is not None, "a turn ends that was not begun"
-        turn = self._turn_of(episode, ticket, finish, now)
+        turn = answered_turn(episode, ticket, finish, now)
         is_held = finish == "stop" and episode.name in self.engine.running()
         episode.ticket, episode.held = None, running.length - 1 if is_held else -1
         running.turns.append(turn)
@@ -288,45 +304,10 @@ class AgentEpisodes:
 
         self.publisher.episode(running, on_durable)
 
-    def _turn_of(self, episode: Episode, ticket: TurnTicket, finish: str, now: float) -> Turn:
-        request, running, plan = ticket.request, episode.running, ticket.plan
-        generated = episode.start + len(plan.tokens)
-        tokens = running.content()[0][generated:].tolist()
-        parsed = self.chat.parse(
-            self.chat.decode(tokens), request.tools, f"call_{request.digest[:12]}_"
-        )
-        calls = tuple(
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in parsed.tool_calls
-        )
-        answer = {"content": parsed.content, "reasoning": parsed.reasoning, "tool_calls": calls}
-        turn = Turn(
-            digest=request.digest,
-            history="",
-            start=episode.start,
-            generated=generated,
-            end=running.length,
-            finish="length" if finish == "length" else "tool_calls" if calls else "stop",
-            waiting_s=max(0.0, ticket.asked_s - (episode.answered_s or episode.opened_s)),
-            generating_s=max(0.0, now - ticket.asked_s),
-            fork=plan.fork,
-            overridden=request.overridden,
-            answer=json.dumps(answer),
-        )
-        if not request.messages:
-            return turn
-        said = assistant_message(stored_answer(turn))
-        return replace(turn, history=history_hashes([*request.messages, said], request.tools)[-1])
-
     def _count(self, turn: Turn) -> None:
         self.counts.turns += 1
         self.counts.waiting_s += turn.waiting_s
         self.counts.generating_s += turn.generating_s
-        self.counts.overridden.update(turn.overridden)
         if turn.fork:
             self.counts.forks[turn.fork] += 1
 
@@ -367,7 +348,7 @@ class AgentEpisodes:
         if not reason and not running.turns:
             reason = "its program ended without a turn"
         if reason:
-            self.counts.failures[reason.split(":")[0][:60]] += 1
+            self.counts.failures += 1
             self.finished.append(self.ended_turns.dead_record(running, f"agent: {reason}"))
             return
         finish = "length" if running.turns[-1].finish == "length" else "stop"

@@ -61,23 +61,39 @@ class Programs(Protocol):
 
 
 class ServicePrograms:
-    """Implements `Programs` for a service elsewhere: the episodes wait until it opens them."""
+    """Implements `Programs` for a service elsewhere: episodes wait until it opens them. Threads may
+    call it: each waiting episode is given away once.
+    """
 
     def __init__(self) -> None:
-        self.waiting: deque[str] = deque()
+        self._waiting: deque[str] = deque()
 
     def start(self, order: EpisodeOrder) -> None:
-        self.waiting.append(order.key)
+        self._waiting.append(order.key)
+
+    def next(self) -> str:
+        """Remove the episode that waits longest and return its key; "" if none waits."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return ""
+
+    def claim(self, key: str) -> bool:
+        """Remove a waiting episode; returns whether it waited."""
+        try:
+            self._waiting.remove(key)
+        except ValueError:
+            return False
+        return True
 
     def kill(self, key: str) -> None:
-        with suppress(ValueError):
-            self.waiting.remove(key)
+        self.claim(key)
 
     def poll(self) -> list[ProgramEnd]:
         return []
 
     def close(self) -> None:
-        self.waiting.clear()
+        self._waiting.clear()
 
 
 def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, str]:

@@ -35,6 +35,12 @@ class AgentSettings(Settings):
     """Name under which other machines reach this one, where `endpoint` listens on all addresses;
     default: the host of `endpoint`.
     """
+    front: Annotated[str, INCIDENTAL] = Field(
+        default="", pattern=r"^([A-Za-z0-9.\-]*:[0-9]{1,5})?$"
+    )
+    """Host and port at which the role `endpoint` listens, one address for the episodes of all
+    rollouts; empty: `rollstream run` starts no such process.
+    """
     processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1, le=256)
     """Processes per rollout that run `episode`."""
     open_max: Annotated[int, INCIDENTAL] = Field(default=0, ge=0, le=65536)

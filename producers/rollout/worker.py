@@ -331,10 +331,11 @@ class RolloutLoop:
     def metric_values(self) -> MetricValues:
         started = [running.started_s for running in list(self.in_progress.running.values())]
         oldest_s = self.clock() - min(started) if started else 0.0
-        broken_chains = {"rollout_chains_broken_total": self.in_progress.broken_chains}
+        agents = self.in_progress.agents
         return {
             **rollout_metrics(self.publisher, self.follower, len(self.ended_turns), oldest_s),
-            **broken_chains,
+            "rollout_chains_broken_total": self.in_progress.broken_chains,
+            **({} if agents is None else agents.metric_values()),
         }
 
     def readers(self) -> list[TopicReader]:

@@ -1,12 +1,24 @@
 """Paths of an episode whose tokens branch, and what admission refuses."""
 
+import re
+
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.branches import branch_problem, leaves, path_to
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory
-from rollstream.streams.values import Branch, Span, Version
+from rollstream.streams.values import Branch, Span, Turn, Version
+
+
+def turns_of_sources(sources: str) -> tuple[Turn, ...]:
+    """Returns a turn for each run of generated tokens, with the tokens before it."""
+    turns: list[Turn] = []
+    for found in re.finditer("p*(g+)", sources):
+        place = (found.start(), found.start(1), found.end())
+        turns.append(Turn(str(place), "", *place, "stop", 0.0, 0.0))
+    return tuple(turns)
 
 
 def episode(sources: str, branches: tuple[Branch, ...]) -> Trajectory:
@@ -18,6 +30,7 @@ def episode(sources: str, branches: tuple[Branch, ...]) -> Trajectory:
         logprobs=np.full(generated, -1.0, np.float32),
         spans=(Span(0, generated, Version(0, 1)),), finish="stop", reward=1.0,
         trainer_version=Version(0, 1), started_s=0.0, finished_s=1.0, branches=branches,
+        turns=turns_of_sources(sources),
     )  # fmt: skip
 
 
@@ -58,3 +71,12 @@ def test_the_context_bounds_each_path_and_not_their_sum():
     refused = refusal(record, TrainingBounds(context_max=3))
     assert refused is not None
     assert refused.kind == "tokens"
+
+
+def test_turns_that_do_not_cover_the_generated_tokens_are_refused():
+    record = episode("ppggpg", ())
+    assert refusal(record, TrainingBounds()) is None
+    for turns in (record.turns[:1], record.turns[1:], turns_of_sources("pggppg")):
+        refused = refusal(replace(record, turns=turns), TrainingBounds())
+        assert refused is not None
+        assert refused.kind == "turns"
