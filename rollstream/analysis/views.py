@@ -264,7 +264,7 @@ VIEWS: dict[str, SqlView] = {
         ),
         SqlView(
             "episodes",
-            "one row per episode of an agent: turns, branches, waiting and generating time, failure",
+            "one row per episode of an agent: turns, branches, times, and why it failed",
             ("completions", "rewards"),
             _EPISODES,
         ),

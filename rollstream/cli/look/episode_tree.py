@@ -1,4 +1,6 @@
-"""Shows an episode of an agent as a tree of its turns (`episode_lines`), for `rollstream inspect`."""
+"""Shows an episode of an agent as a tree of its turns (`episode_lines`), for the command
+`inspect`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
