@@ -25,6 +25,16 @@ class Benchmark:
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
+    "agents": Benchmark(
+        "benchmarks.agents.agents",
+        {
+            "agents/escapes.py": {
+                "agents_escapes": "0",
+                "agents_escapes_unconfined": "all",
+                "agents_sandbox_starts": "",
+            }
+        },
+    ),
     "archive": Benchmark(
         "benchmarks.storage.archive",
         {

@@ -177,6 +177,19 @@ class PlainPart(msgspec.Struct, frozen=True):
     options: dict[str, Option]
 
 
+class PlainSandbox(msgspec.Struct, frozen=True):
+    """Holds the settings of sandboxes (`SandboxSettings`) without validation."""
+
+    backend: str
+    time_s: float
+    output_bytes: int
+    memory_mib: int
+    processes: int
+    disk_mib: int
+    image: str
+    readable: tuple[str, ...]
+
+
 class PlainTask(msgspec.Struct, frozen=True):
     """Holds the fields of `TaskSettings` that reward processes need, without validation. Reward
     processes decode the settings' JSON into this class, without pydantic: these processes start by
@@ -190,3 +203,4 @@ class PlainTask(msgspec.Struct, frozen=True):
     system: str
     tokenizer: str | None
     reward_timeout_s: float
+    sandbox: PlainSandbox

@@ -1,0 +1,1 @@
+"""Agents: programs of many turns that call tools. NAME agents."""
