@@ -28,6 +28,7 @@ from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
+from rollstream.producers.rollout.worker import TURN_S
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.text_tokenizer import END, TextTokenizer, byte_token
 from rollstream.storage.models import build_model
@@ -82,6 +83,7 @@ class AgentRollout:
     settings: AgentSettings = SERVICE
     name: str = "rollout-0"
     term: int = 1
+    context: int = CONTEXT
     secret: bytes = b"0123456789abcdef"
     task: TaskSettings = field(default_factory=TaskSettings)
     chat: ChatFormat = field(default_factory=lambda: letters_format())
@@ -100,13 +102,17 @@ class AgentRollout:
             "torch", model.config, model.state_dict(), Version(0, 1),
             EngineOptions(slots=8, context_max=CONTEXT, emit_every=4),
         )  # fmt: skip
-        settings = RolloutSettings(slots=8, context_max=CONTEXT)
+        settings = RolloutSettings(slots=8, context_max=self.context)
         publisher = RolloutPublisher(
             self.bus, BackgroundSender(self.bus), self.name, self.term, settings,
             StatusSchedule(1.0),
         )  # fmt: skip
         ended = EndedTurns(
-            RewardPool(self.task), False, self.term, lambda: engine.version, context_max=CONTEXT
+            RewardPool(self.task),
+            False,
+            self.term,
+            lambda: engine.version,
+            context_max=self.context,
         )
         self.agents = AgentEpisodes(
             engine, ended, publisher, self.settings, self.chat, SessionKeys(self.secret),
@@ -117,7 +123,7 @@ class AgentRollout:
             prompt_text=lambda running: self.chat.decode(running.assignment.tokens.tolist()),
         )  # fmt: skip
         self.endpoint = EndpointThread(
-            AgentEndpoint(self.agents, "letters", CONTEXT).app(), self.settings.endpoint
+            AgentEndpoint(self.agents, "letters", self.context).app(), self.settings.endpoint
         )
         self.agents.url = endpoint_url(self.settings.endpoint, self.endpoint.port)
         self.in_progress = InProgress(engine, ended, publisher, False)
@@ -140,7 +146,7 @@ class AgentRollout:
                 self._orders.pop(0)()
             self.in_progress.take_requests()
             if self.in_progress.running:
-                for emission in self._engine.poll(0.005):
+                for emission in self._engine.poll(TURN_S):
                     self.in_progress.grow(emission)
             else:
                 self.agents.inbox.wait(0.005)

@@ -15,7 +15,11 @@ from typing import Any, Protocol
 from rollstream.errors import RollstreamError
 from rollstream.producers.tasks.base import Task, Tokenizer
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.producers.tasks.tool_calls import ParsedAnswer, parse_tool_calls
+from rollstream.producers.tasks.tool_calls import (
+    ParsedAnswer,
+    likely_format,
+    parse_tool_calls,
+)
 
 JsonObject = Mapping[str, Any]
 """An object of a request's JSON."""
@@ -49,22 +53,24 @@ class ChatFormat(Protocol):
         ...
 
 
-def _parsed(text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
+def _parsed(
+    text: str, tools: Sequence[JsonObject], call_prefix: str, tool_format: str
+) -> ParsedAnswer:
     """Parse tool calls if the request names tools; else the whole text is the content."""
     if not tools:
         return ParsedAnswer(text)
-    return parse_tool_calls(text, tools=tools, new_id=lambda index: f"{call_prefix}{index}")
+    return parse_tool_calls(text, tool_format, lambda index: f"{call_prefix}{index}")
 
 
 class PlainChat:
-    """Implements `ChatFormat` without a template: the texts of the messages, one after the other.
-    `start` are the tokens before them.
+    """Implements `ChatFormat` without a template: the texts of the messages, one after the
+    other.
     """
 
     end_text = ""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, tool_format: str = "hermes") -> None:
+        self._tokenizer, self._tool_format = tokenizer, tool_format
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
@@ -78,14 +84,14 @@ class PlainChat:
         return self._tokenizer.decode(tokens)
 
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
-        return _parsed(text, tools, call_prefix)
+        return _parsed(text, tools, call_prefix, self._tool_format)
 
 
 class TemplateChat:
     """Implements `ChatFormat` by the chat template of a tokenizer."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, tool_format: str) -> None:
+        self._tokenizer, self._tool_format = tokenizer, tool_format
 
     @cached_property
     def end_text(self) -> str:
@@ -123,16 +129,22 @@ class TemplateChat:
         return self._tokenizer.decode(tokens)
 
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
-        return _parsed(text, tools, call_prefix)
+        return _parsed(text, tools, call_prefix, self._tool_format)
 
 
-def chat_format(task: Task) -> ChatFormat:
-    """Return the format of the run's tokenizer."""
+def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
+    """Return the format of the run's tokenizer. With `auto` the chat template decides how tools are
+    called.
+    """
     tokenizer = task.tokenizer()
+    template: object = None
     if isinstance(tokenizer, TextTokenizer):
-        has_template = tokenizer.whole.chat_template is not None  # pyright: ignore[reportUnknownMemberType]
-        return TemplateChat(tokenizer) if has_template else PlainChat(tokenizer)
-    return PlainChat(tokenizer)
+        template = tokenizer.whole.chat_template  # pyright: ignore[reportUnknownMemberType]
+    if tool_format == "auto":
+        tool_format = likely_format(str(template or ""))
+    if isinstance(tokenizer, TextTokenizer) and template is not None:
+        return TemplateChat(tokenizer, tool_format)
+    return PlainChat(tokenizer, tool_format)
 
 
 def text_of(content: object) -> str:

@@ -49,7 +49,7 @@ from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.agents.program_process import EpisodeOrder
 from rollstream.producers.agents.programs import Programs, ServicePrograms, task_of
 from rollstream.producers.agents.settings import AgentSettings
-from rollstream.producers.engines.base import Engine
+from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
@@ -59,6 +59,10 @@ from rollstream.streams.values import Turn
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.1  # between two checks of deadlines
+SHORT_TOKENS = 32
+"""Fewest tokens of a request for which the engine keeps the KV for the next one. It may generate as
+many more than asked, which are dropped: more than that costs more than the prompt's prefill.
+"""
 
 
 @dataclass(slots=True)
@@ -268,9 +272,10 @@ class AgentEpisodes:
     def _submit(self, episode: Episode, ticket: TurnTicket) -> None:
         """Continue in the engine's KV if the path is the one that it holds, else prefill it."""
         running, plan = episode.running, ticket.plan
-        sampling, wanted = running.assignment.sampling, ticket.request.tokens_max
-        is_short = wanted is not None and wanted < episode.tokens_left
-        if episode.held == plan.at >= 0 and len(plan.tokens) and not is_short and not plan.fork:
+        sampling = running.assignment.sampling
+        wanted = min(ticket.request.tokens_max or episode.tokens_left, episode.tokens_left)
+        is_held = episode.held == plan.at >= 0
+        if is_held and len(plan.tokens) and not plan.fork:
             episode.held = -1
             self.engine.append(episode.name, plan.tokens)
             return
@@ -282,9 +287,32 @@ class AgentEpisodes:
             version = running.spans[-1].version if running.spans else self.engine.version
         end = running.length - 1 if len(plan.tokens) else plan.at
         request = running.path_request(end, sampling, version)
-        most = min(wanted or episode.tokens_left, episode.tokens_left) + len(request.logprobs)
+        is_short = wanted < min(episode.tokens_left, SHORT_TOKENS)
+        most = len(request.logprobs) + (wanted if is_short else episode.tokens_left)
         limited = dataclasses.replace(sampling, tokens_max=most)
         self.engine.submit(dataclasses.replace(request, hold=not is_short, sampling=limited))
+
+    def cut(self, emission: Emission) -> Emission:
+        """Return the emission without the tokens beyond those that the request asked for; the turn
+        then ends by `length`. The engine is not told the limit of a request, so that it can keep
+        the KV for the next one.
+        """
+        episode = self.open[emission.trajectory]
+        assert episode.ticket is not None, "an emission belongs to a turn"
+        wanted = episode.ticket.request.tokens_max
+        if wanted is None:
+            return emission
+        left = wanted - (episode.running.length - episode.start - len(episode.ticket.plan.tokens))
+        if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
+            return emission
+        self.engine.abort(emission.trajectory)
+        return dataclasses.replace(
+            emission,
+            tokens=emission.tokens[:left],
+            logprobs=emission.logprobs[:left],
+            finish="length",
+            drafts=None if len(emission.tokens) > left else emission.drafts,
+        )
 
     def turn_ended(self, running: RunningTrajectory, finish: Literal["stop", "length"]) -> None:
         """Publish the turn's partial (step 2). Once it is in the log, the answer leaves (3, 4)."""

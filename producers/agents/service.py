@@ -28,7 +28,7 @@ def serve_agents(
     """Make the rollout run its trajectories as episodes, and listen for their programs. `model` is
     the name of the model in answers. Returns the endpoint, which the caller closes.
     """
-    chat = chat_format(task)
+    chat = chat_format(task, settings.tool_format)
 
     def prompt_text(running: RunningTrajectory) -> str:
         return chat.decode(running.assignment.tokens.tolist())

@@ -2,7 +2,7 @@
 which it asks for its turns.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -45,6 +45,8 @@ class AgentSettings(Settings):
     """Processes per rollout that run `episode`."""
     open_max: Annotated[int, INCIDENTAL] = Field(default=0, ge=0, le=65536)
     """Most open episodes per rollout; 0: twice `rollouts.slots`."""
+    tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
+    """How the model writes calls of tools; `auto`: by the words of its chat template."""
     turns_max: int = Field(default=64, ge=1, le=4096)
     """Most turns of an episode; a request for another one is refused."""
     setup_s: Annotated[float, INCIDENTAL] = Field(default=60.0, gt=0)

@@ -197,6 +197,10 @@ class InProgress:
         """Append the emission's tokens to its trajectory. If it finishes the turn, hand the
         trajectory to `ended_turns`; it keeps its slot only if the environment may reply.
         """
+        if self.agents is not None:
+            if emission.trajectory not in self.running:
+                return  # tokens beyond those that the request asked for
+            emission = self.agents.cut(emission)
         running = self.running[emission.trajectory]
         running.extend(emission)
         if emission.finish is not None and self.agents is not None:
