@@ -120,7 +120,7 @@ class AgentRollout:
                 self.settings.episode, self.settings.command, self.settings.processes, ()
             ),
             AgentInbox(),
-            prompt_text=lambda running: self.chat.decode(running.assignment.tokens.tolist()),
+            prompt_text=lambda running: self.chat.user_text(running.assignment.tokens.tolist()),
         )  # fmt: skip
         self.endpoint = EndpointThread(
             AgentEndpoint(self.agents, "letters", self.context).app(), self.settings.endpoint

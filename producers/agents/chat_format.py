@@ -25,6 +25,9 @@ JsonObject = Mapping[str, Any]
 """An object of a request's JSON."""
 
 
+_MARK = "rollstream-text"  # stands for a message, to find what the template puts around it
+
+
 class ChatRefused(RollstreamError, ValueError):
     """Raised for messages that the chat template refuses; the message states why."""
 
@@ -46,6 +49,10 @@ class ChatFormat(Protocol):
     def encode(self, text: str) -> list[int]: ...
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text without special tokens."""
+        ...
+
+    def user_text(self, prompt: Sequence[int]) -> str:
+        """Return the user's message in a prompt of one message; else the prompt's text."""
         ...
 
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
@@ -83,6 +90,9 @@ class PlainChat:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens)
 
+    def user_text(self, prompt: Sequence[int]) -> str:
+        return self.decode(prompt)
+
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
         return _parsed(text, tools, call_prefix, self._tool_format)
 
@@ -95,10 +105,8 @@ class TemplateChat:
 
     @cached_property
     def end_text(self) -> str:
-        mark = "rollstream-answer"
-        after = self.render(
-            [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}], (), False
-        ).rpartition(mark)[2]
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        after = self.render(chat, (), is_asked=False).rpartition(_MARK)[2]
         first = self._tokenizer.encode(after)[:1]
         added = self._tokenizer.light.get_added_tokens_decoder()
         return added[first[0]].content if first and first[0] in added else ""
@@ -127,6 +135,15 @@ class TemplateChat:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens)
+
+    def user_text(self, prompt: Sequence[int]) -> str:
+        before, _, after = self.render(
+            [{"role": "user", "content": _MARK}], (), is_asked=True
+        ).partition(_MARK)
+        text = self._tokenizer.light.decode(list(prompt), skip_special_tokens=False)
+        if text.startswith(before) and text.endswith(after):
+            return text[len(before) : len(text) - len(after)]
+        return self.decode(prompt)
 
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
         return _parsed(text, tools, call_prefix, self._tool_format)

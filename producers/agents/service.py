@@ -31,7 +31,7 @@ def serve_agents(
     chat = chat_format(task, settings.tool_format)
 
     def prompt_text(running: RunningTrajectory) -> str:
-        return chat.decode(running.assignment.tokens.tolist())
+        return chat.user_text(running.assignment.tokens.tolist())
 
     agents = AgentEpisodes(
         rollout.engine,
