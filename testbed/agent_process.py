@@ -45,8 +45,8 @@ def run(folder: Path, port: int, term: int, episodes: int) -> None:
             continue
         if any(record.trajectory == order.trajectory for record in records(bus, "partials")):
             order = resumed(bus, order)
-        rollout.assign(assignment(f"{number}.0", rollout_term=term, attempt=term,
-                                  kind=order.kind, partial=order.partial, first=order.first))  # fmt: skip
+        place = {"kind": order.kind, "partial": order.partial, "first": order.first}
+        rollout.assign(assignment(order.trajectory, rollout_term=term, attempt=term, **place))
     while not rollout.failures:
         time.sleep(0.1)
     sys.exit(1)

@@ -195,7 +195,7 @@ def _response(request: TurnRequest, answer: TurnAnswer) -> dict[str, Any]:
 def _output_items(answer: TurnAnswer) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.content or not answer.tool_calls:
-        part = {"type": "output_text", "text": answer.content, "annotations": []}
+        part: dict[str, Any] = {"type": "output_text", "text": answer.content, "annotations": []}
         items.append(
             {
                 "id": f"msg_{answer.digest}",
@@ -223,15 +223,15 @@ def _output_items(answer: TurnAnswer) -> list[dict[str, Any]]:
 def _response_events(request: TurnRequest, answer: TurnAnswer) -> Iterator[str]:
     """Yield the events of a response, each with its number."""
     whole = _response(request, answer)
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+    begun: dict[str, Any] = {**whole, "status": "in_progress", "output": [], "usage": None}
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": begun},
         {"type": "response.in_progress", "response": begun},
     ]
     for index, item in enumerate(whole["output"]):
         place = {"output_index": index, "item_id": item["id"]}
-        empty = {"content": []} if item["type"] == "message" else {"arguments": ""}
-        opened = {**item, "status": "in_progress", **empty}
+        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        opened: dict[str, Any] = {**item, "status": "in_progress", **empty}
         events.append({"type": "response.output_item.added", "output_index": index, "item": opened})
         events += (
             _text_events(item, place) if item["type"] == "message" else _call_events(item, place)

@@ -35,8 +35,10 @@ class ChatRefused(RollstreamError, ValueError):
 class ChatFormat(Protocol):
     """Renders and parses a model's chat."""
 
-    end_text: str
-    """Text of the token that ends an assistant's turn in a rendered chat; "" if there is none."""
+    @property
+    def end_text(self) -> str:
+        """Text of the token that ends an assistant's turn in a rendered chat; "" without one."""
+        ...
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
@@ -74,10 +76,12 @@ class PlainChat:
     other.
     """
 
-    end_text = ""
-
     def __init__(self, tokenizer: Tokenizer, tool_format: str = "hermes") -> None:
         self._tokenizer, self._tool_format = tokenizer, tool_format
+
+    @property
+    def end_text(self) -> str:
+        return ""
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool

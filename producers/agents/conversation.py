@@ -68,10 +68,7 @@ def _canonical(message: JsonObject) -> str:
     """Return a text that is equal for messages of equal meaning: clients leave out empty fields,
     and write a content as text or as parts.
     """
-    calls: list[Any] = [
-        [call.get("id"), (call.get("function") or {}).get("name"), _arguments(call)]
-        for call in message.get("tool_calls") or ()
-    ]
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
     fields: list[Any] = [
         message.get("role"),
         text_of(message.get("content")),
@@ -83,8 +80,9 @@ def _canonical(message: JsonObject) -> str:
     return json.dumps(fields, sort_keys=True)
 
 
-def _arguments(call: JsonObject) -> object:
-    return (call.get("function") or {}).get("arguments")
+def _call(call: JsonObject) -> list[Any]:
+    function: JsonObject = call.get("function") or {}
+    return [call.get("id"), function.get("name"), function.get("arguments")]
 
 
 def suffix_after(

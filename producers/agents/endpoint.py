@@ -121,7 +121,8 @@ class AgentEndpoint:
         """Record the episode's reward; it ends when its program does."""
         episode = self._episode(request)
         body = await self._body(request)
-        reward, scores = _reward_in(body), body.get("scores") or {}
+        reward = _reward_in(body)
+        scores: dict[str, float] = body.get("scores") or {}
         if reward is None:
             raise RequestRefused("reward is missing")
         async with episode.queue:
@@ -193,9 +194,9 @@ class AgentEndpoint:
         if asked.messages:
             plan = conversation.plan_messages(asked.messages, asked.tools, tokens, running.branches)
         else:
-            is_text = isinstance(asked.prompt, str)
-            prompt = conversation.chat.encode(asked.prompt) if is_text else asked.prompt
-            plan = conversation.plan_tokens(prompt or (), is_text, tokens, running.branches)
+            given, is_text = asked.prompt, isinstance(asked.prompt, str)
+            prompt = conversation.chat.encode(given) if isinstance(given, str) else given or ()
+            plan = conversation.plan_tokens(prompt, is_text, tokens, running.branches)
         length = conversation.path_length(plan, running.branches)
         if not length:
             raise RequestRefused("the prompt has no tokens")

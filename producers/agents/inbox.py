@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollstream.errors import RollstreamError
 from rollstream.producers.agents.conversation import PlannedPrompt
@@ -72,7 +72,7 @@ def succeed(outcome: "Future[Result]", result: Result) -> None:
         outcome.set_result(result)
 
 
-def fail(outcome: "Future[Result]", error: Exception) -> None:
+def fail(outcome: "Future[Any]", error: Exception) -> None:
     """Set the error of a ticket, whose request may have been cancelled."""
     with suppress(InvalidStateError):
         outcome.set_exception(error)

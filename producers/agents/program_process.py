@@ -143,7 +143,11 @@ def main(path: str) -> None:
             reason = f"agent.episode needs the library openai (pip install openai): {error}"
             out.write(msgspec.json.encode(EpisodeOutcome(refused=reason)) + b"\n")
             return
-        asyncio.run(_serve(function, source, lambda line: out.write(line)))
+
+        def write(line: bytes) -> None:
+            out.write(line)
+
+        asyncio.run(_serve(function, source, write))
 
 
 if __name__ == "__main__":

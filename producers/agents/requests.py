@@ -50,12 +50,9 @@ def read_request(
     `RequestRefused`.
     """
     readers = {"chat": _chat, "completion": _completion, "response": _response, "tokens": _tokens}
-    parameters = body.get("sampling_params") if route == "tokens" else body
-    if not isinstance(parameters, Mapping):
-        parameters = {}
+    parameters = _object(body.get("sampling_params")) if route == "tokens" else body
     _refuse_several(body, parameters)
-    options = body.get("stream_options")
-    usage = isinstance(options, Mapping) and cast("JsonObject", options).get("include_usage")
+    usage = _object(body.get("stream_options")).get("include_usage")
     return TurnRequest(
         route=route,
         digest=digest_of({**body, "route": route}, idempotency_key),
@@ -120,15 +117,10 @@ def _chat(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 
 
 def _completion(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
-    prompt: Any = body.get("prompt")
-    if (
-        isinstance(prompt, list)
-        and len(cast("list[Any]", prompt)) == 1
-        and not isinstance(prompt[0], int)
-    ):
-        prompt = cast("list[Any]", prompt)[0]
-    if not isinstance(prompt, str):
-        prompt = _token_ids(prompt, "prompt")
+    given: object = body.get("prompt")
+    if isinstance(given, list) and len(only := cast("list[object]", given)) == 1:
+        given = only[0] if not isinstance(only[0], int) else only
+    prompt = given if isinstance(given, str) else _token_ids(given, "prompt")
     return {
         "prompt": prompt,
         "tokens_max": _count(parameters, "max_tokens"),
@@ -204,6 +196,10 @@ def _objects(value: object, name: str) -> tuple[JsonObject, ...]:
     ):
         raise RequestRefused(f"{name} is not a list of objects")
     return tuple(cast("list[JsonObject]", value))
+
+
+def _object(value: object) -> JsonObject:
+    return cast("JsonObject", value) if isinstance(value, Mapping) else {}
 
 
 def _token_ids(value: object, name: str) -> tuple[int, ...]:
