@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from benchmarks.agents import escapes
+from benchmarks.agents import escapes, http, kills, tokens
 from benchmarks.case import Case
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    yield from escapes.cases(quick)
+    for module in (http, tokens, kills, escapes):
+        yield from module.cases(quick)
