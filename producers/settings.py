@@ -41,6 +41,35 @@ class PartSettings(Settings):
     """Parameters of this task."""
 
 
+class SandboxSettings(Settings):
+    """The sandbox in which a task's code runs what a model wrote
+    (docs/how-to/run-code-in-a-sandbox.md).
+    """
+
+    backend: Annotated[str, INCIDENTAL] = "bubblewrap"
+    """What confines programs: `bubblewrap`, `docker`, or `module:attribute` of your own. A machine
+    that cannot do so ends the run; nothing runs unconfined.
+    """
+    time_s: float = Field(default=5.0, gt=0, le=86_400)
+    """Most seconds of one program, by the clock. `task.reward_timeout_s` bounds the whole reward,
+    so it must be higher.
+    """
+    output_bytes: int = Field(default=1 << 20, ge=1, le=1 << 28)
+    """Most bytes that one program writes to stdout and stderr."""
+    memory_mib: int = Field(default=512, ge=16, le=1 << 20)
+    """Most memory of a sandbox, in MiB, the files in it included."""
+    processes: int = Field(default=32, ge=1, le=1 << 15)
+    """Most processes and threads of a sandbox."""
+    disk_mib: int = Field(default=64, ge=1, le=1 << 20)
+    """Size of a sandbox's work folder, in MiB."""
+    image: Annotated[str, INCIDENTAL] = ""
+    """Image of the containers, with the back end `docker`; it must hold `python3`."""
+    readable: Annotated[tuple[str, ...], INCIDENTAL] = Field(default=(), max_length=64)
+    """Further folders of the machine that programs in a sandbox may read, such as one with Python
+    packages.
+    """
+
+
 class TaskSettings(Settings):
     """The prompts of the run, and how their answers are judged."""
 
@@ -94,6 +123,8 @@ class TaskSettings(Settings):
     name (docs/reference/tasks.md lists those that they always get). The run's own credentials are
     refused.
     """
+    sandbox: SandboxSettings = SandboxSettings()
+    """The sandbox in which the task's code runs what a model wrote."""
 
 
 class ScoringSettings(Settings):

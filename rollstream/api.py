@@ -2,12 +2,14 @@
 (docs/reference/python-api.md). Importing this module is light: torch, Kafka and DuckDB are imported
 only when they are first used.
 
-For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`. For
-a scoring function: `Finished`, the trajectory that it gets. To read a run as Arrow tables:
+For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`, and
+`sandbox`, which runs what a model wrote. For a scoring function: `Finished`, the trajectory that it
+gets. To read a run as Arrow tables:
 `open_run`. To append a late reward to a run's log: `open_bus`, `publish`, `Annotation`.
 """
 
 from rollstream import open_run
+from rollstream.producers import sandbox
 from rollstream.producers.scoring.functions import Finished
 from rollstream.producers.tasks.base import Reply, Score, Task, TaskPrompt, Turns, shuffled
 from rollstream.producers.tasks.text import TaskText
@@ -27,5 +29,6 @@ __all__ = [
     "open_bus",
     "open_run",
     "publish",
+    "sandbox",
     "shuffled",
 ]

@@ -54,6 +54,11 @@ ADAPTERS = "adapters"
 `run.json` only.
 """
 
+AGENTS = "agents"
+"""The feature of a run whose trajectories are episodes of agents: they have turns and may branch,
+and a reader without it would take their tokens for one sequence; in `run.json` only.
+"""
+
 REDUNDANCY = "redundancy"
 """The feature of a run whose groups are complete before all their trajectories have ended
 (`Admitted.needed`); in `run.json` only.
@@ -61,6 +66,7 @@ REDUNDANCY = "redundancy"
 
 KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
     ADAPTERS,
+    AGENTS,
     REDUNDANCY,
     WEIGHTS_HASH,
 }

@@ -76,6 +76,42 @@ class Position(_Value):
     fence: Fence = Fence()
 
 
+class Branch(_Value):
+    """A place where the tokens of an episode branch. They are flat, in the order in which they were
+    gained; from index `start` on they continue the path that ends with the token at index `at`
+    (-1: they begin a path of their own). The tokens before the first branch are one path.
+    """
+
+    start: int
+    at: int
+
+
+class Turn(_Value):
+    """One answered request of the program that runs an episode. Its prompt added the tokens
+    `[start, generated)`, the model generated `[generated, end)` (flat indices), and it ended by
+    `finish`: stop, length or tool_calls.
+
+    `digest` names the request: an equal one gets the stored `answer` (JSON; only in partials).
+    `history` is the hash of all messages up to and with the answer, by which the next request finds
+    its place. The program took `waiting_s` seconds since its previous answer, the answer took
+    `generating_s`. `fork` is the cause if the turn began a branch: template, retokenised,
+    history_rewritten or conversation. `overridden` names parameters that the client asked to
+    differ from the run's sampling.
+    """
+
+    digest: str
+    history: str
+    start: int
+    generated: int
+    end: int
+    finish: str
+    waiting_s: float
+    generating_s: float
+    fork: str = ""
+    overridden: tuple[str, ...] = ()
+    answer: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Parameters of sampling; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""

@@ -1,3 +1,1 @@
-"""Benchmarks of agents: episodes of several turns, environments that let them wait, and programs
-that reach the model over HTTP.
-"""
+"""Agents: programs of many turns that call tools, environments that let them wait. NAME agents."""

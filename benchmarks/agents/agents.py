@@ -1,11 +1,11 @@
-"""All cases of agents and environments (`python -m benchmarks agents`)."""
+"""NAME agents: episodes of agents, their environments, and the sandbox of their programs."""
 
 from collections.abc import Iterator
 
-from benchmarks.agents import redundancy, slots
+from benchmarks.agents import escapes, http, kills, redundancy, slots, tokens
 from benchmarks.case import Case
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    yield from slots.cases(quick)
-    yield from redundancy.cases(quick)
+    for module in (http, tokens, kills, escapes, slots, redundancy):
+        yield from module.cases(quick)

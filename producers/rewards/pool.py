@@ -118,7 +118,8 @@ class RewardPool:
 
     def poll(self) -> list[tuple[str, RewardOutcome]]:
         """Serve all processes and return the new outcomes, each with its question's key. Raises
-        `ConfigurationError` if the task cannot be built.
+        `ConfigurationError` if the task cannot be built, or if this machine cannot provide the
+        sandbox that its code needs.
         """
         decided: list[tuple[str, RewardOutcome]] = []
         if not self._outstanding():
@@ -193,6 +194,9 @@ class RewardPool:
             answer = self._decoder.decode(line)
         except msgspec.MsgspecError as error:  # only if the task's code wrote to the pipe
             return RewardVerdict(reason=f"its answer cannot be read: {error}")
+        if answer.kind == "refused":  # this machine has no sandbox: no other question can succeed
+            self.close()
+            raise ConfigurationError(answer.reason)
         if answer.kind == "reply":
             return Reply(answer.tokens, answer.state)
         return RewardVerdict(answer.reward, answer.scores, answer.reason)

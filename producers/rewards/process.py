@@ -22,6 +22,8 @@ from typing import Literal, cast
 import msgspec
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.sandbox.base import SandboxRefused
+from rollstream.producers.sandbox.factory import configure, plan_of
 from rollstream.producers.scoring.functions import (
     Finished,
     ScoringFunction,
@@ -53,10 +55,11 @@ class RewardQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Holds the result of one call, by `kind`: `score`, a `reward` with named `scores`; `reply`,
-    the environment's `tokens` and new `state`; `failed`, the `reason` why there is no result.
+    the environment's `tokens` and new `state`; `failed`, the `reason` why there is no result;
+    `refused`, the `reason` why no call of this task can succeed on this machine.
     """
 
-    kind: Literal["score", "reply", "failed"]
+    kind: Literal["score", "reply", "failed", "refused"]
     reward: float = 0.0
     scores: dict[str, float] = {}  # msgspec copies empty defaults
     tokens: tuple[int, ...] = ()
@@ -75,7 +78,8 @@ def answer_question(
     task: Task, function: ScoringFunction | None, question: RewardQuestion
 ) -> RewardAnswer:
     """Make the call that the question asks for; `function` is the scorer's. Any `Exception` of the
-    code, and any result of a wrong type or value, becomes an answer of kind `failed`.
+    code, and any result of a wrong type or value, becomes an answer of kind `failed`; a machine
+    without the sandbox that the code needs, one of kind `refused`.
     """
     try:
         if question.kind == "judge":
@@ -89,6 +93,8 @@ def answer_question(
         return _function_answer(
             function(Finished(question.facts, question.reference, question.turns, decode))
         )
+    except SandboxRefused as error:
+        return RewardAnswer("refused", reason=str(error))
     except Exception as error:  # noqa: BLE001 (the task's code: any failure is an outcome)
         return error_answer(error)
 
@@ -215,6 +221,7 @@ def main(settings: str, function_path: str = "") -> None:
     `failed` with the reason. Then answer questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
+    configure(plan_of(description.sandbox))
     source, sink = claim_pipes()
     encode = msgspec.json.Encoder().encode
     with open(sink, "wb", buffering=0) as out:

@@ -11,7 +11,7 @@ annotation.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -96,7 +96,7 @@ class EndedTurns:
         if self.dialogue and finish == "stop":
             self._ask(running)
         else:
-            self._judge(running, finish)
+            self.judge(running, finish)
 
     def awaits_reply(self, trajectory: str) -> bool:
         """Whether the trajectory waits for its environment's reply."""
@@ -163,7 +163,18 @@ class EndedTurns:
         self._ask(running)
         return []
 
-    def _judge(self, running: RunningTrajectory, finish: Finish) -> None:
+    def rewarded_record(
+        self,
+        running: RunningTrajectory,
+        finish: Finish,
+        reward: float,
+        scores: Mapping[str, float],
+    ) -> Trajectory:
+        """Return the completion of an episode whose program gave the reward."""
+        now, newest = self.clock(), self.newest()
+        return running.to_record(self.term, finish, now, newest, reward, dict(scores))
+
+    def judge(self, running: RunningTrajectory, finish: Finish) -> None:
         """Ask for the reward of the complete answer, or finish it without one if rewards come
         late.
         """
@@ -187,9 +198,9 @@ class EndedTurns:
             return self._failed(running, f"environment: {outcome.reason}")
         if not outcome.tokens:  # the dialogue is over
             running.final_state = outcome.state
-            self._judge(running, "stop")
+            self.judge(running, "stop")
             return []
-        if self.turns_max is not None and running.turns() >= self.turns_max:
+        if self.turns_max is not None and running.turn_count() >= self.turns_max:
             reason = f"environment: turns_max of {self.turns_max} reached"
             return [self.dead_record(running, reason)]
         # Cut the reply here, as the engine does: it keeps only what fits its context. Otherwise the
@@ -197,7 +208,7 @@ class EndedTurns:
         tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - running.length]
         running.extend_environment(tokens, outcome.state)
         if running.length >= self.context_max:
-            self._judge(running, "length")
+            self.judge(running, "length")
             return []
         return [ContinuedTurn(running.assignment.trajectory, tokens)]
 

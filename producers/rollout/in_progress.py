@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from rollstream.errors import DecodeError, EngineRefused
+from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.chain import ChainContent, ChainRequest, read_chains
 from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
@@ -50,12 +51,12 @@ class InProgress:
     """By trajectory and attempt, for assignments that start soon: the content of the trajectory's
     chain of partials (each links to the one before it), or why the chain cannot be used.
     """
+    agents: AgentEpisodes | None = None
+    """Runs the trajectories as episodes of a program, which asks for each turn; None: they are
+    answers to prompts. An episode is in `running` only while the engine generates a turn of it.
+    """
     broken_chains: int = 0
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
-
-    def __len__(self) -> int:
-        """Return the number of trajectories that the engine has."""
-        return len(self.running) + len(self.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
         """Read the chains of all these assignments in one pass over the topic, so that `start`
@@ -66,9 +67,9 @@ class InProgress:
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
         missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
         if missing:
-            found = read_chains(
-                self.publisher.bus, [_chain_request(assignment) for assignment in missing]
-            )
+            is_episode = self.agents is not None
+            wanted = [_chain_request(assignment, is_episode) for assignment in missing]
+            found = read_chains(self.publisher.bus, wanted)
             self.chains |= {
                 _attempt_of(assignment): found[assignment.trajectory] for assignment in missing
             }
@@ -80,7 +81,9 @@ class InProgress:
         which the engine does not hold is given back to dispatch.
         """
         self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
-        running = RunningTrajectory.start(assignment, self._gained(assignment), self.clock())
+        is_episode = self.agents is not None
+        gained = self._gained(assignment)
+        running = RunningTrajectory.start(assignment, gained, self.clock(), is_episode)
         exact = self.keep_version and assignment.kind == "resume"
         if exact and assignment.version not in self.engine.versions:
             # The engine took other weights since dispatch planned, or could not load the version.
@@ -91,6 +94,9 @@ class InProgress:
                 assignment.version,
             )
             self.publisher.give_up([running])
+            return
+        if self.agents is not None:
+            self.agents.start(running)
             return
         if running.partial is not None and not self._can_resume(running):
             running = RunningTrajectory.start(assignment, None, self.clock())
@@ -143,13 +149,17 @@ class InProgress:
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; no record of it is published."""
         self.ended_turns.drop(trajectory)
+        if self.agents is not None:
+            self.running.pop(trajectory, None)
+            self.agents.drop(trajectory)
+            return
         here = self.running.pop(trajectory, None), self.parked.pop(trajectory, None)
         if here != (None, None):
             self.engine.abort(trajectory)
 
     def drop_all(self) -> None:
         """Drop all trajectories in progress."""
-        for trajectory in [*self.running, *self.parked]:
+        for trajectory in self.open_trajectories():
             self.drop(trajectory)
         self.ended_turns.drop_all()
 
@@ -170,7 +180,9 @@ class InProgress:
         rollout that resumes one which waits for its environment asks for the reply again. Those
         that wait for their reward are awaited as in `give_up`.
         """
-        for running in [*self.running.values(), *self.parked.values()]:
+        for running in [*self.running.values(), *self.parked.values(), *self._episodes()]:
+            if running.leaving:
+                continue
             running.leaving = True
             name = running.assignment.trajectory
             if self.ended_turns.awaits_reply(name):
@@ -180,20 +192,53 @@ class InProgress:
         # Resumes need no final partial: their chain is already in the log.
         fresh = [assignment for assignment in waiting if assignment.partial is None]
         self.publisher.give_up(
-            [RunningTrajectory.start(assignment, None, self.clock()) for assignment in fresh]
+            [RunningTrajectory.start(a, None, self.clock(), self.agents is not None) for a in fresh]
         )
 
     def grow(self, emission: Emission) -> None:
         """Append the emission's tokens to its trajectory. If it finishes the turn, hand the
         trajectory to `ended_turns`; the engine keeps it only if the environment may reply.
         """
+        if self.agents is not None:
+            if emission.trajectory not in self.running:
+                return  # tokens beyond those that the request asked for
+            emission = self.agents.cut(emission)
         running = self.running[emission.trajectory]
         running.extend(emission)
-        if emission.finish is not None:
+        if emission.finish is not None and self.agents is not None:
+            del self.running[emission.trajectory]
+            self.agents.turn_ended(running, emission.finish)
+        elif emission.finish is not None:
             del self.running[emission.trajectory]
             if self.ended_turns.dialogue and emission.finish == "stop":
                 self.parked[emission.trajectory] = running
             self.ended_turns.submit(running, emission.finish)
+
+    def open_trajectories(self) -> list[str]:
+        """Return the trajectories that are not finished: those in the engine, and open episodes."""
+        if self.agents is not None:
+            return list(self.agents.open)
+        return [*self.running, *self.parked]
+
+    def open_count(self) -> int:
+        """Return the number of trajectories that are not finished."""
+        if self.agents is not None:
+            return len(self.agents)
+        return len(self.running) + len(self.parked)
+
+    def parked_count(self) -> int:
+        """Return how many of them wait for their environment or program, without a slot."""
+        return self.open_count() - len(self.running)
+
+    def run_agents(self, agents: AgentEpisodes) -> None:
+        """Run all trajectories as episodes of a program."""
+        self.agents, self.running = agents, agents.generating
+
+    def take_requests(self) -> None:
+        """Take what the programs of episodes ask for: turns enter the engine, episodes end."""
+        if self.agents is not None:
+            self.agents.accept()
+            self.done += self.agents.take_finished()
 
     def collect_outcomes(self) -> None:
         """Take the outcomes of ended turns: finished trajectories move to `done`, and trajectories
@@ -215,7 +260,8 @@ class InProgress:
         """
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
-        self.publisher.partials([*self.running.values(), *self.parked.values()])
+        if self.agents is None:  # an episode has a partial for each of its turns
+            self.publisher.partials([*self.running.values(), *self.parked.values()])
         self.publisher.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
@@ -229,13 +275,24 @@ class InProgress:
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
     def _here(self, trajectory: str) -> RunningTrajectory | None:
+        if self.agents is not None:
+            return self.agents.running_of(trajectory)
         return self.running.get(trajectory) or self.parked.get(trajectory)
+
+    def _episodes(self) -> list[RunningTrajectory]:
+        if self.agents is None:
+            return []
+        return [one for name in self.agents.open if (one := self.agents.running_of(name))]
 
     def _leave(self, running: RunningTrajectory) -> None:
         """Free the trajectory's slot and publish its last partial. If the tokens that the abort
         returns finish its turn, the outcome of the turn is awaited instead.
         """
         name = running.assignment.trajectory
+        if self.agents is not None:
+            self.running.pop(name, None)
+            self.publisher.give_up([self.agents.leave(name)])
+            return
         if self.parked.pop(name, None) is not None:
             self.engine.abort(name)
             self.publisher.give_up([running])
@@ -268,9 +325,8 @@ def _attempt_of(assignment: Assignment) -> tuple[str, int]:
     return assignment.trajectory, assignment.attempt
 
 
-def _chain_request(assignment: Assignment) -> ChainRequest:
+def _chain_request(assignment: Assignment, is_episode: bool) -> ChainRequest:
     assert assignment.partial is not None, "only a resume has a chain"
     most = assignment.sampling.tokens_max
-    return ChainRequest(
-        assignment.trajectory, assignment.partial, assignment.first, len(assignment.tokens), most
-    )
+    start = 0 if is_episode else len(assignment.tokens)
+    return ChainRequest(assignment.trajectory, assignment.partial, assignment.first, start, most)

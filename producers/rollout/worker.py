@@ -40,6 +40,7 @@ from rollstream.streams.values import Version
 
 POLL_S = 0.03  # of decoding in one iteration
 IDLE_S = 0.02  # pause of an iteration that has nothing to decode
+TURN_S = 0.002  # of decoding between two looks for requests of agents
 
 
 @dataclass(slots=True)
@@ -100,13 +101,28 @@ class RolloutLoop:
         if self.draft_feed is not None:
             self.draft_feed.poll(self._has_drafted())
         began = self.timer()
-        emissions = self.generate()
+        emissions = self.generate() if self.in_progress.agents is None else self._serve_agents()
         for emission in emissions:
             self.in_progress.grow(emission)
         self.in_progress.collect_outcomes()
         self.publish()
         if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
             stop.wait(IDLE_S)
+
+    def _serve_agents(self) -> list[Emission]:
+        """Decode for `POLL_S` seconds like `generate`, but begin the turns that programs ask for
+        and end those that are generated within `TURN_S`; while there is none, wait for a request.
+        """
+        agents, deadline = self.in_progress.agents, self.timer() + POLL_S
+        assert agents is not None
+        while (rest := deadline - self.timer()) > 0:
+            self.in_progress.take_requests()
+            if not (self.in_progress.running and self.follower.verified):
+                agents.inbox.wait(min(rest, IDLE_S))
+                continue
+            for emission in self.engine.poll(min(rest, TURN_S)):
+                self.in_progress.grow(emission)
+        return []
 
     def take_assignments(self) -> None:
         """Read new assignments. A released trajectory is dropped, or handed over if another rollout
@@ -169,7 +185,7 @@ class RolloutLoop:
         if self._is_side_by_side:
             if waiting[0].kind == "start" or version in self.engine.versions:
                 return None
-        elif not waiting[0].from_history or len(self.in_progress):
+        elif not waiting[0].from_history or self.in_progress.open_count():
             return None
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
@@ -207,7 +223,9 @@ class RolloutLoop:
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + surplus
-        if waiting and self.engine.stats().waiting >= surplus:
+        if self.in_progress.agents is not None:
+            room = self.in_progress.agents.open_max(self.settings.slots)
+        if waiting and self.in_progress.agents is None and self.engine.stats().waiting >= surplus:
             return
         self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
         while waiting and self._startable(room):
@@ -221,9 +239,11 @@ class RolloutLoop:
 
     def _startable(self, room: int) -> int:
         """Return how many more trajectories the engine may get, of which `room` may run."""
+        open_count = self.in_progress.open_count()
+        if self.in_progress.agents is not None:
+            return max(0, room - open_count)
         open_max = max(self.settings.episodes_max, room)
-        left = min(room - len(self.in_progress.running), open_max - len(self.in_progress))
-        return max(0, left)
+        return max(0, min(room - len(self.in_progress.running), open_max - open_count))
 
     def generate(self) -> list[Emission]:
         """Decode for `POLL_S` seconds and return the emissions (new tokens by trajectory)."""
@@ -260,6 +280,8 @@ class RolloutLoop:
         5. Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
+        if self.in_progress.agents is not None:
+            self.in_progress.agents.close()
         self.assignments.waiting.clear()
         self.publisher.flush_given_up()
         deadline = self.timer() + self.outcome_wait_s
@@ -303,14 +325,18 @@ class RolloutLoop:
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
-            busy=len(self.in_progress) + resumes,
+            busy=self.in_progress.open_count() + resumes,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
 
     @property
     def _parked_max(self) -> int:
-        """The number of trajectories that may wait for their environment beside full slots."""
-        slots = self.settings.slots
+        """The number of trajectories that may wait for their environment or program beside full
+        slots.
+        """
+        slots, agents = self.settings.slots, self.in_progress.agents
+        if agents is not None:
+            return max(0, agents.open_max(slots) - slots)
         return max(0, self.settings.episodes_max - slots) if self.ended_turns.dialogue else 0
 
     def _resumes(self) -> list[Assignment]:
@@ -322,10 +348,12 @@ class RolloutLoop:
         here = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
         started = [running.started_s for running in here]
         oldest_s = self.clock() - min(started) if started else 0.0
+        agents = self.in_progress.agents
         return {
             **rollout_metrics(self.publisher, self.follower, len(self.ended_turns), oldest_s),
             "rollout_chains_broken_total": self.in_progress.broken_chains,
             "rollout_replies_retried_total": self.ended_turns.retried,
+            **({} if agents is None else agents.metric_values()),
         }
 
     def readers(self) -> list[TopicReader]:
@@ -357,7 +385,8 @@ class RolloutLoop:
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),
-            parked=len(self.in_progress.parked),
+            parked=self.in_progress.parked_count(),
             parked_max=self._parked_max,
+            episodes=0 if self.in_progress.agents is None else len(self.in_progress.agents),
         )
         self.publisher.status(condition, self.engine.stats())

@@ -188,6 +188,19 @@ class PlainPart(msgspec.Struct, frozen=True):
     options: dict[str, Option]
 
 
+class PlainSandbox(msgspec.Struct, frozen=True):
+    """Holds the settings of sandboxes (`SandboxSettings`) without validation."""
+
+    backend: str
+    time_s: float
+    output_bytes: int
+    memory_mib: int
+    processes: int
+    disk_mib: int
+    image: str
+    readable: tuple[str, ...]
+
+
 class PlainTask(msgspec.Struct, frozen=True):
     """Holds the fields of `TaskSettings` that reward processes need, without validation. Reward
     processes decode the settings' JSON into this class, without pydantic: these processes start by
@@ -202,3 +215,4 @@ class PlainTask(msgspec.Struct, frozen=True):
     tokenizer: str | None
     reward_timeout_s: float
     reply_timeout_s: float
+    sandbox: PlainSandbox

@@ -27,6 +27,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
 from rollstream.streams.release import (
     ADAPTERS,
+    AGENTS,
     NEEDED_FEATURES,
     REDUNDANCY,
     RELEASE,
@@ -85,6 +86,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
         found, etag = _read(store, configuration.run)
         own = (ADAPTERS,) if configuration.model.lora.rank else ()
         own += (REDUNDANCY,) if configuration.task.redundancy else ()
+        own += (AGENTS,) if configuration.agent.is_active else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_t
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import STREAMED_BYTES, RolloutSettings
-from rollstream.producers.tasks.base import Environment, is_asynchronous
+from rollstream.producers.tasks.base import Environment, Task, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
     RoleContext,
@@ -237,9 +238,27 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     )
     # No bound for the vocabulary: an engine emits no token beyond its own.
     rollout.in_progress.bounds = training_bounds(c, None)
+    if c.agent.is_active:
+        _serve_agents(context, rollout, task)
     if context.grace_s is not None:
         rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
     return rollout
+
+
+def _serve_agents(context: RoleContext, rollout: RolloutLoop, task: Task) -> None:
+    """Make the rollout run episodes. Raises `ConfigurationError` if a library of the extra `agents`
+    is missing.
+    """
+    c = context.configuration
+    for name in ("starlette", "uvicorn", *(["openai"] if c.agent.episode else [])):
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f"[agent] needs the library {name}: pip install 'rollstream[agents]'"
+            )
+    from rollstream.producers.agents.service import serve_agents
+
+    settings = task_settings(c, context.folder)
+    serve_agents(rollout, context.store, task, c.agent, settings, c.run)
 
 
 def _open_draft_feed(context: RoleContext) -> DraftFeed | None:

@@ -20,6 +20,7 @@ from rollstream.consumers.trainer.build import InitialModel, Provenance, Trainer
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import Fenced
+from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Emission, Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
@@ -62,6 +63,7 @@ DISPATCH = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0)
 ROLLOUT = RolloutSettings(slots=8, context_max=64, status_s=0.1)
 TASK = TaskSettings()
 NO_LORA = LoraSettings()
+NO_AGENT = AgentSettings()
 
 
 class Died(Exception):
@@ -95,6 +97,7 @@ class TinyRun:
     dispatch: DispatchSettings = DISPATCH
     rollout: RolloutSettings = ROLLOUT
     task: TaskSettings = TASK
+    agent: AgentSettings = NO_AGENT
     checkpoint_every: int = 100
     tokens_max: int = 12
     truncate: bool = False
@@ -275,11 +278,21 @@ class TinyRun:
             retries=self.task.retries,
             turns_max=self.task.turns_max,
         )
+        served: Any = OneStepAPoll(engine) if dying else engine
+        loop = RolloutLoop(self.rollout, served, follower, orders, judging, voice)
+        endpoint = None
         try:
-            served: Any = OneStepAPoll(engine) if dying else engine
-            RolloutLoop(self.rollout, served, follower, orders, judging, voice).run(stop)
+            if self.agent.is_active:
+                from rollstream.producers.agents.service import serve_agents
+
+                endpoint = serve_agents(loop, self.store, task, self.agent, self.task, "tiny")
+            loop.run(stop)
         finally:
             rewards.close()
+            if endpoint is not None:
+                assert loop.in_progress.agents is not None
+                loop.in_progress.agents.close()
+                endpoint.close()
 
 
 @contextmanager

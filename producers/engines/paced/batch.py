@@ -36,7 +36,7 @@ class PacedSequence(QueuedSequence):
     ) -> None:
         super().__init__(request, context_max)
         self.vocabulary, self.lengths = vocabulary, lengths
-        self.key = np.array([trajectory_key(request.seed, request.trajectory)], np.uint64)
+        self.key = np.array([trajectory_key(request.seed, request.noise_name)], np.uint64)
         self.prompt: Tokens = request.tokens[request.sources == PROMPT]
         self.emitted, self.cached = self.length, 0
         given = np.flatnonzero(request.sources != GENERATED)
@@ -76,7 +76,7 @@ class PacedSequence(QueuedSequence):
         request = self.request
         self.end, self.stop_at = self.length + self.room, -1
         if request.sampling.stop:
-            turn = self.lengths.draw(request.seed, self.prompt, request.trajectory, begin)
+            turn = self.lengths.draw(request.seed, self.prompt, request.noise_name, begin)
             self.stop_at = max(begin + turn, self.length + 1)
             self.end = min(self.end, self.stop_at)
 

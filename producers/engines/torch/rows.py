@@ -249,7 +249,7 @@ class TorchSequence(QueuedSequence):
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
         super().__init__(request, context_max)
-        self.key = trajectory_key(request.seed, request.trajectory)
+        self.key = trajectory_key(request.seed, request.noise_name)
         self.tokens: Tokens = np.empty(self.limit, np.uint32)
         self.tokens[: self.length] = request.tokens
         self.parked: torch.Tensor | None = None

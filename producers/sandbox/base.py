@@ -1,0 +1,180 @@
+"""Defines the contract of a sandbox, in which programs run that a model wrote: three verbs (`exec`,
+`read`, `write`), the bounds of each call (`SandboxLimits`), and its result (`SandboxResult`).
+
+A sandbox has no network, sees no file of the host but programs and libraries (read-only), and no
+process of the host. Where a machine cannot provide one, `SandboxRefused` is raised: no back end
+ever runs a program unconfined. This module imports nothing heavy: reward processes use it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from rollstream.errors import ConfigurationError, RollstreamError
+
+WORK_FOLDER = "/work"
+"""The folder in which programs run: the only one that they may write to, besides /dev/shm."""
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""`PATH` in a sandbox."""
+PATH_MAX = 1024  # most characters of a path that the host names
+NOT_STARTED = 127
+"""Exit code of a program that cannot be started, as a shell's."""
+KILLED = 128 + 9
+"""Exit code of a program that was killed, as a shell's."""
+Ending = Literal["exit", "time", "output", "memory"]
+"""How a program ended: by itself or by a signal, or at one of these bounds."""
+ENVIRONMENT: Mapping[str, str] = {
+    "PATH": SEARCH_PATH,
+    "HOME": WORK_FOLDER,
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+"""All environment variables of a sandbox; none is inherited from the host."""
+
+
+class SandboxRefused(ConfigurationError):
+    """This machine cannot provide the sandbox that is configured. The message names the remedy."""
+
+
+class SandboxFailed(RollstreamError, OSError):
+    """A sandbox that had started ended or did not answer; a new one may work."""
+
+
+class SandboxFileError(RollstreamError, OSError):
+    """A file in the sandbox cannot be read or written: it is missing, a link, no regular file, too
+    large, or outside of the work folder.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Bounds one sandbox. `time_s` and `output_bytes` (stdout and stderr together) bound each
+    `exec`; `memory_bytes`, `processes` (threads count) and `disk_bytes` bound all of the sandbox.
+    docs/how-to/run-code-in-a-sandbox.md states which mechanism holds each bound, and where.
+    """
+
+    time_s: float = 5.0
+    output_bytes: int = 1 << 20
+    memory_bytes: int = 512 << 20
+    processes: int = 32
+    disk_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxResult:
+    """Holds the outcome of one program. `code` is its exit code, 128 + n after signal n, and 127 if
+    it could not be started.
+    """
+
+    ended: Ending
+    code: int
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended by itself with exit code 0."""
+        return self.ended == "exit" and self.code == 0
+
+    @property
+    def text(self) -> str:
+        """What the program wrote to stdout, as text."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def errors(self) -> str:
+        """What the program wrote to stderr, as text."""
+        return self.stderr.decode(errors="replace")
+
+
+class Sandbox(Protocol):
+    """One sandbox with a work folder that lives until `close`. Verbs are called one at a time.
+    Raises `SandboxFailed` when the sandbox itself ends; then it must be closed.
+    """
+
+    def exec(self, command: Sequence[str], stdin: bytes = b"") -> SandboxResult:
+        """Run a command in the work folder. No process that it started outlives this call."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Return a regular file of the work folder, at most `output_bytes`. Links are refused.
+        Raises `SandboxFileError`.
+        """
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a regular file of the work folder, and its folders. Links are refused. Raises
+        `SandboxFileError`.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all processes of the sandbox and remove its files. May be called twice."""
+        ...
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """Holds what a back end needs besides limits: the Docker `image`, and `readable`, folders of
+    the host that programs may read.
+    """
+
+    image: str = ""
+    readable: tuple[str, ...] = ()
+
+
+class SandboxBackend(Protocol):
+    """Makes sandboxes of one kind. A plug-in is a callable `(options) -> SandboxBackend`, which a
+    setting names as `module:attribute`.
+    """
+
+    def open(self, limits: SandboxLimits) -> Sandbox:
+        """Return a new, empty sandbox. Raises `SandboxRefused` if this machine cannot make one."""
+        ...
+
+    def run_once(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        files: Mapping[str, bytes],
+        limits: SandboxLimits,
+    ) -> SandboxResult:
+        """Run one command in a new sandbox that holds `files`, and remove the sandbox."""
+        ...
+
+    def report(self) -> Mapping[str, str]:
+        """Return what holds each bound on this machine, by the bound's name. Raises
+        `SandboxRefused` if this machine cannot make a sandbox.
+        """
+        ...
+
+
+BackendBuilder = Callable[[SandboxOptions], SandboxBackend]
+
+
+def checked_path(path: str) -> str:
+    """Return the path inside of the work folder, without the folder itself. Raises
+    `SandboxFileError` for a path that leads out of it by its words, or is too long.
+    """
+    pure = PurePosixPath(path)
+    if pure.is_absolute():
+        if not pure.is_relative_to(WORK_FOLDER):
+            raise SandboxFileError(f"{path!r} is not in {WORK_FOLDER}")
+        pure = pure.relative_to(WORK_FOLDER)
+    parts = pure.parts
+    if not parts or ".." in parts or "\0" in path or len(path) > PATH_MAX:
+        raise SandboxFileError(f"{path[:80]!r} is not the path of a file in {WORK_FOLDER}")
+    return str(pure)

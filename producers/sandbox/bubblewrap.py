@@ -1,0 +1,248 @@
+"""The back end `bubblewrap`: confines programs by namespaces of their own (user, PID, mount,
+network, IPC, host name, control groups), with the program `bwrap`, which needs no daemon and no
+privileges.
+
+`bubblewrap_command` is the whole confinement as one command line. Where this process is root, bwrap
+itself already runs under a user of the host that owns nothing, one for each sandbox, so even a
+program that left all namespaces would be no user with rights. `process.py` starts it and sets
+bounds.
+"""
+
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rollstream.producers.sandbox.base import (
+    ENVIRONMENT,
+    NOT_STARTED,
+    SEARCH_PATH,
+    WORK_FOLDER,
+    SandboxLimits,
+    SandboxOptions,
+    SandboxRefused,
+    SandboxResult,
+    checked_path,
+)
+from rollstream.producers.sandbox.control_groups import find_control_groups
+from rollstream.producers.sandbox.process import OWN_PROCESSES, ConfinedProcess, Confinement
+from rollstream.producers.sandbox.session import SandboxSession, agent_command
+from rollstream.producers.sandbox.system_calls import has_call_filter
+
+PROGRAM = "bwrap"
+NOBODY = 65534
+SHARED_MEMORY_BYTES = 16 << 20  # of /dev/shm
+OPEN_FILES_MAX = 256
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "ssl/certs")
+_LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PASSWD = b"nobody:x:65534:65534:nobody:/work:/bin/sh\n"
+_OWN_USERS = 0x6000_0000  # 64 users for each process number, below 0x7000_0000
+_OWN_USERS_SMALL = 40_000  # where a container maps 65,536 users only
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """What of the host a sandbox sees, all read-only: `folders` and `links` (place → target)."""
+
+    folders: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+@cache
+def host_mounts(readable: tuple[str, ...]) -> Mounts:
+    """Return the programs and libraries of this host, and the folders that a setting names. Raises
+    `SandboxRefused` for one that is missing or holds the work folder.
+    """
+    folders, links = ["/usr"], list[tuple[str, str]]()
+    for name in _LINKED:
+        path = Path("/", name)
+        if path.is_symlink():
+            links.append((str(path), os.readlink(path)))
+        elif path.is_dir():
+            folders.append(str(path))
+    folders += [f"/etc/{name}" for name in _ETC if Path("/etc", name).exists()]
+    for folder in readable:
+        if not Path(folder).is_absolute() or not Path(folder).exists() or folder == "/":
+            raise SandboxRefused(
+                f"task.sandbox.readable: {folder!r} is not a folder of this machine; give absolute "
+                "paths of what programs may read"
+            )
+        folders.append(folder)
+    return Mounts(tuple(folders), tuple(links))
+
+
+def bubblewrap_command(
+    program: str,
+    mounts: Mounts,
+    limits: SandboxLimits,
+    descriptors: Mapping[str, int],
+    files: Mapping[str, int],
+    command: Sequence[str],
+) -> list[str]:
+    """Return the command line that runs `command` confined. `descriptors` are those of `status`,
+    `block`, `passwd` and, where there is a filter, `seccomp`; `files` those of the files of the
+    work folder, by path.
+    """
+    words = [
+        *(program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
+        *("--new-session", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"),
+        *("--hostname", "sandbox", "--clearenv"),
+    ]
+    for name, value in ENVIRONMENT.items():
+        words += ["--setenv", name, value]
+    for folder in mounts.folders:
+        words += ["--ro-bind", folder, folder]
+    for place, target in mounts.links:
+        words += ["--symlink", target, place]
+    words += [
+        *("--ro-bind-data", str(descriptors["passwd"]), "/etc/passwd"),
+        *("--proc", "/proc", "--dev", "/dev"),
+        # /dev is a tmpfs without a bound of its own: read-only, but for /dev/shm.
+        *("--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--size", str(limits.disk_bytes), "--tmpfs", WORK_FOLDER),
+        *("--dir", f"{WORK_FOLDER}/.tmp", "--symlink", f"{WORK_FOLDER}/.tmp", "/tmp"),
+    ]
+    for path, descriptor in files.items():
+        words += ["--file", str(descriptor), f"{WORK_FOLDER}/{path}"]
+    words += ["--remount-ro", "/", "--chdir", WORK_FOLDER]
+    if "seccomp" in descriptors:
+        words += ["--seccomp", str(descriptors["seccomp"])]
+    words += ["--json-status-fd", str(descriptors["status"])]
+    return [*words, "--block-fd", str(descriptors["block"]), "--", *command]
+
+
+def limited_command(
+    command: Sequence[str], limits: SandboxLimits, has_groups: bool
+) -> tuple[str, ...]:
+    """Return the command behind a shell that first sets the limits of each of its processes. Those
+    of memory and of the number of processes are set where no control group holds them. (The host
+    could set them from outside only with CAP_SYS_RESOURCE, which containers lack.)
+    """
+    blocks = limits.disk_bytes // 512
+    lines = ["ulimit -c 0", f"ulimit -n {OPEN_FILES_MAX}", f"ulimit -f {blocks}"]
+    if not has_groups:
+        processes = limits.processes + OWN_PROCESSES
+        lines += [
+            f"ulimit -v {limits.memory_bytes // 1024}",
+            # the letter of this limit is p in dash and u in bash
+            f"{{ ulimit -p {processes} || ulimit -u {processes}; }} 2>/dev/null",
+        ]
+    script = f'{" && ".join(lines)} || exit {NOT_STARTED}; exec "$@"'
+    return ("/bin/sh", "-c", script, "sandbox", *command)
+
+
+class Bubblewrap:
+    """Makes sandboxes with `bwrap`. `program` is its path."""
+
+    def __init__(self, options: SandboxOptions, program: str | None = None) -> None:
+        found = program or shutil.which(PROGRAM)
+        if not sys.platform.startswith("linux") or found is None:
+            raise SandboxRefused(
+                'task.sandbox.backend = "bubblewrap": there is no program `bwrap` on this machine; '
+                "install it (Debian: apt-get install bubblewrap; Fedora: dnf install bubblewrap), "
+                'or set task.sandbox.backend = "docker"'
+            )
+        self._program = found
+        self._mounts = host_mounts(options.readable)
+        self._groups = find_control_groups()
+
+    def open(self, limits: SandboxLimits) -> SandboxSession:
+        """Return a new sandbox. Raises `SandboxRefused` if the machine does not allow namespaces,
+        or has no Python that the sandbox can read.
+        """
+        process = self._start(agent_command(self._interpreter), limits, {}, as_first=True)
+        return SandboxSession(process, limits)
+
+    def run_once(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        files: Mapping[str, bytes],
+        limits: SandboxLimits,
+    ) -> SandboxResult:
+        """Run one command in a new sandbox, without a process that serves verbs."""
+        checked = {checked_path(path): data for path, data in files.items()}
+        words = [self._interpreter if command[0] == "python3" else command[0], *command[1:]]
+        with self._start(words, limits, checked) as process:
+            return process.communicate(stdin)
+
+    def report(self) -> Mapping[str, str]:
+        """Return what holds each bound here; a program was run to see it."""
+        result = self.run_once(["/bin/true"], b"", {}, SandboxLimits())
+        if not result.ok:
+            raise SandboxRefused(f"bubblewrap runs no program here: {result.errors.strip()}")
+        groups = self._groups and f"control group v{self._groups.version}"
+        is_own = own_user(0) is not None
+        filtered = "filtered" if has_call_filter() else "not filtered on this architecture"
+        return {
+            "backend": f"bubblewrap ({self._program})",
+            "network": "none (namespace)",
+            "user": "a user of its own (root starts it)" if is_own else "this process's user",
+            "memory": groups or "each process's address space (RLIMIT_AS), not their sum",
+            "processes": groups or "processes of its user namespace (RLIMIT_NPROC)",
+            "disk": "size of a tmpfs; counted as memory" if groups else "size of a tmpfs",
+            "system calls": filtered,
+            "python": self._interpreter,
+        }
+
+    def _start(
+        self,
+        command: Sequence[str],
+        limits: SandboxLimits,
+        files: Mapping[str, bytes],
+        as_first: bool = False,
+    ) -> ConfinedProcess:
+        def words(descriptors: Mapping[str, int], opened: Mapping[str, int]) -> list[str]:
+            made = bubblewrap_command(
+                self._program, self._mounts, limits, descriptors, opened, command
+            )
+            return [made[0], "--as-pid-1", *made[1:]] if as_first else made
+
+        command = limited_command(command, limits, self._groups is not None)
+        plan = Confinement(words, limits, {"passwd": _PASSWD}, files, self._groups, own_user)
+        return ConfinedProcess(plan)
+
+    @property
+    def _interpreter(self) -> str:
+        return _interpreter(self._mounts)
+
+
+@cache
+def _interpreter(mounts: Mounts) -> str:
+    """Return a Python that the sandbox can read: one of its search path, or this process's own if
+    its folder is among the readable ones.
+    """
+    found = shutil.which("python3", path=SEARCH_PATH)
+    if found is not None:
+        return found
+    own = Path(sysconfig.get_config_var("BINDIR") or "/") / "python3"
+    if any(own.is_relative_to(folder) for folder in mounts.folders) and own.exists():
+        return str(own)
+    raise SandboxRefused(
+        f"no python3 in {SEARCH_PATH}, which a sandbox can read: install one there (Debian: "
+        f"apt-get install python3-minimal), or add {Path(sys.base_prefix)} to task.sandbox.readable"
+    )
+
+
+def own_user(number: int, uid_map: str | None = None) -> int | None:
+    """Return the user of the host for the sandbox with this number of this process: one that owns
+    nothing. Returns None where this process may not choose its user.
+    """
+    if os.geteuid() != 0:
+        return None
+    lines = (Path("/proc/self/uid_map").read_text() if uid_map is None else uid_map).splitlines()
+    ranges = [tuple(map(int, line.split())) for line in lines]
+    for base, users in ((_OWN_USERS, 1 << 28), (_OWN_USERS_SMALL, 1 << 14)):
+        if any(first <= base and base + users <= first + count for first, _, count in ranges):
+            return base + (os.getpid() * 64 + number % 64) % users
+    return None
+
+
+def describe(report: Mapping[str, str]) -> str:
+    """Return a report as JSON text."""
+    return json.dumps(report, indent=2)

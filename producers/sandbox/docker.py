@@ -1,0 +1,166 @@
+"""The back end `docker`: a container for each sandbox, through the command `docker` and its daemon,
+for machines that refuse user namespaces, and for programs that need an image of their own.
+
+The container has no network, no capability, a read-only root and the bounds of the sandbox. Its
+first process is Python, which serves the verbs as in a `bubblewrap` sandbox (`session.py`), so the
+image must hold `python3`. The daemon runs as root: who may use it is root on that machine.
+"""
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO, cast
+
+from rollstream.producers.sandbox.base import (
+    ENVIRONMENT,
+    WORK_FOLDER,
+    SandboxFailed,
+    SandboxLimits,
+    SandboxOptions,
+    SandboxRefused,
+    SandboxResult,
+)
+from rollstream.producers.sandbox.session import SandboxSession, agent_command
+
+PROGRAM = "docker"
+NOBODY = 65534
+CALL_S = 30.0  # of one call of the command, on a busy machine
+SHARED_MEMORY_BYTES = 16 << 20
+_OPEN_FILES_MAX = 256
+_OWN_PROCESSES = 1  # process 1, which serves the verbs
+_NUMBERS = itertools.count()
+_SETTING = 'task.sandbox.backend = "docker"'
+
+
+def docker_command(
+    program: str, name: str, options: SandboxOptions, limits: SandboxLimits
+) -> list[str]:
+    """Return the command line that starts the container of one sandbox."""
+    owner = f"uid={NOBODY},gid={NOBODY}"
+    words = [
+        *(program, "run", "--rm", "--interactive", "--name", name, "--pull", "never"),
+        *("--label", "rollstream.sandbox=1", "--network", "none", "--read-only"),
+        *("--user", f"{NOBODY}:{NOBODY}", "--cap-drop", "ALL", "--hostname", "sandbox"),
+        *("--security-opt", "no-new-privileges", "--ipc", "private", "--cgroupns", "private"),
+        *("--pids-limit", str(limits.processes + _OWN_PROCESSES)),
+        *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
+        *("--ulimit", "core=0", "--ulimit", f"nofile={_OPEN_FILES_MAX}"),
+        *("--ulimit", f"fsize={limits.disk_bytes}", "--shm-size", str(SHARED_MEMORY_BYTES)),
+        *("--tmpfs", f"{WORK_FOLDER}:rw,exec,nosuid,nodev,size={limits.disk_bytes},{owner}"),
+        *("--tmpfs", f"/tmp:rw,nosuid,nodev,size={SHARED_MEMORY_BYTES},{owner}"),
+        *("--workdir", WORK_FOLDER, "--entrypoint", "python3"),
+    ]
+    for variable, value in ENVIRONMENT.items():
+        words += ["--env", f"{variable}={value}"]
+    for folder in options.readable:
+        words += ["--volume", f"{folder}:{folder}:ro"]
+    return [*words, options.image, *agent_command("python3")[1:]]
+
+
+class DockerBackend:
+    """Makes sandboxes as containers of the image of the settings, which must be on the daemon's
+    machine already.
+    """
+
+    def __init__(self, options: SandboxOptions, program: str | None = None) -> None:
+        found = program or shutil.which(PROGRAM)
+        if found is None:
+            raise SandboxRefused(f"{_SETTING}: there is no program `docker` on this machine")
+        if not options.image:
+            raise SandboxRefused(
+                f"{_SETTING}: set task.sandbox.image to an image with python3, such as "
+                '"python:3.12-slim"'
+            )
+        self._program, self._options = found, options
+        self._check()
+
+    def open(self, limits: SandboxLimits) -> SandboxSession:
+        name = f"rollstream-sandbox-{os.getpid()}-{next(_NUMBERS)}-{os.urandom(4).hex()}"
+        command = docker_command(self._program, name, self._options, limits)
+        return SandboxSession(DockerProcess(self._program, name, command), limits)
+
+    def run_once(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        files: Mapping[str, bytes],
+        limits: SandboxLimits,
+    ) -> SandboxResult:
+        with self.open(limits) as session:
+            for path, data in files.items():
+                session.write(path, data)
+            return session.exec(command, stdin)
+
+    def report(self) -> Mapping[str, str]:
+        result = self.run_once(["python3", "--version"], b"", {}, SandboxLimits())
+        if not result.ok:
+            raise SandboxRefused(f"{_SETTING} runs no program here: {result.errors.strip()}")
+        group = "control group of the container"
+        return {
+            "backend": f"docker ({self._program}), image {self._options.image}",
+            "network": "none (--network none)",
+            "user": f"{NOBODY} of the daemon's user namespace",
+            "memory": group,
+            "processes": group,
+            "disk": "size of a tmpfs; counted as memory",
+            "system calls": "Docker's default filter",
+            "python": result.text.strip(),
+        }
+
+    def _check(self) -> None:
+        """Raise `SandboxRefused` if no daemon answers or it lacks the image."""
+        image = self._options.image
+        answer = _call([self._program, "image", "inspect", "--format", "{{.Id}}", image])
+        if answer.returncode:
+            reason = answer.stderr.decode(errors="replace").strip()[:500]
+            raise SandboxRefused(
+                f"{_SETTING}: {reason}. A daemon must run and hold the image: docker pull {image}"
+            )
+
+
+class DockerProcess:
+    """The client of one container, whose pipes are those of the container's first process."""
+
+    def __init__(self, program: str, name: str, command: Sequence[str]) -> None:
+        self._program, self._name = program, name
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C in the terminal must not reach it
+        )
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        """Return stdin, stdout and stderr of the container's first process."""
+        process = self._process
+        return (
+            cast(IO[bytes], process.stdin),
+            cast(IO[bytes], process.stdout),
+            cast(IO[bytes], process.stderr),
+        )
+
+    def memory_kills(self) -> int:
+        """Return 0: the daemon does not say which process of a living container it killed."""
+        return 0
+
+    def close(self) -> None:
+        """Remove the container, and end its client."""
+        _call([self._program, "rm", "--force", self._name])
+        self._process.kill()
+        self._process.wait()
+        for pipe in self.pipes:
+            pipe.close()
+
+
+def _call(command: Sequence[str]) -> "subprocess.CompletedProcess[bytes]":
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CALL_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SandboxFailed(f"{' '.join(command[:2])} took longer than {CALL_S:g} s") from error

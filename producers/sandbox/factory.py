@@ -1,0 +1,132 @@
+"""Opens sandboxes as the run's settings say (`open_sandbox`, `run`), by the back end that
+`task.sandbox.backend` names: `bubblewrap`, `docker`, or a plug-in by `module:attribute`.
+
+A reward process calls `configure` with the run's settings before the task's code runs; a program
+without a run uses the defaults.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from rollstream.import_path import find_callable, nearest
+from rollstream.producers.sandbox.base import (
+    BackendBuilder,
+    Sandbox,
+    SandboxBackend,
+    SandboxLimits,
+    SandboxOptions,
+    SandboxRefused,
+    SandboxResult,
+)
+from rollstream.producers.tasks.base import PlainSandbox
+
+BACKENDS = {
+    "bubblewrap": "rollstream.producers.sandbox.bubblewrap:Bubblewrap",
+    "docker": "rollstream.producers.sandbox.docker:DockerBackend",
+}
+"""Registered name → builder, imported on use."""
+LANGUAGES: Mapping[str, tuple[str, ...]] = {
+    "python": ("python3", "main.py"),
+    "sh": ("sh", "main.sh"),
+    "javascript": ("node", "main.js"),
+}
+"""Language of a program's text → the command that runs it; its last word is the file's name."""
+_SETTING = "task.sandbox.backend"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPlan:
+    """Holds the settings of the sandboxes of a run."""
+
+    backend: str = "bubblewrap"
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    options: SandboxOptions = field(default_factory=SandboxOptions)
+
+
+def plan_of(settings: PlainSandbox) -> SandboxPlan:
+    """Return the plan of these settings."""
+    limits = SandboxLimits(
+        time_s=settings.time_s,
+        output_bytes=settings.output_bytes,
+        memory_bytes=settings.memory_mib << 20,
+        processes=settings.processes,
+        disk_bytes=settings.disk_mib << 20,
+    )
+    options = SandboxOptions(image=settings.image, readable=tuple(settings.readable))
+    return SandboxPlan(settings.backend, limits, options)
+
+
+_lock = threading.Lock()
+_plan = SandboxPlan()
+_backends: dict[SandboxPlan, SandboxBackend] = {}
+
+
+def configure(plan: SandboxPlan) -> None:
+    """Let the sandboxes that this process opens from here on have these settings."""
+    global _plan
+    _plan = plan
+
+
+def configured_limits() -> SandboxLimits:
+    """Return the limits of the settings."""
+    return _plan.limits
+
+
+def open_sandbox(limits: SandboxLimits | None = None) -> Sandbox:
+    """Return a new, empty sandbox with three verbs, `exec`, `read` and `write`. Close it, or use it
+    in a `with` statement. Raises `SandboxRefused` where this machine cannot provide one.
+    """
+    return _backend(_plan).open(limits or _plan.limits)
+
+
+def run(
+    program: str | Sequence[str],
+    *,
+    language: str = "python",
+    stdin: str | bytes = b"",
+    files: Mapping[str, str | bytes] | None = None,
+    limits: SandboxLimits | None = None,
+) -> SandboxResult:
+    """Run one program in a new, clean sandbox and return its result; the sandbox is then removed.
+    `program` is the text of a program in `language`, or a list of words of a command. `files` are
+    in the work folder before it starts. Raises `SandboxRefused` where this machine cannot provide a
+    sandbox.
+    """
+    held = {path: _bytes(data) for path, data in (files or {}).items()}
+    if isinstance(program, str):
+        if language not in LANGUAGES:
+            raise ValueError(f"language {language!r}{nearest(language, LANGUAGES)}")
+        command = LANGUAGES[language]
+        held[command[-1]] = _bytes(program)
+    else:
+        command = tuple(program)
+    return _backend(_plan).run_once(command, _bytes(stdin), held, limits or _plan.limits)
+
+
+def sandbox_report(plan: SandboxPlan | None = None) -> Mapping[str, str]:
+    """Return what holds each bound on this machine, by the bound's name. Raises `SandboxRefused`
+    where this machine cannot provide a sandbox.
+    """
+    return _backend(plan or _plan).report()
+
+
+def _backend(plan: SandboxPlan) -> SandboxBackend:
+    with _lock:
+        found = _backends.get(plan)
+        if found is None:
+            if ":" not in plan.backend and plan.backend not in BACKENDS:
+                raise SandboxRefused(
+                    f"{_SETTING} = {plan.backend!r} is not registered"
+                    f"{nearest(plan.backend, BACKENDS)}; registered: {', '.join(BACKENDS)}; name "
+                    "your own as `module:attribute`"
+                )
+            path = BACKENDS.get(plan.backend, plan.backend)
+            build = cast(BackendBuilder, find_callable(path, _SETTING))
+            found = _backends[plan] = build(plan.options)
+        return found
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode(errors="surrogatepass") if isinstance(text, str) else text

@@ -1,0 +1,118 @@
+"""Verifiers of the task `dataset` that run the program of an answer: `task.options.verifier =
+"rollstream.producers.sandbox.grading:passes_tests"` (docs/how-to/run-code-in-a-sandbox.md).
+
+Each test runs in a clean sandbox of its own, never in one that an episode used. What is expected is
+compared outside of it and never enters it, so a program can neither read nor change it.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from rollstream.producers.sandbox.base import SandboxResult
+from rollstream.producers.sandbox.factory import LANGUAGES, run
+from rollstream.producers.tasks.base import Score
+
+TESTS_MAX = 256  # of one prompt
+_FENCED = re.compile(r"```[ \t]*([A-Za-z0-9+_-]*)[ \t]*\r?\n(.*?)```", re.DOTALL)
+_LANGUAGES = {"": "python", "py": "python", "python3": "python", "bash": "sh", "js": "javascript"}
+_CALL = """\
+import json
+from answer import *
+result = ({call})
+print("\\n" + json.dumps(result))
+"""
+
+
+class ProgramTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One test: either `stdin` is given and `stdout` expected, spaces at the ends of lines and
+    empty lines at the end aside; or the Python expression `call` is computed with the names of the
+    program, and a result equal to the JSON value `returns` is expected.
+    """
+
+    stdin: str = ""
+    stdout: str | None = None
+    call: str = ""
+    returns: object = None
+
+
+def passes_tests(answer: str, reference: object) -> Score:
+    """Return the reward 1 if the program in the answer passes all tests of the reference, else 0,
+    and the share that it passes as the score `passed`. The reference is a list of tests
+    (`ProgramTest`). Raises `ValueError` for another reference.
+    """
+    tests = read_tests(reference)
+    language, program = program_of(answer)
+    is_called = any(test.call for test in tests)
+    if not program or language not in LANGUAGES or (is_called and language != "python"):
+        return Score(0.0, {"passed": 0.0, "style/has_program": 0.0})
+    passed = _count_passed(program, language, tests)
+    scores = {"passed": passed / len(tests), "style/has_program": 1.0}
+    return Score(float(passed == len(tests)), scores)
+
+
+def read_tests(reference: object) -> list[ProgramTest]:
+    """Return the tests of a reference: a list, or a table with the list as `tests`."""
+    if isinstance(reference, Mapping):
+        reference = cast(Mapping[str, object], reference).get("tests")
+    try:
+        tests = msgspec.convert(reference, list[ProgramTest])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the reference is no list of tests: {error}") from error
+    if not 0 < len(tests) <= TESTS_MAX:
+        raise ValueError(f"the reference has {len(tests)} tests; 1 to {TESTS_MAX} are allowed")
+    for number, test in enumerate(tests):
+        if bool(test.call) == (test.stdout is not None):
+            raise ValueError(f"test {number} needs either `stdout` or `call`")
+    return tests
+
+
+def program_of(answer: str) -> tuple[str, str]:
+    """Return the language and the text of the program in an answer: its last fenced block, else all
+    of it as Python.
+    """
+    blocks: Sequence[tuple[str, str]] = _FENCED.findall(answer)
+    if not blocks:
+        return "python", answer.strip()
+    language, program = blocks[-1]
+    return _LANGUAGES.get(language.lower(), language.lower()), program
+
+
+def _count_passed(program: str, language: str, tests: Sequence[ProgramTest]) -> int:
+    """Return how many tests pass. After a test that reached a bound no other is run: a program that
+    never ends must not cost its time as often as there are tests.
+    """
+    passed = 0
+    for test in tests:
+        result = _result(program, language, test)
+        if result.ok:
+            passed += _returns(result, test) if test.call else _prints(result, test)
+        if result.ended != "exit":
+            break
+    return passed
+
+
+def _result(program: str, language: str, test: ProgramTest) -> SandboxResult:
+    if not test.call:
+        return run(program, language=language, stdin=test.stdin)
+    return run(_CALL.replace("{call}", test.call), files={"answer.py": program})
+
+
+def _prints(result: SandboxResult, test: ProgramTest) -> bool:
+    return test.stdout is not None and _lines(result.text) == _lines(test.stdout)
+
+
+def _returns(result: SandboxResult, test: ProgramTest) -> bool:
+    """Whether the last line that was printed is the JSON of the expected value."""
+    lines = result.text.strip().splitlines()
+    try:
+        return bool(lines) and json.loads(lines[-1]) == test.returns
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
