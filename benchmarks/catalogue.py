@@ -36,6 +36,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
                 "agents_escapes_unconfined": "all",
                 "agents_sandbox_starts": "",
             },
+            "agents/slots.py": {"agents_slots": "≥ 0.95"},
+            "agents/redundancy.py": {"agents_redundancy": "≥ 3.4 ×", "agents_redundancy_*": ""},
         },
     ),
     "archive": Benchmark(

@@ -1,6 +1,7 @@
-"""Decides which records of topics with many writers count: `refusal` for finished trajectories,
-`is_usable_annotation` for annotations, `malformed_partial` for partials (invariants 3 and 12). The
-functions are pure, and all readers share them, so that they agree about every record.
+"""Decides which records of topics with many writers count: `refusal` for finished trajectories and
+`is_group_full` for the number of them, `is_usable_annotation` for annotations, `malformed_partial`
+for partials (invariants 3 and 12). The functions are pure, and all readers share them, so that they
+agree about every record.
 
 The limits are the constants of this file, those of the run's model and settings (`TrainingBounds`),
 and the versions that had been believed (`BelievedVersions`).
@@ -141,6 +142,15 @@ def refusal(
         or _refuse_temperature(record)
         or _refuse_numbers(record)
     )
+
+
+def is_group_full(samples: int, needed: int, living: int, arrived: int) -> bool:
+    """Return whether a group of this number of samples waits for no further completion, in the
+    order of their partition. `arrived` counts the first completions of its trajectories, `living`
+    those that are not dead. With redundancy the group needs fewer, `needed` (0: all): completions
+    after the last needed one are surplus, never failures, and not trained (invariants 1 and 2).
+    """
+    return arrived >= samples or (needed > 0 and living >= needed)
 
 
 def is_bounded_number(value: float) -> bool:

@@ -68,7 +68,8 @@ class Prompt(RecordStruct, tag="prompt/1"):
     """One prompt, for which a group of `samples` trajectories is generated. `group` is the group's
     number: the index of the prompt in the task's order, which the run's `seed` determines.
     `reference` is the task's own JSON for the reward. `epoch` counts the passes over the data set
-    that were complete before this prompt.
+    that were complete before this prompt. `needed` is the number of samples that are trained, the
+    first that end; 0: all.
     """
 
     group: int
@@ -79,13 +80,15 @@ class Prompt(RecordStruct, tag="prompt/1"):
     seed: int
     reference: str = ""
     epoch: int = 0
+    needed: int = 0
 
 
 class Admitted(RecordStruct, tag="admitted/1"):
     """A group may be generated now: `trajectories` are the names of its samples, `prompt` is the
     address of its prompt, and `wave` is the number of the wave that it belongs to. `deadline_s`
     seconds later the trainer waits no longer for missing trajectories: it trains the group with
-    those that have finished, or closes it as expired.
+    those that have finished, or closes it as expired. With `needed` above 0 the group is complete
+    once so many trajectories have finished alive (`is_group_full`); the others are released.
     """
 
     group: int
@@ -93,6 +96,7 @@ class Admitted(RecordStruct, tag="admitted/1"):
     trajectories: tuple[str, ...]
     deadline_s: float
     prompt: Address
+    needed: int = 0
 
 
 class Assignment(RecordStruct, tag="assignment/1"):
@@ -139,11 +143,14 @@ class Partial(RecordStruct, tag="partial/1"):
     all tokens of the trajectory; the indices in `spans` count only generated tokens. `logprobs` has
     one item per generated token. `sources` is empty if all of `tokens` were generated.
 
-    `environment` is the state of the task's environment after its newest reply; in an episode of an
-    agent, the reward that its program has set, as JSON. `last`: the rollout gave the trajectory up,
-    so another may resume it at once. `drafts` covers the tokens generated since `previous`; None:
-    nothing was drafted, or the engine reports no drafts. `turns` are the requests that these tokens
-    answer, and `branches` the places where they branch, of an episode of an agent.
+    `environment` is the state of the task's environment after its newest reply, `failures` why it
+    failed before and was asked again. While a reply or reward is awaited, the newest token is left
+    out; a resume generates it again, and asks again. `last`: the rollout gave the trajectory up, so
+    another may resume it at once. `drafts` covers the tokens generated since `previous`; None:
+    nothing was drafted, or the engine reports no drafts.
+
+    In an episode of an agent `turns` are the requests that these tokens answer, `branches` the
+    places where they branch, and `environment` is the reward that its program has set, as JSON.
     """
 
     trajectory: str
@@ -160,6 +167,7 @@ class Partial(RecordStruct, tag="partial/1"):
     environment: str = ""
     last: bool = False
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
     turns: tuple[Turn, ...] = ()
     branches: tuple[Branch, ...] = ()
 
@@ -174,8 +182,10 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     `trainer_version` is the newest version that the rollout knew when the sample finished (for the
     lag at finish). `reference` is the task's own JSON for the reward, so that any reader of the
     record can score it. `predicted` is the number of generated tokens that its assignment expected,
-    0 if unknown. `environment` and `moves` are as in `Partial` and `Assignment`. `drafts` covers
-    all its generated tokens; None: nothing was drafted, or the engine reports no drafts.
+    0 if unknown. `environment`, `failures` and `moves` are as in `Partial` and `Assignment`.
+    `waiting_s` are the seconds since `started_s` in which it waited for its environment; None: it
+    has none. `drafts` covers all its generated tokens; None: nothing was drafted, or the engine
+    reports no drafts.
 
     In an episode of an agent `turns` are the requests of its program, and `branches` the places
     where its tokens branch; without branches the tokens are one sequence.
@@ -206,6 +216,8 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     reference: str = ""
     predicted: int = 0
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
+    waiting_s: float | None = None
     turns: tuple[Turn, ...] = ()
     branches: tuple[Branch, ...] = ()
 

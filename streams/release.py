@@ -59,7 +59,17 @@ AGENTS = "agents"
 and a reader without it would take their tokens for one sequence; in `run.json` only.
 """
 
-KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS, AGENTS, WEIGHTS_HASH}
+REDUNDANCY = "redundancy"
+"""The feature of a run whose groups are complete before all their trajectories have ended
+(`Admitted.needed`); in `run.json` only.
+"""
+
+KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
+    ADAPTERS,
+    AGENTS,
+    REDUNDANCY,
+    WEIGHTS_HASH,
+}
 """All features that this release understands: `Opened.knows`."""
 
 

@@ -15,7 +15,8 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     cache, `kv_previous` is `kv_used` at the previous report. `decode_batch_max` is B_max, the
     largest batch at which another row is nearly free in a decode step. `tokens_total` counts
     generated tokens; `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to
-    decode, all since the rollout's start.
+    decode, all since the rollout's start. `parked` trajectories wait for their environment without
+    a slot; dispatch assigns as many more, up to `parked_max`.
 
     Weights: it serves `version`, the newest of its `versions` if it serves adapters side by side
     (else `versions` is empty). `verified` is False while the engine was found to serve other
@@ -28,7 +29,7 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     `preemptible`: its machine may be taken away at any moment. `stalled_s`: seconds since the last
     iteration of its loop, if a thread repeats this status because the loop sends none; the other
     fields are then those of that iteration. `url` is the address of its endpoint for agents, "" if
-    it has none, and `episodes` the number of its open episodes.
+    it has none.
     """
 
     rollout: str
@@ -54,8 +55,9 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     preemptible: bool = False
     stalled_s: float = 0.0
     versions: tuple[Version, ...] = ()
+    parked: int = 0
+    parked_max: int = 0
     url: str = ""
-    episodes: int = 0
 
     @property
     def held(self) -> set[Version]:

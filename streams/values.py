@@ -232,6 +232,22 @@ def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
     )
 
 
+def split_off_last(drafts: Drafts | None) -> tuple[Drafts | None, Drafts | None]:
+    """Return the drafts of a part without its newest token, and those of this token alone. All
+    counts but that of the token stay with the former.
+    """
+    if drafts is None:
+        return None, None
+    runs, is_accepted = list(drafts.runs), len(drafts.runs) % 2 == 0
+    runs[-1] -= 1
+    if not runs[-1] and len(runs) > 1:
+        runs.pop()
+    rest = Drafts(
+        tuple(runs), drafts.steps, drafts.guessed, drafts.asked, drafts.found, drafts.lookup_s
+    )
+    return rest, Drafts((0, 1) if is_accepted else (1,), 0, 0, 0, 0, 0.0)
+
+
 def extend_runs(runs: list[int], length: int, *, guessed: bool) -> None:
     """Append a run of `length` tokens; adjacent runs of one kind become one. With `guessed` the
     tokens are accepted draft tokens, otherwise tokens that the model sampled itself.

@@ -88,6 +88,8 @@ class AgentEpisodes:
     open: dict[str, Episode] = field(default_factory=dict[str, Episode])
     generating: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     """The episodes of which the engine generates a turn."""
+    parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    """The other open episodes, which wait for their program."""
     finished: list[Trajectory] = field(default_factory=list[Trajectory])
     """Records that end episodes, until `take_finished`."""
     counts: AgentCounts = field(default_factory=AgentCounts)
@@ -96,14 +98,10 @@ class AgentEpisodes:
     def __len__(self) -> int:
         return len(self.open)
 
-    def open_max(self, slots: int) -> int:
-        """Return the most episodes that the rollout opens together."""
-        return self.settings.open_max or 2 * slots
-
-    def running_of(self, trajectory: str) -> RunningTrajectory | None:
-        """Return the open episode's trajectory."""
-        episode = self.open.get(trajectory)
-        return None if episode is None else episode.running
+    def open_max(self, episodes_max: int) -> int:
+        """Return the most episodes that may be open together; `rollouts.episodes_max` is given."""
+        most = self.settings.commands_max if self.settings.command else episodes_max
+        return min(most, episodes_max)
 
     def find(self, identity: SessionIdentity) -> Episode:
         """Return the open episode that a key names. Raises `SessionSealed` for an attempt that has
@@ -141,7 +139,7 @@ class AgentEpisodes:
         key = self.keys.issue(identity)
         opened_s = float("inf") if is_service else now
         episode = Episode(identity, key, running, conversation, opened_s)
-        self.open[episode.name] = episode
+        self.open[episode.name], self.parked[episode.name] = episode, running
         self.programs.start(self.order_of(episode))
 
     def order_of(self, episode: Episode) -> EpisodeOrder:
@@ -180,6 +178,7 @@ class AgentEpisodes:
         episode.seal = seal
         del self.open[episode.name]
         self.generating.pop(episode.name, None)
+        self.parked.pop(episode.name, None)
         self.programs.kill(episode.key)
         self._release(episode)
         ticket, episode.ticket = episode.ticket, None
@@ -263,6 +262,7 @@ class AgentEpisodes:
         try:
             self._submit(episode, ticket)
             self.generating[episode.name] = running
+            self.parked.pop(episode.name, None)
         except EngineRefused as error:
             self._release(episode)
             episode.ticket = None

@@ -33,11 +33,10 @@ class GenerationRequest:
     `tokens`; the engine never samples or emits these tokens again. `group` lets an engine prefill
     the prompt of a group once. The random number of a token depends on the run's `seed`, the
     trajectory's name and the token's index in `tokens`; a branch of an episode has a name of its
-    own, `noise`. With `hold` the engine keeps the trajectory after a `stop`, until `append` adds the
-    environment's tokens or `abort` drops it. Meanwhile it uses no slot, and its KV is kept while
-    there is room and computed again if there was none. All new tokens are generated under
-    `version`, one of `Engine.versions`; with None,
-    each under the newest version at that moment.
+    own, `noise`. With `hold` the engine keeps the trajectory after a `stop`, until `append` adds
+    the environment's tokens or `abort` drops it. Meanwhile it uses no slot, and its KV is kept
+    while there is room and computed again if there was none. All new tokens are generated under
+    `version`, one of `Engine.versions`; with None, each under the newest version at that moment.
     """
 
     trajectory: str

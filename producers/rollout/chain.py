@@ -42,6 +42,7 @@ class ChainContent:
     spans: tuple[Span, ...]
     environment: str
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
     turns: tuple[Turn, ...] = ()
     branches: tuple[Branch, ...] = ()
 
@@ -186,6 +187,7 @@ def _content_of(chain: list[Partial], one: ChainRequest) -> ChainContent:
         spans,
         chain[-1].environment,
         join_drafts((len(link.logprobs), link.drafts) for link in chain),
+        chain[-1].failures,
         tuple(turn for link in chain for turn in link.turns),
         tuple(branch for link in chain for branch in link.branches),
     )

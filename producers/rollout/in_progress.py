@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class InProgress:
     """Holds the trajectories of one rollout under one term. `running` are those that the engine
-    has, `done` those that are finished and not published yet. A trajectory whose turn has ended is
-    in `ended_turns`; it is in `running` too while its slot is kept for the environment's reply. A
-    trajectory leaves without being finished by `drop` (no record) or `give_up` (a last partial,
-    from which another rollout resumes it).
+    generates or has queued, `done` those that are finished and not published yet. A trajectory
+    whose turn has ended is in `ended_turns`; it is in `parked` too while the engine keeps it,
+    without a slot, for the environment's reply. A trajectory leaves without being finished by
+    `drop` (no record) or `give_up` (a last partial, from which another rollout resumes it).
     """
 
     engine: Engine
@@ -43,6 +43,7 @@ class InProgress:
     clock: Callable[[], float] = time.time
     bounds: TrainingBounds = TrainingBounds()  # noqa: RUF009  frozen, and bounds nothing
     running: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     chains: dict[tuple[str, int], ChainContent | DecodeError] = field(
         default_factory=dict[tuple[str, int], ChainContent | DecodeError]
@@ -56,6 +57,10 @@ class InProgress:
     """
     broken_chains: int = 0
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
+
+    def __len__(self) -> int:
+        """Return the number of trajectories that the engine has."""
+        return len(self.running) + len(self.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
         """Read the chains of all these assignments in one pass over the topic, so that `start`
@@ -148,16 +153,15 @@ class InProgress:
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; no record of it is published."""
         self.ended_turns.drop(trajectory)
+        here = self.running.pop(trajectory, None), self.parked.pop(trajectory, None)
         if self.agents is not None:
-            self.running.pop(trajectory, None)
             self.agents.drop(trajectory)
-            return
-        if self.running.pop(trajectory, None) is not None:
+        elif here != (None, None):
             self.engine.abort(trajectory)
 
     def drop_all(self) -> None:
         """Drop all trajectories in progress."""
-        for trajectory in self.open_trajectories():
+        for trajectory in [*self.running, *self.parked]:
             self.drop(trajectory)
         self.ended_turns.drop_all()
 
@@ -166,9 +170,7 @@ class InProgress:
         If its turn has ended, the outcome is awaited first: a reward finishes the trajectory here,
         and after a reply it is handed over. A release of another attempt changes nothing.
         """
-        running = self.running.get(released.trajectory)
-        if self.agents is not None:
-            running = self.agents.running_of(released.trajectory)
+        running = self._here(released.trajectory)
         if running is None or running.assignment.attempt != released.attempt:
             return
         running.leaving = True
@@ -176,16 +178,16 @@ class InProgress:
             self._leave(running)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
-        """Hand over all running trajectories, and the assignments in `waiting`. Trajectories whose
-        turn has ended are awaited as in `give_up`; only those that wait for their environment still
-        hold slots.
+        """Hand over all trajectories that the engine has, and the assignments in `waiting`. The
+        rollout that resumes one which waits for its environment asks for the reply again. Those
+        that wait for their reward are awaited as in `give_up`.
         """
-        episodes = [] if self.agents is None else map(self.agents.running_of, self.agents.open)
-        for running in [*self.running.values(), *filter(None, list(episodes))]:
-            if running.leaving:
-                continue
+        for running in [*self.running.values(), *self.parked.values()]:
             running.leaving = True
-            if not self.ended_turns.holds(running.assignment.trajectory):
+            name = running.assignment.trajectory
+            if self.ended_turns.awaits_reply(name):
+                self.ended_turns.drop(name)
+            if not self.ended_turns.holds(name):
                 self._leave(running)
         # Resumes need no final partial: their chain is already in the log.
         fresh = [assignment for assignment in waiting if assignment.partial is None]
@@ -195,7 +197,7 @@ class InProgress:
 
     def grow(self, emission: Emission) -> None:
         """Append the emission's tokens to its trajectory. If it finishes the turn, hand the
-        trajectory to `ended_turns`; it keeps its slot only if the environment may reply.
+        trajectory to `ended_turns`; the engine keeps it only if the environment may reply.
         """
         if self.agents is not None:
             if emission.trajectory not in self.running:
@@ -205,23 +207,17 @@ class InProgress:
         running.extend(emission)
         if emission.finish is not None and self.agents is not None:
             del self.running[emission.trajectory]
+            self.parked[emission.trajectory] = running
             self.agents.turn_ended(running, emission.finish)
         elif emission.finish is not None:
-            if not (self.ended_turns.dialogue and emission.finish == "stop"):
-                del self.running[emission.trajectory]
+            del self.running[emission.trajectory]
+            if self.ended_turns.dialogue and emission.finish == "stop":
+                self.parked[emission.trajectory] = running
             self.ended_turns.submit(running, emission.finish)
-
-    def open_trajectories(self) -> list[str]:
-        """Return the trajectories that are not finished: those in the engine, and open episodes."""
-        return list(self.running) if self.agents is None else list(self.agents.open)
-
-    def open_count(self) -> int:
-        """Return the number of trajectories that are not finished."""
-        return len(self.running) if self.agents is None else len(self.agents)
 
     def run_agents(self, agents: AgentEpisodes) -> None:
         """Run all trajectories as episodes of a program."""
-        self.agents, self.running = agents, agents.generating
+        self.agents, self.running, self.parked = agents, agents.generating, agents.parked
 
     def take_requests(self) -> None:
         """Take what the programs of episodes ask for: turns enter the engine, episodes end."""
@@ -231,14 +227,14 @@ class InProgress:
 
     def collect_outcomes(self) -> None:
         """Take the outcomes of ended turns: finished trajectories move to `done`, and trajectories
-        with a reply continue in the slot that they kept.
+        with a reply continue in the next free slot.
         """
         for decided in self.ended_turns.poll():
             if isinstance(decided, ContinuedTurn):
                 self._continue(decided)
                 continue
-            if self.running.pop(decided.trajectory, None) is not None:
-                self.engine.abort(decided.trajectory)  # its slot was held for the environment
+            if self.parked.pop(decided.trajectory, None) is not None:
+                self.engine.abort(decided.trajectory)
             if decided.finish == "dead":
                 log.warning("%s died: %s", decided.trajectory, decided.reason)
             self.done.append(decided)
@@ -249,9 +245,8 @@ class InProgress:
         """
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
-        if self.agents is None:  # an episode has a partial for each of its turns
-            unfinished = [r for t, r in self.running.items() if not self.ended_turns.holds(t)]
-            self.publisher.partials(unfinished)
+        if self.agents is None:  # an episode of an agent has a partial for each of its turns
+            self.publisher.partials([*self.running.values(), *self.parked.values()])
         self.publisher.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
@@ -264,33 +259,41 @@ class InProgress:
         log.warning("%s died: %s", record.trajectory, refused)
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
+    def _here(self, trajectory: str) -> RunningTrajectory | None:
+        return self.running.get(trajectory) or self.parked.get(trajectory)
+
     def _leave(self, running: RunningTrajectory) -> None:
         """Free the trajectory's slot and publish its last partial. If the tokens that the abort
         returns finish its turn, the outcome of the turn is awaited instead.
         """
+        name = running.assignment.trajectory
         if self.agents is not None:
-            name = running.assignment.trajectory
-            self.running.pop(name, None)
             self.publisher.give_up([self.agents.leave(name)])
             return
-        emission = self.engine.abort(running.assignment.trajectory)
+        if self.parked.pop(name, None) is not None:
+            self.engine.abort(name)
+            self.publisher.give_up([running])
+            return
+        emission = self.engine.abort(name)
         if emission is not None and emission.finish is not None:
             self.grow(emission)
             return
         if emission is not None:
             running.extend(emission)
-        del self.running[running.assignment.trajectory]
+        del self.running[name]
         self.publisher.give_up([running])
 
     def _continue(self, decided: ContinuedTurn) -> None:
         """Continue after the environment's reply, or hand the trajectory over if it is leaving."""
-        if (running := self.running[decided.trajectory]).leaving:
+        running = self.parked[decided.trajectory]
+        if running.leaving:
             self._leave(running)
             return
+        del self.parked[decided.trajectory]
         try:
             self.engine.append(decided.trajectory, decided.tokens)
+            self.running[decided.trajectory] = running
         except EngineRefused as error:  # the environment's error ends one sample
-            running = self.running.pop(decided.trajectory)
             self.engine.abort(decided.trajectory)
             self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
 

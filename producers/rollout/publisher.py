@@ -160,7 +160,8 @@ class RolloutCondition:
     verified: bool
     pulling: bool = False
     versions: tuple[Version, ...] = ()
-    episodes: int = 0
+    parked: int = 0
+    parked_max: int = 0
 
 
 @dataclass(slots=True)
@@ -297,7 +298,8 @@ class RolloutPublisher:
             preemptible=self.preemptible,
             versions=condition.versions,
             url=self.url,
-            episodes=condition.episodes,
+            parked=condition.parked,
+            parked_max=condition.parked_max,
         )
         if self.heartbeat is None:
             self.sender.send("status", [(f"{self.name}/{self.term}", record)])
@@ -324,9 +326,8 @@ class RolloutPublisher:
             self.heartbeat.close()
 
     def _is_due(self, running: RunningTrajectory, now_s: float) -> bool:
-        gained = running.length - running.flushed
         late = now_s - running.flushed_s >= self.settings.partial_s
-        return late or gained >= self.settings.partial_tokens
+        return late or running.unpublished >= self.settings.partial_tokens
 
 
 FINISHES = ("stop", "length", "dead")  # how a trajectory can end
@@ -372,6 +373,7 @@ def _status_metrics(status: RolloutStatus) -> MetricValues:
         "rollout_slots": status.slots,
         "rollout_running": status.running,
         "rollout_waiting": status.waiting,
+        "rollout_parked": status.parked,
         "rollout_kv_used_tokens": status.kv_used,
         "rollout_kv_capacity_tokens": status.kv_capacity,
         "rollout_version_held": status.version.number,

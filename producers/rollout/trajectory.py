@@ -31,6 +31,7 @@ from rollstream.streams.values import (
     Turn,
     Version,
     join_drafts,
+    split_off_last,
 )
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -74,8 +75,8 @@ class RunningTrajectory:
     because the address that it must name is unknown.
     """
     environment: str = ""
-    """State of the task's environment after its newest reply; in an episode of an agent, the reward
-    that its program has set.
+    """State of the task's environment after its newest reply that had tokens; in an episode of an
+    agent, the reward that its program has set.
     """
     turns: list[Turn] = field(default_factory=list[Turn])
     """The answered requests of an episode of an agent."""
@@ -85,6 +86,17 @@ class RunningTrajectory:
     """Number of `turns` in partials."""
     flushed_branches: int = 0
     """Number of `branches` in partials."""
+    final_state: str | None = None
+    """State of the environment after the reply that ended the dialogue; None before."""
+    failures: tuple[str, ...] = ()
+    """Why the environment failed before it was asked again."""
+    waiting_s: float | None = None
+    """Seconds since the start in which the trajectory waited for its environment, if it did."""
+    withheld: int = 0
+    """1 while the outcome of an ended turn is awaited, else 0: partials then leave out the newest
+    token. A rollout that resumes from them generates this token again, which ends the turn there
+    too, and asks for the outcome itself; with the token it would generate past the turn's end.
+    """
     leaving: bool = False
     """True once another rollout is to resume the trajectory. If its turn has ended, the outcome is
     awaited first: a reward finishes it here, and after a reply it is handed over.
@@ -113,7 +125,7 @@ class RunningTrajectory:
             running.parts = [(len(resumed.logprobs), resumed.drafts)]
             running.length += len(resumed.tokens)
             running.generated = len(resumed.logprobs)
-            running.environment = resumed.environment
+            running.environment, running.failures = resumed.environment, resumed.failures
             running.turns, running.branches = list(resumed.turns), list(resumed.branches)
             running.partial = assignment.partial
         running.flushed, running.flushed_generated = running.length, running.generated
@@ -124,7 +136,7 @@ class RunningTrajectory:
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
         """Return the request that makes an engine start or resume the trajectory. With `hold` the
-        engine keeps its slot and KV cache when a turn ends. `version` is the only version under
+        engine keeps the trajectory when a turn ends. `version` is the only version under
         which it may be generated; None: always the newest one.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
@@ -162,7 +174,24 @@ class RunningTrajectory:
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), records.ENVIRONMENT, np.uint8))
         self.length += len(tokens)
-        self.environment = state
+        self.environment, self.withheld = state, 0
+
+    def end_turn(self) -> None:
+        """Withhold the newest token from partials until the turn's outcome is known. A turn without
+        a generated token, in a full context, ends again wherever it is resumed.
+        """
+        last = next((sources for sources in reversed(self.sources) if len(sources)), None)
+        self.withheld = int(last is not None and last[-1] == records.GENERATED)
+
+    def turn_count(self) -> int:
+        """Return the number of turns of the model so far."""
+        is_generated = np.concatenate(self.sources) == records.GENERATED
+        return int(np.count_nonzero(np.diff(is_generated.astype(np.int8), prepend=0) == 1))
+
+    @property
+    def unpublished(self) -> int:
+        """The number of tokens for the next partial."""
+        return max(0, self.length - self.withheld - self.flushed)
 
     def extend_prompt(self, tokens: Tokens, at: int) -> None:
         """Append the tokens that a request of the program adds behind the token at index `at` (-1:
@@ -220,18 +249,22 @@ class RunningTrajectory:
         """Whether a partial can be made now: there are tokens for it, and the previous partial is
         durable.
         """
-        return self.length > self.flushed and not self.flushing
+        return self.unpublished > 0 and not self.flushing
 
     def take_partial(
         self, rollout: str, term: int, now_s: float, last: bool = False
     ) -> records.Partial:
-        """Return a partial with all tokens since the previous one, and count them as flushed. A
-        `last` partial ends the attempt and may be empty. `partial_published` must be called with
-        the partial's address before the next call. `rollout` and `term` name the writer.
+        """Return a partial with all tokens since the previous one, but the withheld one, and count
+        them as flushed. A `last` partial ends the attempt and may be empty. `partial_published`
+        must be called with the partial's address before the next call. `rollout` and `term` name
+        the writer.
         """
         assert not self.flushing, "the previous partial is not durable yet"
-        first, gained = self.flushed_generated, self.length - self.flushed
-        sources = _tail(self.sources, gained, np.uint8)
+        if self.flushed == self.length:
+            self.withheld = 0  # it is in a partial already, whose reader ends the turn again
+        first, gained, kept = self.flushed_generated, self.length - self.flushed, self.withheld
+        end = self.generated - kept
+        sources = _tail(self.sources, gained, np.uint8)[: gained - kept]
         record = records.Partial(
             trajectory=self.assignment.trajectory,
             group=self.assignment.group,
@@ -240,23 +273,34 @@ class RunningTrajectory:
             rollout_term=term,
             previous=self.partial,
             start=self.flushed,
-            tokens=_tail(self.tokens, gained, np.uint32),
+            tokens=_tail(self.tokens, gained, np.uint32)[: gained - kept],
             sources=sources[:0] if (sources == records.GENERATED).all() else sources,
-            logprobs=_tail(self.logprobs, self.generated - first, np.float32),
+            logprobs=_tail(self.logprobs, self.generated - first, np.float32)[: end - first],
             spans=tuple(
-                Span(max(s.start, first), s.end, s.version) for s in self.spans if s.end > first
+                Span(max(s.start, first), min(s.end, end), s.version)
+                for s in self.spans
+                if s.end > first and s.start < end
             ),
             environment=self.environment,
             last=last,
-            drafts=join_drafts(self.parts[self.flushed_parts :]),
+            drafts=join_drafts(self._parts_to_flush()),
+            failures=self.failures,
             turns=tuple(self.turns[self.flushed_turns :]),
             branches=tuple(self.branches[self.flushed_branches :]),
         )
         self.flushed_turns, self.flushed_branches = len(self.turns), len(self.branches)
-        self.flushed, self.flushed_generated, self.flushed_s = self.length, self.generated, now_s
-        self.flushed_parts = len(self.parts)
+        self.flushed, self.flushed_generated, self.flushed_s = self.length - kept, end, now_s
+        self.flushed_parts = len(self.parts) - kept
         self.flushing = True
         return record
+
+    def _parts_to_flush(self) -> Sequence[tuple[int, Drafts | None]]:
+        """Return the parts of the next partial. A withheld token is split off as one of its own."""
+        if self.withheld and self.parts[-1][0] > 1:
+            count, drafts = self.parts.pop()
+            rest, last = split_off_last(drafts)
+            self.parts += [(count - 1, rest), (1, last)]
+        return self.parts[self.flushed_parts : len(self.parts) - self.withheld]
 
     def partial_published(self, at: Address) -> None:
         """Note that the newest partial is durable at this address."""
@@ -297,12 +341,14 @@ class RunningTrajectory:
             temperature=assignment.sampling.temperature,
             reason=reason,
             scores=scores,
-            environment=self.environment,
+            environment=self.environment if self.final_state is None else self.final_state,
             moves=assignment.moves,
             wave=assignment.wave,
             reference=assignment.reference,
             predicted=assignment.predicted,
             drafts=join_drafts(self.parts),
+            failures=self.failures,
+            waiting_s=self.waiting_s,
             turns=tuple(replace(turn, answer="") for turn in self.turns),
             branches=tuple(self.branches),
         )

@@ -185,7 +185,7 @@ class RolloutLoop:
         if self._is_side_by_side:
             if waiting[0].kind == "start" or version in self.engine.versions:
                 return None
-        elif not waiting[0].from_history or self.in_progress.running:
+        elif not waiting[0].from_history or len(self.in_progress):
             return None
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
@@ -216,20 +216,17 @@ class RolloutLoop:
         new trajectories under the held version.
 
         The engine gets an eighth more trajectories than it has slots, so that a slot that becomes
-        free while it decodes is filled at once. Where its KV cache is full before its slots are, no
-        more than that eighth wait in the engine; the others wait here, where they can still start
-        under a newer version.
+        free while it decodes is filled at once. Those that wait for their environment do not count:
+        while they do, their slots serve others, until `episodes_max` trajectories are open. Where
+        its KV cache is full before its slots are, no more than that eighth wait in the engine; the
+        others wait here, where they can still start under a newer version.
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + surplus
-        if self.in_progress.agents is not None:
-            room = self.in_progress.agents.open_max(self.settings.slots)
-        if waiting and self.in_progress.agents is None and self.engine.stats().waiting >= surplus:
+        if waiting and self.engine.stats().waiting >= surplus:
             return
-        self.in_progress.read_chains_ahead(
-            islice(waiting, max(0, room - self.in_progress.open_count()))
-        )
-        while waiting and self.in_progress.open_count() < room:
+        self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
+        while waiting and self._startable(room):
             is_new = waiting[0].kind == "start"
             if is_new and not may_draw(self._effective_mode, self._update_inputs()):
                 return
@@ -237,6 +234,14 @@ class RolloutLoop:
                 return
             self.in_progress.start(waiting.popleft())
             self.drawn += is_new
+
+    def _startable(self, room: int) -> int:
+        """Return how many more trajectories the engine may get, of which `room` may run."""
+        open_max = max(self.settings.episodes_max, room)
+        if self.in_progress.agents is not None:
+            open_max = self.in_progress.agents.open_max(self.settings.episodes_max)
+        left = min(room - len(self.in_progress.running), open_max - len(self.in_progress))
+        return max(0, left)
 
     def generate(self) -> list[Emission]:
         """Decode for `POLL_S` seconds and return the emissions (new tokens by trajectory)."""
@@ -266,10 +271,9 @@ class RolloutLoop:
     def _leave(self) -> None:
         """Leave in five steps.
 
-        1. Hand over the running and the waiting trajectories, except those that wait for a reward
-           or reply.
+        1. Hand over the running and the waiting trajectories, except those that wait for a reward.
         2. If there are such, publish `leaving`: dispatch assigns nothing more here.
-        3. For `outcome_wait_s`, publish those whose reward arrives, hand over those with a reply.
+        3. For `outcome_wait_s`, publish those whose reward arrives.
         4. Wait for the last comparison, so that `applied` has every version that matched.
         5. Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """
@@ -319,9 +323,17 @@ class RolloutLoop:
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
-            busy=self.in_progress.open_count() + resumes,
+            busy=len(self.in_progress) + resumes,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
+
+    @property
+    def _parked_max(self) -> int:
+        """The number of trajectories that may wait for their environment beside full slots."""
+        slots = self.settings.slots
+        if (agents := self.in_progress.agents) is not None:
+            return max(0, agents.open_max(self.settings.episodes_max) - slots)
+        return max(0, self.settings.episodes_max - slots) if self.ended_turns.dialogue else 0
 
     def _resumes(self) -> list[Assignment]:
         return [
@@ -329,12 +341,14 @@ class RolloutLoop:
         ]
 
     def metric_values(self) -> MetricValues:
-        started = [running.started_s for running in list(self.in_progress.running.values())]
+        here = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
+        started = [running.started_s for running in here]
         oldest_s = self.clock() - min(started) if started else 0.0
         agents = self.in_progress.agents
         return {
             **rollout_metrics(self.publisher, self.follower, len(self.ended_turns), oldest_s),
             "rollout_chains_broken_total": self.in_progress.broken_chains,
+            "rollout_replies_retried_total": self.ended_turns.retried,
             **({} if agents is None else agents.metric_values()),
         }
 
@@ -367,6 +381,7 @@ class RolloutLoop:
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),
-            episodes=0 if self.in_progress.agents is None else len(self.in_progress.agents),
+            parked=len(self.in_progress.parked),
+            parked_max=self._parked_max,
         )
         self.publisher.status(condition, self.engine.stats())

@@ -29,6 +29,7 @@ from rollstream.streams.release import (
     ADAPTERS,
     AGENTS,
     NEEDED_FEATURES,
+    REDUNDANCY,
     RELEASE,
     missing_features,
     upgrade_advice,
@@ -85,6 +86,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
         found, etag = _read(store, configuration.run)
         own = (ADAPTERS,) if configuration.model.lora.rank else ()
         own += (AGENTS,) if configuration.agent.is_active else ()
+        own += (REDUNDANCY,) if configuration.task.redundancy else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs

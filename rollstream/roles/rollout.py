@@ -43,7 +43,7 @@ from rollstream.producers.engines.profile import (
     read_profile,
 )
 from rollstream.producers.engines.roofline import batch_max
-from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rewards.pool import CAPACITY, RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
@@ -52,7 +52,7 @@ from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_t
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import STREAMED_BYTES, RolloutSettings
-from rollstream.producers.tasks.base import Environment, Task
+from rollstream.producers.tasks.base import Environment, Task, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
     RoleContext,
@@ -220,12 +220,18 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     )
     publisher.applied(compare_all_tensors(fetched, engine.read_back, started))
     ended_turns = EndedTurns(
-        RewardPool(task_settings(c, context.folder)),
+        RewardPool(
+            task_settings(c, context.folder),
+            capacity=max(CAPACITY, 2 * c.rollouts.episodes_max),
+            is_asynchronous=is_asynchronous(task),
+        ),
         isinstance(task, Environment),
         term,
         lambda: engine.version if follower.newest is None else follower.newest.version,
         late=c.task.reward == "late",
         context_max=c.rollouts.context_max,
+        retries=c.task.retries,
+        turns_max=c.task.turns_max,
     )
     rollout = RolloutLoop(
         c.rollouts, engine, follower, assignments, ended_turns, publisher, draft_feed=draft_feed

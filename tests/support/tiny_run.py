@@ -33,7 +33,7 @@ from rollstream.producers.rollout.read_back import compare_all_tensors
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.producers.tasks.base import Environment
+from rollstream.producers.tasks.base import Environment, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile
@@ -135,7 +135,8 @@ class TinyRun:
     def start_prompts(self, term: int) -> None:
         task = load_task(self.task)
         sampling = Sampling(tokens_max=self.tokens_max, stop=tuple(task.stop))
-        order = PromptOrder(task.name, task.prompt, sampling, self.trainer.samples_per_group, 0)
+        samples, more = self.trainer.samples_per_group, self.task.redundancy
+        order = PromptOrder(task.name, task.prompt, sampling, samples, 0, redundancy=more)
         source = PromptSource(self.bus, order, term, ahead=4 * self.trainer.groups_per_step)
         self.start_thread(lambda: source.run(self.stop))
 
@@ -181,6 +182,17 @@ class TinyRun:
         if self.failures:
             raise self.failures[0]
         return done
+
+    def start_trainer(self, term: int = 1) -> threading.Event:
+        """Trains in another thread; the event is set when the run is complete."""
+        trained, trainer = threading.Event(), self.build_trainer(term)
+
+        def work() -> None:
+            if trainer.run(threading.Event()):
+                trained.set()
+
+        self.start_thread(work)
+        return trained
 
     def records(self, topic: str, kind: type[Record] | None = None) -> list:
         reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))
@@ -248,7 +260,7 @@ class TinyRun:
         if manifest.adapter:
             engine.update(fetched.update, self.rollout.on_update)
         task = load_task(self.task)
-        rewards = RewardPool(self.task)
+        rewards = RewardPool(self.task, is_asynchronous=is_asynchronous(task))
         status_s = self.rollout.status_s
         voice = RolloutPublisher(
             bus, SynchronousSender(bus), name, term, self.rollout,
@@ -263,6 +275,8 @@ class TinyRun:
             lambda: engine.version,
             late=self.task.reward == "late",
             context_max=self.rollout.context_max,
+            retries=self.task.retries,
+            turns_max=self.task.turns_max,
         )
         served: Any = OneStepAPoll(engine) if dying else engine
         loop = RolloutLoop(self.rollout, served, follower, orders, judging, voice)

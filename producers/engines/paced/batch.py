@@ -126,7 +126,7 @@ class PacedBatch:
     """The number of times that a sequence lost its cache."""
 
     def enter(self, sequence: PacedSequence) -> int | None:
-        """Run a sequence and return the number of tokens to prefill; None if it does not fit now."""
+        """Run a sequence; returns the number of tokens to prefill, None if it does not fit now."""
         missing = sequence.length - 1 - sequence.cached
         if sequence.cached and self.used + missing >= self.capacity:
             return None

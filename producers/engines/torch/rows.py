@@ -243,7 +243,8 @@ class TorchSequence(QueuedSequence):
 
     A parked sequence, which waits for its environment's tokens, is not in the batch. `parked` is
     its KV, that of all tokens before the newest generated one, or None if there was no room for it.
-    That token, and tokens appended after it, have no KV yet. `key` selects the trajectory's random numbers.
+    That token, and tokens appended after it, have no KV yet. `key` selects the trajectory's random
+    numbers.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
