@@ -41,6 +41,8 @@ class Episode:
     """Number of tokens before that turn."""
     held: int = -1
     """Flat index of the token at which the engine holds the episode's KV; -1: it holds none."""
+    is_kept: bool = False
+    """Whether the engine keeps the KV of the turn that it generates, should it end by itself."""
     queue: RequestQueue = field(default_factory=RequestQueue)
     """Lets its requests pass one at a time."""
     adopted: SessionIdentity | None = None

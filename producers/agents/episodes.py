@@ -276,7 +276,7 @@ class AgentEpisodes:
         wanted = min(ticket.request.tokens_max or episode.tokens_left, episode.tokens_left)
         is_held = episode.held == plan.at >= 0
         if is_held and len(plan.tokens) and not plan.fork:
-            episode.held = -1
+            episode.held, episode.is_kept = -1, True
             self.engine.append(episode.name, plan.tokens)
             return
         if episode.held >= 0:
@@ -289,6 +289,7 @@ class AgentEpisodes:
         request = running.path_request(end, sampling, version)
         is_short = wanted < min(episode.tokens_left, SHORT_TOKENS)
         most = len(request.logprobs) + (wanted if is_short else episode.tokens_left)
+        episode.is_kept = not is_short
         limited = dataclasses.replace(sampling, tokens_max=most)
         self.engine.submit(dataclasses.replace(request, hold=not is_short, sampling=limited))
 
@@ -306,6 +307,7 @@ class AgentEpisodes:
         if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
             return emission
         self.engine.abort(emission.trajectory)
+        episode.is_kept = False
         return dataclasses.replace(
             emission,
             tokens=emission.tokens[:left],
@@ -320,7 +322,7 @@ class AgentEpisodes:
         ticket, now = episode.ticket, self.clock()
         assert ticket is not None, "a turn ends that was not begun"
         turn = answered_turn(episode, ticket, finish, now)
-        is_held = finish == "stop" and episode.name in self.engine.running()
+        is_held = finish == "stop" and episode.is_kept
         episode.ticket, episode.held = None, running.length - 1 if is_held else -1
         running.turns.append(turn)
         self._count(turn)
