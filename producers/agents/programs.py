@@ -24,7 +24,7 @@ import msgspec
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import module_command
 from rollstream.producers.agents.program_process import EpisodeOrder, EpisodeOutcome
-from rollstream.producers.rewards.pool import allowed_variables
+from rollstream.producers.rewards.worker import allowed_variables
 
 POLL_S = 0.02  # between two looks at processes
 
