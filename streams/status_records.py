@@ -15,8 +15,8 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     cache, `kv_previous` is `kv_used` at the previous report. `decode_batch_max` is B_max, the
     largest batch at which another row is nearly free in a decode step. `tokens_total` counts
     generated tokens; `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to
-    decode, all since the rollout's start. `parked` trajectories wait for their environment without
-    a slot; dispatch assigns as many more, up to `parked_max`.
+    decode, all since the rollout's start. `parked` trajectories wait for their environment or
+    program without a slot; dispatch assigns as many more, up to `parked_max`.
 
     Weights: it serves `version`, the newest of its `versions` if it serves adapters side by side
     (else `versions` is empty). `verified` is False while the engine was found to serve other

@@ -24,6 +24,8 @@ from rollstream.producers.rewards.process import (
     failed_answer,
     reply_answer,
 )
+from rollstream.producers.sandbox.base import SandboxRefused
+from rollstream.producers.sandbox.factory import configure, plan_of
 from rollstream.producers.tasks.base import Environment, PlainTask
 from rollstream.producers.tasks.registry import load_task
 
@@ -42,11 +44,12 @@ class ReplyQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 class NumberedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Holds the outcome of one question: the environment's `tokens` and new `state`, or the
-    `reason` why there is no reply. The first line of a process is one of number 0.
+    `reason` why there is no reply; `refused`: no call of this task can succeed on this machine.
+    The first line of a process is one of number 0.
     """
 
     number: int
-    kind: Literal["reply", "failed"]
+    kind: Literal["reply", "failed", "refused"]
     tokens: tuple[int, ...] = ()
     state: str = ""
     reason: str = ""
@@ -74,7 +77,7 @@ class ReplyLoop:
         await asyncio.Event().wait()
 
     def write(self, number: int, answer: RewardAnswer) -> None:
-        kind = "reply" if answer.kind == "reply" else "failed"
+        kind = answer.kind if answer.kind in ("reply", "refused") else "failed"
         line = NumberedAnswer(number, kind, answer.tokens, answer.state, answer.reason)
         data = self._encoder.encode(line) + b"\n"
         while data:
@@ -106,6 +109,8 @@ class ReplyLoop:
         try:
             async with limit:
                 return reply_answer(await cast("Awaitable[object]", asked))
+        except SandboxRefused as error:
+            return RewardAnswer("refused", reason=str(error))
         except Exception as error:  # noqa: BLE001 (the task's code: any failure is an outcome)
             if isinstance(error, TimeoutError) and limit.expired():
                 return failed_answer(f"took longer than {self._limit_s:g} s")
@@ -117,6 +122,7 @@ def main(settings: str) -> None:
     questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
+    configure(plan_of(description.sandbox))
     source, sink = claim_pipes()
     encode = msgspec.json.Encoder().encode
     try:

@@ -75,7 +75,7 @@ class ReplyPool:
 
     def poll(self, now: float) -> list[tuple[str, NumberedAnswer]]:
         """Serve the process without blocking, and return the new outcomes by key. Raises
-        `ConfigurationError` if the task cannot be built.
+        `ConfigurationError` if the task cannot be built, or lacks its sandbox on this machine.
         """
         if self._worker is None:
             if not self._waiting:
@@ -85,6 +85,9 @@ class ReplyPool:
         has_ended = worker.has_ended()  # before the read, which then returns its last answers
         for answer in worker.read():
             one = self._held.pop(answer.number, None)
+            if one is not None and answer.kind == "refused":
+                self.close()
+                raise ConfigurationError(answer.reason)
             if one is not None:
                 del self._numbers[one.key]
                 decided.append((one.key, answer))

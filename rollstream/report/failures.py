@@ -38,8 +38,8 @@ class FailedCause:
 class EpisodeComparison:
     """Compares failed trajectories with trained ones. `reward_near` is the mean reward of trained
     samples whose group has a failed one, `reward_trained` that of all. `released` counts
-    trajectories that redundancy released. Dialogues lasted `open_s` in all, of which they waited
-    for their environments for `waiting_s`.
+    trajectories that redundancy released. Dialogues and episodes of agents lasted `open_s` in all,
+    of which they waited for their environments or programs for `waiting_s`.
     """
 
     causes: tuple[FailedCause, ...] = ()
@@ -122,8 +122,9 @@ class EpisodeHistory:
 
     def _finished(self, record: records.Trajectory) -> None:
         self._again.update(failure_cause(reason) for reason in record.failures)
-        if record.waiting_s is not None:
-            self._waiting_s += record.waiting_s
+        if record.waiting_s is not None or record.turns:
+            turns_s = sum(turn.waiting_s for turn in record.turns)
+            self._waiting_s += (record.waiting_s or 0.0) + turns_s
             self._open_s += max(0.0, record.finished_s - record.started_s)
         if record.finish == "dead":
             cause = failure_cause(record.reason)
