@@ -59,7 +59,7 @@ def test_a_service_opens_and_runs_an_episode_through_the_front(bus: Bus, front: 
         assert (
             httpx2.delete(f"{front}/sessions/0.0", headers=headers, timeout=60).status_code == 204
         )
-        (record,) = wait_for(lambda: rollout.done)
+        (record,) = rollout.finished()
         assert len(record.turns) == 1
         assert ask(front, "rs-wrong.key").status_code == 401
 

@@ -8,7 +8,6 @@ from openai import OpenAI
 from rollstream.producers.agents.chat_format import ChatFormat
 from rollstream.streams.bus import Bus
 from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, letters_format
-from testbed.waiting import wait_for
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOL = {
@@ -108,7 +107,7 @@ def test_the_key_in_the_path_names_the_session_too(bus: Bus):
         messages: list = [{"role": "user", "content": "hello"}]
         assert client.chat.completions.create(model="m", messages=messages)
         assert httpx2.delete(url, timeout=60).status_code == 204
-        (record,) = wait_for(lambda: rollout.done)
+        (record,) = rollout.finished()
         assert len(record.turns) == 1
 
 
