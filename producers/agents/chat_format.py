@@ -68,7 +68,7 @@ def _parsed(
     """Parse tool calls if the request names tools; else the whole text is the content."""
     if not tools:
         return ParsedAnswer(text)
-    return parse_tool_calls(text, tool_format, lambda index: f"{call_prefix}{index}")
+    return parse_tool_calls(text, tool_format, tools, lambda index: f"{call_prefix}{index}")
 
 
 class PlainChat:

@@ -119,8 +119,9 @@ def _chat(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 def _completion(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
     given: object = body.get("prompt")
     items = cast("list[object]", given) if isinstance(given, list) else []
-    only: object = items[0] if len(items) == 1 and not isinstance(items[0], int) else given
-    prompt = only if isinstance(only, str) else _token_ids(only, "prompt")
+    if len(items) == 1 and not isinstance(items[0], int):
+        given = items[0]
+    prompt = given if isinstance(given, str) else _token_ids(cast("object", given), "prompt")
     return {
         "prompt": prompt,
         "tokens_max": _count(parameters, "max_tokens"),

@@ -53,6 +53,7 @@ def test_a_service_opens_and_runs_an_episode_through_the_front(bus: Bus, front: 
         rollout.assign(order)
         announce(bus, rollout, order)
         opened = wait_for(lambda: _opened(front))
+        assert opened is not None
         assert opened["base_url"] == f"{front}/v1"
         assert ask(front, opened["key"]).status_code == 200
         headers = {"authorization": f"Bearer {opened['key']}"}

@@ -40,7 +40,7 @@ def test_a_tool_call_and_its_result_continue_the_same_tokens(bus: Bus):
         client = client_of(rollout)
         messages: list = [{"role": "user", "content": "1+1?"}]
         first = client.chat.completions.create(model="m", messages=messages, tools=[TOOL])  # type: ignore
-        (call,) = first.choices[0].message.tool_calls or ()
+        (call,) = first.choices[0].message.tool_calls or []
         assert (first.choices[0].finish_reason, call.function.name) == ("tool_calls", "add")  # type: ignore
         messages.append(first.choices[0].message.model_dump(exclude_none=True))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
