@@ -28,8 +28,6 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "agents": Benchmark(
         "benchmarks.agents.agents",
         {
-            "agents/slots.py": {"agents_slots": "≥ 0.95"},
-            "agents/redundancy.py": {"agents_redundancy": "≥ 3.4 ×", "agents_redundancy_*": ""},
             "agents/http.py": {"agents_endpoint": "≥ 0.95 ×", "agents_latency_ms": "≤ 2 ms"},
             "agents/tokens.py": {"agents_drift": "0", "agents_trained_tokens": "≤ 1.05 ×"},
             "agents/kills.py": {"agents_kills": "0"},
@@ -38,6 +36,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
                 "agents_escapes_unconfined": "all",
                 "agents_sandbox_starts": "",
             },
+            "agents/slots.py": {"agents_slots": "≥ 0.95"},
+            "agents/redundancy.py": {"agents_redundancy": "≥ 3.4 ×", "agents_redundancy_*": ""},
         },
     ),
     "archive": Benchmark(

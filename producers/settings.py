@@ -74,7 +74,7 @@ class TaskSettings(Settings):
     """The prompts of the run, and how their answers are judged."""
 
     name: str = "remainder"
-    """Registered task (`remainder`, `automaton`, `scripted`, `reasoning_gym`, `dataset`,
+    """Registered task (`remainder`, `automaton`, `scripted`, `reasoning_gym`, `dataset`, `tools`,
     `numbered`, `mixture`), or `module:attribute` of your own.
     """
     options: dict[str, Option] = Field(default_factory=dict)

@@ -144,12 +144,13 @@ class Partial(RecordStruct, tag="partial/1"):
     one item per generated token. `sources` is empty if all of `tokens` were generated.
 
     `environment` is the state of the task's environment after its newest reply, `failures` why it
-    failed before and was asked again; in an episode of an agent, `environment` is the reward that
-    its program has set, as JSON. While a reply or reward is awaited, the newest token is left out;
-    a resume generates it again, and asks again. `last`: the rollout gave the trajectory up, so
+    failed before and was asked again. While a reply or reward is awaited, the newest token is left
+    out; a resume generates it again, and asks again. `last`: the rollout gave the trajectory up, so
     another may resume it at once. `drafts` covers the tokens generated since `previous`; None:
-    nothing was drafted, or the engine reports no drafts. `turns` are the requests that these tokens
-    answer, and `branches` the places where they branch, of an episode of an agent.
+    nothing was drafted, or the engine reports no drafts.
+
+    In an episode of an agent `turns` are the requests that these tokens answer, `branches` the
+    places where they branch, and `environment` is the reward that its program has set, as JSON.
     """
 
     trajectory: str

@@ -29,7 +29,7 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     `preemptible`: its machine may be taken away at any moment. `stalled_s`: seconds since the last
     iteration of its loop, if a thread repeats this status because the loop sends none; the other
     fields are then those of that iteration. `url` is the address of its endpoint for agents, "" if
-    it has none, and `episodes` the number of its open episodes.
+    it has none.
     """
 
     rollout: str
@@ -55,10 +55,9 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
     preemptible: bool = False
     stalled_s: float = 0.0
     versions: tuple[Version, ...] = ()
-    url: str = ""
-    episodes: int = 0
     parked: int = 0
     parked_max: int = 0
+    url: str = ""
 
     @property
     def held(self) -> set[Version]:

@@ -45,7 +45,7 @@ def run(folder: Path, port: int, term: int, episodes: int) -> None:
             continue
         if any(record.trajectory == order.trajectory for record in records(bus, "partials")):
             order = resumed(bus, order)
-        place = {"kind": order.kind, "partial": order.partial, "first": order.first}
+        place: dict[str, Any] = {"kind": order.kind, "partial": order.partial, "first": order.first}
         rollout.assign(assignment(order.trajectory, rollout_term=term, attempt=term, **place))
     while not rollout.failures:
         time.sleep(0.1)

@@ -165,6 +165,12 @@ class AgentRollout:
     def key(self, trajectory: str = "0.0") -> str:
         return self.agents.open[trajectory].key
 
+    def finished(self) -> list[Trajectory]:
+        """Returns the finished episodes, once there is one."""
+        wait_for(lambda: self.failures or self.done)
+        assert not self.failures, self.failures
+        return self.done
+
     @property
     def url(self) -> str:
         return self.agents.url

@@ -1,1 +1,1 @@
-"""Agents: programs of many turns that call tools, environments that let them wait. NAME agents."""
+"""Agents: programs of many turns that call tools. NAME agents."""

@@ -1,4 +1,4 @@
-"""NAME agents: episodes of agents, their environments, and the sandbox of their programs."""
+"""NAME agents: episodes of agents, environments that wait, and the sandbox of programs."""
 
 from collections.abc import Iterator
 
@@ -7,5 +7,5 @@ from benchmarks.case import Case
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    for module in (http, tokens, kills, escapes, slots, redundancy):
+    for module in (http, tokens, kills, slots, redundancy, escapes):
         yield from module.cases(quick)

@@ -39,7 +39,7 @@ async def _all(url: str, seconds: float, tokens: int, keys: list[str], in_turn: 
     limits = httpx2.Limits(max_connections=4096, max_keepalive_connections=4096)
     async with httpx2.AsyncClient(timeout=None, trust_env=False, limits=limits) as client:
         if in_turn:
-            found = []
+            found: list[Any] = []
             end_s = time.monotonic() + seconds
             while time.monotonic() < end_s:
                 for key in keys:

@@ -139,11 +139,8 @@ def _drift(
     worst = _largest_gap(model, records[: max(1, len(records) // 10)])
     forks = sum(len(record.branches) for record in records)
     note = f"of {trained} trained tokens in {len(records)} episodes, {forks} forks, "
-    note += (
-        f"{refused} refused; max |log π − log μ| {worst:.1e} at lag 0; a history of texts would "
-    )
-    note += f"train {control} "
-    note += "tokens that were not sampled"
+    note += f"{refused} refused; max |log π − log μ| {worst:.1e} at lag 0; "
+    note += f"a history of texts would train {control} tokens that were not sampled"
     wrong = differing + refused + (worst >= 1e-4)
     return alone("agents_drift", wrong, "tokens", at_most=0, note=note)
 

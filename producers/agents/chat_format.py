@@ -68,7 +68,7 @@ def _parsed(
     """Parse tool calls if the request names tools; else the whole text is the content."""
     if not tools:
         return ParsedAnswer(text)
-    return parse_tool_calls(text, tool_format, lambda index: f"{call_prefix}{index}")
+    return parse_tool_calls(text, tool_format, tools, lambda index: f"{call_prefix}{index}")
 
 
 class PlainChat:
@@ -107,8 +107,12 @@ class TemplateChat:
     def __init__(self, tokenizer: TextTokenizer, tool_format: str) -> None:
         self._tokenizer, self._tool_format = tokenizer, tool_format
 
-    @cached_property
+    @property
     def end_text(self) -> str:
+        return self._end_text
+
+    @cached_property
+    def _end_text(self) -> str:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self.render(chat, (), is_asked=False).rpartition(_MARK)[2]
         first = self._tokenizer.encode(after)[:1]
@@ -158,12 +162,12 @@ def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
     called.
     """
     tokenizer = task.tokenizer()
-    template: object = None
+    template = ""
     if isinstance(tokenizer, TextTokenizer):
-        template = tokenizer.whole.chat_template  # pyright: ignore[reportUnknownMemberType]
+        template = str(tokenizer.whole.chat_template or "")  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     if tool_format == "auto":
-        tool_format = likely_format(str(template or ""))
-    if isinstance(tokenizer, TextTokenizer) and template is not None:
+        tool_format = likely_format(template)
+    if isinstance(tokenizer, TextTokenizer) and template:
         return TemplateChat(tokenizer, tool_format)
     return PlainChat(tokenizer, tool_format)
 

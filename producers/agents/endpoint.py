@@ -27,15 +27,18 @@ from rollstream.producers.agents.chat_format import ChatRefused
 from rollstream.producers.agents.episode import Episode, check_limits, stored_answer
 from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.agents.inbox import (
-    EndpointBusy,
     EndTicket,
-    EpisodeMoved,
-    LimitReached,
     OpenTicket,
     RewardTicket,
-    SessionSealed,
     Ticket,
     TurnTicket,
+)
+from rollstream.producers.agents.pending import (
+    EndpointBusy,
+    EpisodeMoved,
+    LimitReached,
+    PendingTurn,
+    SessionSealed,
 )
 from rollstream.producers.agents.requests import (
     RequestRefused,
@@ -205,8 +208,8 @@ class AgentEndpoint:
                 f"{length} tokens leave no room in the context of {self.context_max} "
                 "(rollouts.context_max): context_length_exceeded"
             )
-        ticket = TurnTicket(episode, asked, plan, asked_s)
-        return await self._outcome(ticket, ticket.outcome)
+        pending = PendingTurn(asked, plan, asked_s)
+        return await self._outcome(TurnTicket(episode, pending), pending.outcome)
 
     def _answer_of(self, episode: Episode, turn: Turn, asked: TurnRequest) -> TurnAnswer:
         """Return a turn's answer with its tokens, as far as the request needs them."""

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from rollstream.producers.agents.answers import TurnAnswer, assistant_message
 from rollstream.producers.agents.conversation import Conversation, history_hashes
-from rollstream.producers.agents.inbox import LimitReached, RequestQueue, TurnTicket
 from rollstream.producers.agents.keys import SessionIdentity
+from rollstream.producers.agents.pending import LimitReached, PendingTurn, RequestQueue
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.values import Turn
@@ -35,12 +35,14 @@ class Episode:
     """When its first request came."""
     answered_s: float | None = None
     """When its last answer was durable."""
-    ticket: TurnTicket | None = None
+    pending: PendingTurn | None = None
     """The turn that is generated."""
     start: int = 0
     """Number of tokens before that turn."""
     held: int = -1
     """Flat index of the token at which the engine holds the episode's KV; -1: it holds none."""
+    is_kept: bool = False
+    """Whether the engine keeps the KV of the turn that it generates, should it end by itself."""
     queue: RequestQueue = field(default_factory=RequestQueue)
     """Lets its requests pass one at a time."""
     adopted: SessionIdentity | None = None
@@ -76,11 +78,11 @@ class AgentCounts:
     generating_s: float = 0.0
 
 
-def answered_turn(episode: Episode, ticket: TurnTicket, finish: str, now_s: float) -> Turn:
+def answered_turn(episode: Episode, pending: PendingTurn, finish: str, now_s: float) -> Turn:
     """Return the turn that answers a request: the newest tokens, parsed, with the hash of the
     history that they end.
     """
-    request, running, plan = ticket.request, episode.running, ticket.plan
+    request, running, plan = pending.request, episode.running, pending.plan
     chat = episode.conversation.chat
     generated = episode.start + len(plan.tokens)
     tokens = running.content()[0][generated:].tolist()
@@ -101,8 +103,8 @@ def answered_turn(episode: Episode, ticket: TurnTicket, finish: str, now_s: floa
         generated=generated,
         end=running.length,
         finish="length" if finish == "length" else "tool_calls" if calls else "stop",
-        waiting_s=max(0.0, ticket.asked_s - (episode.answered_s or episode.opened_s)),
-        generating_s=max(0.0, now_s - ticket.asked_s),
+        waiting_s=max(0.0, pending.asked_s - (episode.answered_s or episode.opened_s)),
+        generating_s=max(0.0, now_s - pending.asked_s),
         fork=plan.fork,
         overridden=request.overridden,
         answer=json.dumps(answer),

@@ -36,16 +36,19 @@ from rollstream.producers.agents.episode import (
 from rollstream.producers.agents.inbox import (
     AgentInbox,
     EndTicket,
-    EpisodeMoved,
-    LimitReached,
     OpenTicket,
     RewardTicket,
-    SessionSealed,
     TurnTicket,
+)
+from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
+from rollstream.producers.agents.pending import (
+    EpisodeMoved,
+    LimitReached,
+    PendingTurn,
+    SessionSealed,
     fail,
     succeed,
 )
-from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.agents.program_process import EpisodeOrder
 from rollstream.producers.agents.programs import Programs, ServicePrograms, task_of
 from rollstream.producers.agents.settings import AgentSettings
@@ -88,6 +91,8 @@ class AgentEpisodes:
     open: dict[str, Episode] = field(default_factory=dict[str, Episode])
     generating: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     """The episodes of which the engine generates a turn."""
+    parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    """The other open episodes, which wait for their program."""
     finished: list[Trajectory] = field(default_factory=list[Trajectory])
     """Records that end episodes, until `take_finished`."""
     counts: AgentCounts = field(default_factory=AgentCounts)
@@ -96,14 +101,10 @@ class AgentEpisodes:
     def __len__(self) -> int:
         return len(self.open)
 
-    def open_max(self, slots: int) -> int:
-        """Return the most episodes that the rollout opens together."""
-        return self.settings.open_max or 2 * slots
-
-    def running_of(self, trajectory: str) -> RunningTrajectory | None:
-        """Return the open episode's trajectory."""
-        episode = self.open.get(trajectory)
-        return None if episode is None else episode.running
+    def open_max(self, episodes_max: int) -> int:
+        """Return the most episodes that may be open together; `rollouts.episodes_max` is given."""
+        most = self.settings.commands_max if self.settings.command else episodes_max
+        return min(most, episodes_max)
 
     def find(self, identity: SessionIdentity) -> Episode:
         """Return the open episode that a key names. Raises `SessionSealed` for an attempt that has
@@ -141,7 +142,7 @@ class AgentEpisodes:
         key = self.keys.issue(identity)
         opened_s = float("inf") if is_service else now
         episode = Episode(identity, key, running, conversation, opened_s)
-        self.open[episode.name] = episode
+        self.open[episode.name], self.parked[episode.name] = episode, running
         self.programs.start(self.order_of(episode))
 
     def order_of(self, episode: Episode) -> EpisodeOrder:
@@ -180,16 +181,17 @@ class AgentEpisodes:
         episode.seal = seal
         del self.open[episode.name]
         self.generating.pop(episode.name, None)
+        self.parked.pop(episode.name, None)
         self.programs.kill(episode.key)
         self._release(episode)
-        ticket, episode.ticket = episode.ticket, None
-        if ticket is not None:
+        pending, episode.pending = episode.pending, None
+        if pending is not None:
             episode.running.undo_turn(episode.start)
-            fail(ticket.outcome, seal)
+            fail(pending.outcome, seal)
 
     def _release(self, episode: Episode) -> None:
         """Drop the episode from the engine, if it is there."""
-        if episode.ticket is not None or episode.held >= 0:
+        if episode.pending is not None or episode.held >= 0:
             self.engine.abort(episode.name)
         episode.held = -1
 
@@ -214,7 +216,7 @@ class AgentEpisodes:
         """Take the requests that arrived and the programs that ended, and check deadlines."""
         for ticket in self.inbox.take():
             if isinstance(ticket, TurnTicket):
-                self._begin_turn(ticket)
+                self._begin_turn(ticket.episode, ticket.turn)
             elif isinstance(ticket, RewardTicket):
                 self._set_reward(ticket)
             elif isinstance(ticket, EndTicket):
@@ -245,12 +247,12 @@ class AgentEpisodes:
             found.opened_s = self.clock()
         succeed(ticket.outcome, found)
 
-    def _begin_turn(self, ticket: TurnTicket) -> None:
+    def _begin_turn(self, episode: Episode, pending: PendingTurn) -> None:
         """Append the prompt's new tokens and let the engine continue the path (step 1)."""
-        episode, plan = ticket.episode, ticket.plan
-        if episode.seal is not None or episode.ticket is not None:
+        plan = pending.plan
+        if episode.seal is not None or episode.pending is not None:
             busy = SessionSealed(f"episode {episode.name} generates another turn")
-            fail(ticket.outcome, episode.seal or busy)
+            fail(pending.outcome, episode.seal or busy)
             return
         if isinstance(self.programs, ServicePrograms):
             self.programs.claim(episode.key)  # it is opened now
@@ -259,24 +261,25 @@ class AgentEpisodes:
         episode.opened_s = min(episode.opened_s, now)
         episode.start = running.length
         running.extend_prompt(plan.tokens, plan.at)
-        episode.ticket = ticket
+        episode.pending = pending
         try:
-            self._submit(episode, ticket)
+            self._submit(episode, pending)
             self.generating[episode.name] = running
+            self.parked.pop(episode.name, None)
         except EngineRefused as error:
             self._release(episode)
-            episode.ticket = None
+            episode.pending = None
             running.undo_turn(episode.start)
-            fail(ticket.outcome, LimitReached(str(error)))
+            fail(pending.outcome, LimitReached(str(error)))
 
-    def _submit(self, episode: Episode, ticket: TurnTicket) -> None:
+    def _submit(self, episode: Episode, pending: PendingTurn) -> None:
         """Continue in the engine's KV if the path is the one that it holds, else prefill it."""
-        running, plan = episode.running, ticket.plan
+        running, plan = episode.running, pending.plan
         sampling = running.assignment.sampling
-        wanted = min(ticket.request.tokens_max or episode.tokens_left, episode.tokens_left)
+        wanted = min(pending.request.tokens_max or episode.tokens_left, episode.tokens_left)
         is_held = episode.held == plan.at >= 0
         if is_held and len(plan.tokens) and not plan.fork:
-            episode.held = -1
+            episode.held, episode.is_kept = -1, True
             self.engine.append(episode.name, plan.tokens)
             return
         if episode.held >= 0:
@@ -289,6 +292,7 @@ class AgentEpisodes:
         request = running.path_request(end, sampling, version)
         is_short = wanted < min(episode.tokens_left, SHORT_TOKENS)
         most = len(request.logprobs) + (wanted if is_short else episode.tokens_left)
+        episode.is_kept = not is_short
         limited = dataclasses.replace(sampling, tokens_max=most)
         self.engine.submit(dataclasses.replace(request, hold=not is_short, sampling=limited))
 
@@ -298,14 +302,15 @@ class AgentEpisodes:
         the KV for the next one.
         """
         episode = self.open[emission.trajectory]
-        assert episode.ticket is not None, "an emission belongs to a turn"
-        wanted = episode.ticket.request.tokens_max
+        assert episode.pending is not None, "an emission belongs to a turn"
+        wanted = episode.pending.request.tokens_max
         if wanted is None:
             return emission
-        left = wanted - (episode.running.length - episode.start - len(episode.ticket.plan.tokens))
+        left = wanted - (episode.running.length - episode.start - len(episode.pending.plan.tokens))
         if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
             return emission
         self.engine.abort(emission.trajectory)
+        episode.is_kept = False
         return dataclasses.replace(
             emission,
             tokens=emission.tokens[:left],
@@ -317,18 +322,18 @@ class AgentEpisodes:
     def turn_ended(self, running: RunningTrajectory, finish: Literal["stop", "length"]) -> None:
         """Publish the turn's partial (step 2). Once it is in the log, the answer leaves (3, 4)."""
         episode = self.open[running.assignment.trajectory]
-        ticket, now = episode.ticket, self.clock()
-        assert ticket is not None, "a turn ends that was not begun"
-        turn = answered_turn(episode, ticket, finish, now)
-        is_held = finish == "stop" and episode.name in self.engine.running()
-        episode.ticket, episode.held = None, running.length - 1 if is_held else -1
+        pending, now = episode.pending, self.clock()
+        assert pending is not None, "a turn ends that was not begun"
+        turn = answered_turn(episode, pending, finish, now)
+        is_held = finish == "stop" and episode.is_kept
+        episode.pending, episode.held = None, running.length - 1 if is_held else -1
         running.turns.append(turn)
         self._count(turn)
 
         def on_durable() -> None:
             episode.conversation.add(turn)
             episode.answered_s = now
-            succeed(ticket.outcome, turn)
+            succeed(pending.outcome, turn)
 
         self.publisher.episode(running, on_durable)
 
@@ -342,7 +347,7 @@ class AgentEpisodes:
     def _set_reward(self, ticket: RewardTicket) -> None:
         """Record the reward in a partial, and acknowledge it when the log has it."""
         episode = ticket.episode
-        if episode.seal is not None or episode.ticket is not None:
+        if episode.seal is not None or episode.pending is not None:
             busy = SessionSealed(f"episode {episode.name} generates a turn")
             fail(ticket.outcome, episode.seal or busy)
             return

@@ -118,9 +118,10 @@ def _chat(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 
 def _completion(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
     given: object = body.get("prompt")
-    if isinstance(given, list) and len(only := cast("list[object]", given)) == 1:
-        given = only[0] if not isinstance(only[0], int) else only
-    prompt = given if isinstance(given, str) else _token_ids(given, "prompt")
+    items = cast("list[object]", given) if isinstance(given, list) else []
+    if len(items) == 1 and not isinstance(items[0], int):
+        given = items[0]
+    prompt = given if isinstance(given, str) else _token_ids(cast("object", given), "prompt")
     return {
         "prompt": prompt,
         "tokens_max": _count(parameters, "max_tokens"),

@@ -43,8 +43,10 @@ class AgentSettings(Settings):
     """
     processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1, le=256)
     """Processes per rollout that run `episode`."""
-    open_max: Annotated[int, INCIDENTAL] = Field(default=0, ge=0, le=65536)
-    """Most open episodes per rollout; 0: twice `rollouts.slots`."""
+    commands_max: Annotated[int, INCIDENTAL] = Field(default=64, ge=1, le=65536)
+    """Most processes of `command` that run together per rollout; `rollouts.episodes_max` bounds the
+    open episodes of the other kinds.
+    """
     tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
     """How the model writes calls of tools; `auto`: by the words of its chat template."""
     turns_max: int = Field(default=64, ge=1, le=4096)

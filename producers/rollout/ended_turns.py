@@ -145,6 +145,17 @@ class EndedTurns:
         """Return the completion that records a failure, with its reason (invariant 2)."""
         return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
+    def rewarded_record(
+        self,
+        running: RunningTrajectory,
+        finish: Finish,
+        reward: float,
+        scores: Mapping[str, float],
+    ) -> Trajectory:
+        """Return the completion of an episode whose program gave the reward."""
+        now, newest = self.clock(), self.newest()
+        return running.to_record(self.term, finish, now, newest, reward, dict(scores))
+
     def _ask(self, running: RunningTrajectory) -> None:
         """Ask for the environment's reply to the trajectory's last turn."""
         self._awaiting_reply[running.assignment.trajectory] = running, self.clock()
@@ -162,17 +173,6 @@ class EndedTurns:
         running.failures += (reason,)
         self._ask(running)
         return []
-
-    def rewarded_record(
-        self,
-        running: RunningTrajectory,
-        finish: Finish,
-        reward: float,
-        scores: Mapping[str, float],
-    ) -> Trajectory:
-        """Return the completion of an episode whose program gave the reward."""
-        now, newest = self.clock(), self.newest()
-        return running.to_record(self.term, finish, now, newest, reward, dict(scores))
 
     def judge(self, running: RunningTrajectory, finish: Finish) -> None:
         """Ask for the reward of the complete answer, or finish it without one if rewards come

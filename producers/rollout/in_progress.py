@@ -58,6 +58,10 @@ class InProgress:
     broken_chains: int = 0
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
 
+    def __len__(self) -> int:
+        """Return the number of trajectories that the engine has."""
+        return len(self.running) + len(self.parked)
+
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
         """Read the chains of all these assignments in one pass over the topic, so that `start`
         finds them. Chains of other assignments are removed.
@@ -149,17 +153,15 @@ class InProgress:
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; no record of it is published."""
         self.ended_turns.drop(trajectory)
-        if self.agents is not None:
-            self.running.pop(trajectory, None)
-            self.agents.drop(trajectory)
-            return
         here = self.running.pop(trajectory, None), self.parked.pop(trajectory, None)
-        if here != (None, None):
+        if self.agents is not None:
+            self.agents.drop(trajectory)
+        elif here != (None, None):
             self.engine.abort(trajectory)
 
     def drop_all(self) -> None:
         """Drop all trajectories in progress."""
-        for trajectory in self.open_trajectories():
+        for trajectory in [*self.running, *self.parked]:
             self.drop(trajectory)
         self.ended_turns.drop_all()
 
@@ -180,9 +182,7 @@ class InProgress:
         rollout that resumes one which waits for its environment asks for the reply again. Those
         that wait for their reward are awaited as in `give_up`.
         """
-        for running in [*self.running.values(), *self.parked.values(), *self._episodes()]:
-            if running.leaving:
-                continue
+        for running in [*self.running.values(), *self.parked.values()]:
             running.leaving = True
             name = running.assignment.trajectory
             if self.ended_turns.awaits_reply(name):
@@ -207,6 +207,7 @@ class InProgress:
         running.extend(emission)
         if emission.finish is not None and self.agents is not None:
             del self.running[emission.trajectory]
+            self.parked[emission.trajectory] = running
             self.agents.turn_ended(running, emission.finish)
         elif emission.finish is not None:
             del self.running[emission.trajectory]
@@ -214,25 +215,9 @@ class InProgress:
                 self.parked[emission.trajectory] = running
             self.ended_turns.submit(running, emission.finish)
 
-    def open_trajectories(self) -> list[str]:
-        """Return the trajectories that are not finished: those in the engine, and open episodes."""
-        if self.agents is not None:
-            return list(self.agents.open)
-        return [*self.running, *self.parked]
-
-    def open_count(self) -> int:
-        """Return the number of trajectories that are not finished."""
-        if self.agents is not None:
-            return len(self.agents)
-        return len(self.running) + len(self.parked)
-
-    def parked_count(self) -> int:
-        """Return how many of them wait for their environment or program, without a slot."""
-        return self.open_count() - len(self.running)
-
     def run_agents(self, agents: AgentEpisodes) -> None:
         """Run all trajectories as episodes of a program."""
-        self.agents, self.running = agents, agents.generating
+        self.agents, self.running, self.parked = agents, agents.generating, agents.parked
 
     def take_requests(self) -> None:
         """Take what the programs of episodes ask for: turns enter the engine, episodes end."""
@@ -260,7 +245,7 @@ class InProgress:
         """
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
-        if self.agents is None:  # an episode has a partial for each of its turns
+        if self.agents is None:  # an episode of an agent has a partial for each of its turns
             self.publisher.partials([*self.running.values(), *self.parked.values()])
         self.publisher.give_up(())
 
@@ -275,14 +260,7 @@ class InProgress:
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
     def _here(self, trajectory: str) -> RunningTrajectory | None:
-        if self.agents is not None:
-            return self.agents.running_of(trajectory)
         return self.running.get(trajectory) or self.parked.get(trajectory)
-
-    def _episodes(self) -> list[RunningTrajectory]:
-        if self.agents is None:
-            return []
-        return [one for name in self.agents.open if (one := self.agents.running_of(name))]
 
     def _leave(self, running: RunningTrajectory) -> None:
         """Free the trajectory's slot and publish its last partial. If the tokens that the abort
@@ -290,7 +268,6 @@ class InProgress:
         """
         name = running.assignment.trajectory
         if self.agents is not None:
-            self.running.pop(name, None)
             self.publisher.give_up([self.agents.leave(name)])
             return
         if self.parked.pop(name, None) is not None:

@@ -162,7 +162,6 @@ class RolloutCondition:
     versions: tuple[Version, ...] = ()
     parked: int = 0
     parked_max: int = 0
-    episodes: int = 0
 
 
 @dataclass(slots=True)
@@ -298,10 +297,9 @@ class RolloutPublisher:
             queued=condition.queued,
             preemptible=self.preemptible,
             versions=condition.versions,
+            url=self.url,
             parked=condition.parked,
             parked_max=condition.parked_max,
-            url=self.url,
-            episodes=condition.episodes,
         )
         if self.heartbeat is None:
             self.sender.send("status", [(f"{self.name}/{self.term}", record)])

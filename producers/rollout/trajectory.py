@@ -78,6 +78,14 @@ class RunningTrajectory:
     """State of the task's environment after its newest reply that had tokens; in an episode of an
     agent, the reward that its program has set.
     """
+    turns: list[Turn] = field(default_factory=list[Turn])
+    """The answered requests of an episode of an agent."""
+    branches: list[Branch] = field(default_factory=list[Branch])
+    """Where the tokens of an episode branch."""
+    flushed_turns: int = 0
+    """Number of `turns` in partials."""
+    flushed_branches: int = 0
+    """Number of `branches` in partials."""
     final_state: str | None = None
     """State of the environment after the reply that ended the dialogue; None before."""
     failures: tuple[str, ...] = ()
@@ -89,14 +97,6 @@ class RunningTrajectory:
     token. A rollout that resumes from them generates this token again, which ends the turn there
     too, and asks for the outcome itself; with the token it would generate past the turn's end.
     """
-    turns: list[Turn] = field(default_factory=list[Turn])
-    """The answered requests of an episode of an agent."""
-    branches: list[Branch] = field(default_factory=list[Branch])
-    """Where the tokens of an episode branch."""
-    flushed_turns: int = 0
-    """Number of `turns` in partials."""
-    flushed_branches: int = 0
-    """Number of `branches` in partials."""
     leaving: bool = False
     """True once another rollout is to resume the trajectory. If its turn has ended, the outcome is
     awaited first: a reward finishes it here, and after a reply it is handed over.

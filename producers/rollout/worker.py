@@ -185,7 +185,7 @@ class RolloutLoop:
         if self._is_side_by_side:
             if waiting[0].kind == "start" or version in self.engine.versions:
                 return None
-        elif not waiting[0].from_history or self.in_progress.open_count():
+        elif not waiting[0].from_history or len(self.in_progress):
             return None
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
@@ -223,9 +223,7 @@ class RolloutLoop:
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + surplus
-        if self.in_progress.agents is not None:
-            room = self.in_progress.agents.open_max(self.settings.slots)
-        if waiting and self.in_progress.agents is None and self.engine.stats().waiting >= surplus:
+        if waiting and self.engine.stats().waiting >= surplus:
             return
         self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
         while waiting and self._startable(room):
@@ -239,11 +237,11 @@ class RolloutLoop:
 
     def _startable(self, room: int) -> int:
         """Return how many more trajectories the engine may get, of which `room` may run."""
-        open_count = self.in_progress.open_count()
-        if self.in_progress.agents is not None:
-            return max(0, room - open_count)
         open_max = max(self.settings.episodes_max, room)
-        return max(0, min(room - len(self.in_progress.running), open_max - open_count))
+        if self.in_progress.agents is not None:
+            open_max = self.in_progress.agents.open_max(self.settings.episodes_max)
+        left = min(room - len(self.in_progress.running), open_max - len(self.in_progress))
+        return max(0, left)
 
     def generate(self) -> list[Emission]:
         """Decode for `POLL_S` seconds and return the emissions (new tokens by trajectory)."""
@@ -325,18 +323,16 @@ class RolloutLoop:
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
-            busy=self.in_progress.open_count() + resumes,
+            busy=len(self.in_progress) + resumes,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
 
     @property
     def _parked_max(self) -> int:
-        """The number of trajectories that may wait for their environment or program beside full
-        slots.
-        """
-        slots, agents = self.settings.slots, self.in_progress.agents
-        if agents is not None:
-            return max(0, agents.open_max(slots) - slots)
+        """The number of trajectories that may wait for their environment beside full slots."""
+        slots = self.settings.slots
+        if (agents := self.in_progress.agents) is not None:
+            return max(0, agents.open_max(self.settings.episodes_max) - slots)
         return max(0, self.settings.episodes_max - slots) if self.ended_turns.dialogue else 0
 
     def _resumes(self) -> list[Assignment]:
@@ -385,8 +381,7 @@ class RolloutLoop:
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),
-            parked=self.in_progress.parked_count(),
+            parked=len(self.in_progress.parked),
             parked_max=self._parked_max,
-            episodes=0 if self.in_progress.agents is None else len(self.in_progress.agents),
         )
         self.publisher.status(condition, self.engine.stats())

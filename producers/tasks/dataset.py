@@ -8,7 +8,7 @@ reference. The file must not change during a run, because prompts are found by t
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ import xxhash
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable, nearest
 from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns, shuffled
-from rollstream.producers.tasks.text import PromptContent, TaskText
+from rollstream.producers.tasks.text import PromptContent, TaskText, ToolSchema
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
 
@@ -148,15 +148,25 @@ def _prompt_content(where: str, column: str, value: Any) -> PromptContent:
         raise ConfigurationError(f"{wanted}, got {_shown(value)}")
     messages = cast(list[Any], value)
     for one in messages:
-        if not isinstance(one, dict) or not all(
-            isinstance(cast(dict[str, Any], one).get(key), str) for key in ("role", "content")
-        ):
+        if not _is_message(one):
             raise ConfigurationError(f"{wanted} with role and content, got {_shown(one)}")
     if messages[-1]["role"] == "assistant":
         raise ConfigurationError(
             f"{where}: the last message of {column} is the assistant's: there is nothing to answer"
         )
-    return [{"role": one["role"], "content": one["content"]} for one in messages]
+    return [
+        {key: one[key] for key in _MESSAGE_KEYS if one.get(key) is not None} for one in messages
+    ]
+
+
+def _is_message(value: Any) -> bool:
+    """Whether this is a chat message: a role and a text, or a role and calls of tools."""
+    if not isinstance(value, dict):
+        return False
+    message = cast(dict[str, Any], value)
+    has_text = isinstance(message.get("content"), str)
+    has_calls = isinstance(message.get("tool_calls"), list) and bool(message["tool_calls"])
+    return isinstance(message.get("role"), str) and (has_text or has_calls)
 
 
 def _shown(value: Any) -> str:
@@ -164,6 +174,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
+_MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
 _NAMED_MAX = 5  # most rows that an error message names
 _WHERE = "task.options of dataset"
 
@@ -213,6 +224,10 @@ class Dataset:
     def stop(self) -> tuple[int, ...]:
         return self._text.stop
 
+    def _tools(self) -> Sequence[ToolSchema]:
+        """Returns the tools that prompts describe; a task with tools has some."""
+        return ()
+
     def tokenizer(self) -> TextTokenizer:
         return self._text.tokenizer
 
@@ -246,7 +261,7 @@ class Dataset:
         rows = self._splits[0]
         chosen: list[int] = np.random.default_rng(seed).integers(len(rows), size=count).tolist()
         return [
-            Document(self._text.prompt(row.prompt), self._text.response(row.answer))
+            Document(self._text.prompt(row.prompt, self._tools()), self._text.response(row.answer))
             for row in (rows[index] for index in chosen)
         ]
 
@@ -305,7 +320,7 @@ class Dataset:
         longer = [
             f"{row.place} with {len(tokens)} tokens"
             for row in rows
-            if not self._text.surely_fits(row.prompt)
+            if not self._text.surely_fits(row.prompt, self._tools())
             and not self._text.fits(tokens := self._tokens(row, path))
         ]
         if longer:
@@ -318,7 +333,7 @@ class Dataset:
 
     def _tokens(self, row: DatasetRow, path: Path) -> tuple[int, ...]:
         try:
-            return self._text.prompt(row.prompt)
+            return self._text.prompt(row.prompt, self._tools())
         except ConfigurationError as error:
             raise ConfigurationError(f"data set {path}, {row.place}: {error}") from error
 

@@ -28,6 +28,7 @@ TASKS = {
     "numbered": "rollstream.producers.tasks.scripted:Numbered",
     "reasoning_gym": "rollstream.producers.tasks.gym:Gym",
     "remainder": "rollstream.producers.tasks.remainder:Remainder",
+    "tools": "rollstream.producers.tasks.tool_dialogue:ToolDialogue",
     "scripted": "rollstream.producers.tasks.scripted:Scripted",
 }
 """Registered name → builder, imported on use."""

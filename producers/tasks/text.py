@@ -8,14 +8,18 @@ which builds the task only to learn whether it is a dialogue.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Turns
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
-ChatMessage = Mapping[str, str]
-"""One message, with the keys `role` (system, user, assistant) and `content`."""
+ChatMessage = Mapping[str, Any]
+"""One message in the form of OpenAI's protocol: `role` (system, user, assistant, tool), `content`,
+and `tool_calls` of an assistant.
+"""
+ToolSchema = Mapping[str, Any]
+"""One tool in the form of OpenAI's protocol: `{"type": "function", "function": {…}}`."""
 PromptContent = str | Sequence[ChatMessage]
 """The content of a prompt: one text, which is the user's message, or several chat messages."""
 
@@ -56,18 +60,51 @@ class TaskText:
             )
         return tuple(sorted(ends))
 
-    def prompt(self, content: PromptContent) -> tuple[int, ...]:
+    def prompt(self, content: PromptContent, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
         """Return the prompt's tokens, up to the place where the answer starts. Raises
         `ConfigurationError` if the chat template refuses the content, or if the template is `plain`
-        and the content is chat messages.
+        and the content is chat messages or has tools.
         """
         if self._template == "plain":
-            if not isinstance(content, str):
+            if not isinstance(content, str) or tools:
                 raise ConfigurationError(
                     'chat messages need a chat template: set task.template = "chat", or give texts'
                 )
             return tuple(self.tokenizer.light.encode(content).ids)
-        return tuple(self.tokenizer.encode(self._render(self._messages(content), True)))
+        rendered = self.render(self._messages(content), tools, True)
+        return tuple(self.tokenizer.encode(rendered))
+
+    def reply(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        calls: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...]:
+        """Return the tokens of further messages, such as the results of tools, after an answer that
+        ended in its stop token: from there to the place where the next answer starts. `calls` are
+        the `tool_calls` of that answer. The tokens of the answer itself are never made again.
+        """
+        answer: dict[str, Any] = {"role": "assistant", "content": _MARK}
+        if calls:
+            answer["tool_calls"] = [dict(call) for call in calls]
+        chat: list[ChatMessage] = [{"role": "user", "content": "?"}, answer]
+        before = self.render(chat, tools, False)
+        after = self.render([*chat, *messages], tools, True)
+        if after.startswith(before):
+            return tuple(self.tokenizer.encode(self._after_end(before) + after[len(before) :]))
+        _, mark, rest = after.partition(_MARK)  # a template that changes earlier answers
+        if not mark or calls:
+            raise ConfigurationError(
+                f"the chat template of {self.tokenizer.where} renders an answer otherwise once "
+                "messages follow it, so a dialogue cannot be continued by its tokens"
+            )
+        return tuple(self.tokenizer.encode(self._after_end(rest)))
+
+    def _after_end(self, text: str) -> str:
+        """Return the text behind the first token that ends a turn, after the mark."""
+        name = self.tokenizer.light.id_to_token(self._turn_end[0]) if self._turn_end else ""
+        rest = text.rpartition(_MARK)[2]
+        return rest.partition(name)[2] if name and name in rest else rest
 
     def fits(self, tokens: Sequence[int]) -> bool:
         """Whether the prompt leaves room in the context for an answer of `sampling.tokens_max`
@@ -75,12 +112,14 @@ class TaskText:
         """
         return self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max
 
-    def surely_fits(self, content: PromptContent) -> bool:
+    def surely_fits(self, content: PromptContent, tools: Sequence[ToolSchema] = ()) -> bool:
         """Whether the prompt is so short that it fits whatever its tokens are; False if that is not
         certain. It is not tokenized: a text has at most one token per byte.
         """
         if self.prompt_tokens_max is None:
             return True
+        if tools or (not isinstance(content, str) and any("tool_calls" in one for one in content)):
+            return False
         contents = [content] if isinstance(content, str) else [m["content"] for m in content]
         size = sum(len(content.encode()) for content in (*contents, self._system))
         roles = 64 * (len(contents) + 2)  # 64 covers what a template adds to a message
@@ -92,6 +131,15 @@ class TaskText:
         if turn and turn[-1] in self.tokenizer.ends:
             turn = turn[:-1]
         return self.tokenizer.decode(turn)
+
+    def written(self, turns: Turns) -> str:
+        """Return the text of the last turn without its end token, but with other special tokens: in
+        some models they begin the call of a tool.
+        """
+        turn = list(turns[-1]) if turns else []
+        if turn and turn[-1] in self.stop:
+            turn.pop()
+        return self.tokenizer.light.decode(turn, skip_special_tokens=False)
 
     def response(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a whole answer, its end token included, as a warm-up document needs
@@ -116,14 +164,16 @@ class TaskText:
         nothing. In some models it differs from the token that ends a text.
         """
         whole = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        after = self._render(whole, False).rpartition(_MARK)[2]
+        after = self.render(whole, (), False).rpartition(_MARK)[2]
         first = self.tokenizer.encode(after)[:1]
         added = self.tokenizer.light.get_added_tokens_decoder()
         return tuple(token for token in first if token in added and added[token].special)
 
-    def _render(self, messages: Sequence[ChatMessage], is_asked: bool) -> str:
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
+    ) -> str:
         """Return the messages in the chat template's form; `is_asked`: with the beginning of the
-        assistant's answer.
+        assistant's answer. Raises `ConfigurationError` if there is no template or it refuses them.
         """
         from jinja2 import TemplateError
 
@@ -135,9 +185,12 @@ class TaskText:
             )
         try:
             rendered = tokenizer.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
-                [dict(each) for each in messages], tokenize=False, add_generation_prompt=is_asked
+                [dict(each) for each in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=is_asked,
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise ConfigurationError(
                 f"the chat template of {self.tokenizer.where} refuses: {error}"
             ) from error

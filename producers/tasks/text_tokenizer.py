@@ -26,15 +26,29 @@ NAMES = {"pad_token": PAD, "bos_token": BEGIN, "eos_token": END}
 """The special tokens of the built-in tokenizer by their names in `tokenizer_config.json`."""
 
 CHAT_TEMPLATE = (
-    "{{ '<|begin|>' }}{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('role ' + message['role'] + ' is not system, user or assistant') }}"
+    "{{ '<|begin|>' }}"
+    "{% set has_system = messages and messages[0]['role'] == 'system' %}"
+    "{% if tools %}{{ '<|system|>' }}"
+    "{% if has_system %}{{ messages[0]['content'] + '\n\n' }}{% endif %}"
+    "{{ 'Tools:\n' }}{% for tool in tools %}{{ (tool | tojson) + '\n' }}{% endfor %}"
+    '{{ \'Call: <tool_call>{"name": ..., "arguments": {...}}</tool_call><|end|>\' }}{% endif %}'
+    "{% for message in messages %}{% set role = message['role'] %}"
+    "{% if role not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ raise_exception('role ' + role + ' is not system, user, assistant or tool') }}"
     "{% endif %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if role == 'tool' %}"
+    "{{ '<|user|><tool_response>' + message['content'] + '</tool_response><|end|>' }}"
+    "{% elif not (tools and has_system and loop.first) %}"
+    "{{ '<|' + role + '|>' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}{% set called = call['function'] or call %}"
+    "{{ '<tool_call>{\"name\": ' + (called['name'] | tojson) + ', \"arguments\": ' }}"
+    "{% if called['arguments'] is string %}{{ called['arguments'] }}"
+    "{% else %}{{ called['arguments'] | tojson }}{% endif %}{{ '}</tool_call>' }}{% endfor %}"
+    "{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """The built-in tokenizer's chat template: ChatML, but each role is one special token. Written as
-text a role would cost a token per letter.
+text a role would cost a token per letter. Tools, their calls and answers have Hermes' form.
 """
 _FILE = "tokenizer.json"
 

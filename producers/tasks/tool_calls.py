@@ -64,10 +64,12 @@ class _Malformed(ValueError):
 def parse_tool_calls(
     text: str,
     tool_format: str = "hermes",
+    tools: Sequence[Mapping[str, object]] = (),
     new_id: Callable[[int], str] = lambda index: f"call_{index}",
 ) -> ParsedAnswer:
     """Return the parts of an answer. `tool_format` is one of `TOOL_FORMATS`; `new_id` gives the id
-    of the call at an index.
+    of the call at an index. `tools` are those that may be called, as OpenAI's protocol writes them:
+    in a format whose calls have no sign of their own, a call of another name is content.
     """
     find = TOOL_FORMATS[tool_format]
     reasoning, content = _split_thought(text)
@@ -77,6 +79,9 @@ def parse_tool_calls(
     at = 0
     for found in find(content[:TEXT_MAX]):
         reason = found.reason
+        if tool_format in _WITHOUT_SIGN and tools:
+            unknown = {name for name, _ in found.calls} - _names(tools)
+            reason = reason or ("a tool that is not known" if unknown else "")
         if not reason and len(calls) + len(found.calls) > CALLS_MAX:
             reason = f"more than {CALLS_MAX} calls"
         if reason:
@@ -91,6 +96,11 @@ def parse_tool_calls(
     said = "".join(kept)
     said = said.strip() if calls else said
     return ParsedAnswer(said, reasoning, tuple(calls), tuple(malformed[:CALLS_MAX]))
+
+
+def _names(tools: Sequence[Mapping[str, object]]) -> set[object]:
+    functions = (cast(Mapping[str, object], tool.get("function") or {}) for tool in tools)
+    return {function.get("name") for function in functions}
 
 
 def likely_format(chat_template: str) -> str:
@@ -224,6 +234,7 @@ TOOL_FORMATS: Mapping[str, ToolCallFinder] = {
     "pythonic": _pythonic,
 }
 """vLLM's name of a format → the function that finds its calls."""
+_WITHOUT_SIGN = ("llama3_json", "pythonic")
 
 
 # ---- parts of a call -----------------------------------------------------------------------------

@@ -85,8 +85,8 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
     for _ in range(SWAPS_MAX):
         found, etag = _read(store, configuration.run)
         own = (ADAPTERS,) if configuration.model.lora.rank else ()
-        own += (REDUNDANCY,) if configuration.task.redundancy else ()
         own += (AGENTS,) if configuration.agent.is_active else ()
+        own += (REDUNDANCY,) if configuration.task.redundancy else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs

@@ -9,7 +9,6 @@ from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, resumed
-from testbed.waiting import wait_for
 
 
 def client_of(rollout: AgentRollout, key: str = "", retries: int = 0) -> OpenAI:
@@ -37,7 +36,7 @@ def test_an_episode_of_two_turns_becomes_one_trajectory(bus: Bus):
         episode = rollout.agents.open["0.0"]
         running = episode.running
         client.delete(f"{rollout.url}/sessions/0.0", cast_to=object, body={"reward": 0.5})
-        (record,) = wait_for(lambda: rollout.done)
+        (record,) = rollout.finished()
     assert record.reward == 0.5
     assert not record.branches
     assert refusal(record, TrainingBounds()) is None
@@ -97,7 +96,7 @@ def test_a_sealed_episode_and_a_wrong_key_are_refused(bus: Bus):
             chat(client_of(rollout, key[:-1] + ("A" if key[-1] != "A" else "B")), "hello")
         chat(client, "hello")
         client.delete(f"{rollout.url}/sessions/0.0", cast_to=object, body={"reward": 1})
-        wait_for(lambda: rollout.done)
+        rollout.finished()
         with pytest.raises(openai.ConflictError):
             chat(client, "hello")
 
@@ -123,7 +122,7 @@ def test_a_rewritten_history_forks_and_each_token_is_trained_once(bus: Bus):
         chat(client, "quite another chat")
         chat(client, "hello", first, "again from the first answer")
         client.delete(f"{rollout.url}/sessions/0.0", cast_to=object, body={"reward": 1})
-        (record,) = wait_for(lambda: rollout.done)
+        (record,) = rollout.finished()
     causes = [turn.fork for turn in record.turns]
     assert causes == ["", "", "history_rewritten", "conversation", "conversation"]
     assert len(record.branches) == 3

@@ -14,7 +14,7 @@ from rollstream.producers.agents.serving import EndpointThread
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Assignment, RolloutStatus
 from rollstream.streams.values import Version
-from rollstream.streams.writer import publish
+from rollstream.streams.writer import FencedWriter, publish
 from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, resumed
 from testbed.waiting import wait_for
 
@@ -36,7 +36,9 @@ def announce(bus: Bus, rollout: AgentRollout, order: Assignment) -> None:
         tokens_per_s=0.0, tokens_total=0, idle_s=0.0, time_s=0.0, url=rollout.url,
     )  # fmt: skip
     publish(bus, "status", f"{rollout.name}/{rollout.term}", status)
-    publish(bus, "assignments", order.trajectory, order)
+    dispatch = FencedWriter(bus, "assignments", "dispatch", rollout.term)
+    dispatch.open()
+    dispatch.append([(order.trajectory, order)])
 
 
 def ask(front: str, key: str, text: str = "hello") -> httpx2.Response:
@@ -51,13 +53,14 @@ def test_a_service_opens_and_runs_an_episode_through_the_front(bus: Bus, front: 
         rollout.assign(order)
         announce(bus, rollout, order)
         opened = wait_for(lambda: _opened(front))
+        assert opened is not None
         assert opened["base_url"] == f"{front}/v1"
         assert ask(front, opened["key"]).status_code == 200
         headers = {"authorization": f"Bearer {opened['key']}"}
         assert (
             httpx2.delete(f"{front}/sessions/0.0", headers=headers, timeout=60).status_code == 204
         )
-        (record,) = wait_for(lambda: rollout.done)
+        (record,) = rollout.finished()
         assert len(record.turns) == 1
         assert ask(front, "rs-wrong.key").status_code == 401
 

@@ -9,14 +9,13 @@ from rollstream.producers.agents.settings import AgentSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Trajectory
 from testbed.agent_rollout import agent_rollout, assignment
-from testbed.waiting import wait_for
 
 
 def ended(bus: Bus, **settings) -> Trajectory:
     """Returns the record of one episode under these settings."""
     with agent_rollout(bus, settings=AgentSettings(**settings)) as rollout:
         rollout.in_loop(lambda: rollout.in_progress.start(assignment()))
-        (record,) = wait_for(lambda: rollout.failures or rollout.done)
+        (record,) = rollout.finished()
     assert isinstance(record, Trajectory), record
     return record
 

@@ -8,7 +8,6 @@ from openai import OpenAI
 from rollstream.producers.agents.chat_format import ChatFormat
 from rollstream.streams.bus import Bus
 from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, letters_format
-from testbed.waiting import wait_for
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOL = {
@@ -41,7 +40,7 @@ def test_a_tool_call_and_its_result_continue_the_same_tokens(bus: Bus):
         client = client_of(rollout)
         messages: list = [{"role": "user", "content": "1+1?"}]
         first = client.chat.completions.create(model="m", messages=messages, tools=[TOOL])  # type: ignore
-        (call,) = first.choices[0].message.tool_calls or ()
+        (call,) = first.choices[0].message.tool_calls or []
         assert (first.choices[0].finish_reason, call.function.name) == ("tool_calls", "add")  # type: ignore
         messages.append(first.choices[0].message.model_dump(exclude_none=True))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": "2"})
@@ -108,7 +107,7 @@ def test_the_key_in_the_path_names_the_session_too(bus: Bus):
         messages: list = [{"role": "user", "content": "hello"}]
         assert client.chat.completions.create(model="m", messages=messages)
         assert httpx2.delete(url, timeout=60).status_code == 204
-        (record,) = wait_for(lambda: rollout.done)
+        (record,) = rollout.finished()
         assert len(record.turns) == 1
 
 

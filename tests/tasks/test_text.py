@@ -102,7 +102,9 @@ def test_a_tokenizer_without_chat_template_is_refused_by_name(folder: Path):
 
 
 def test_a_template_that_refuses_is_quoted(folder: Path):
-    with pytest.raises(ConfigurationError, match="role poet is not system, user or assistant"):
+    with pytest.raises(
+        ConfigurationError, match="role poet is not system, user, assistant or tool"
+    ):
         TaskText(TextTokenizer(folder)).prompt([{"role": "poet", "content": "hi"}])
 
 

@@ -96,6 +96,15 @@ def test_what_is_no_call_is_named_and_stays_text(name: str, text: str):
     assert len(parsed.malformed) == 1
 
 
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_without_a_sign_of_a_call_only_known_tools_are_called(name: str):
+    tools = [{"type": "function", "function": {"name": "other"}}]
+    parsed = parse_tool_calls(WRITTEN[name], name, tools)
+    assert (parsed.tool_calls, parsed.content) == ((), WRITTEN[name])
+    known = [{"type": "function", "function": {"name": one}} for one in ("add", "calc.sub")]
+    assert parse_tool_calls(WRITTEN[name], name, known).tool_calls == (ADD, SUB)
+
+
 def test_the_number_of_calls_is_bounded():
     text = '<tool_call>{"name": "f"}</tool_call>' * (CALLS_MAX + 5)
     assert len(parse_tool_calls(text).tool_calls) == CALLS_MAX
@@ -112,9 +121,10 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@given(
-    st.lists(PIECES | st.text(max_size=8), max_size=24).map("".join), st.sampled_from([*WRITTEN])
-)
+TEXTS = st.lists(PIECES | st.text(max_size=8), max_size=24).map("".join)
+
+
+@given(TEXTS, st.sampled_from([*WRITTEN]))
 def test_every_text_has_a_result_that_can_be_sent(text: str, name: str):
     parsed = parse_tool_calls(text, name)
     for call in parsed.tool_calls:

@@ -104,7 +104,7 @@ class Sample:
     """Holds a trajectory for the loss. `tokens` and `sources` have one entry per token of the
     trajectory; `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True =
     trained) one per generated token. `spans` tile the generated tokens. `reward` is NaN if it is
-    unknown.
+    unknown. `group_tokens` is the number of trained tokens of its group, 0 if it is unknown.
     """
 
     trajectory: str
@@ -118,6 +118,7 @@ class Sample:
     temperature: float
     mask: Mask
     task: str = ""
+    group_tokens: int = 0
     branches: tuple[Branch, ...] = ()
     """Where the tokens of an episode branch; its learner makes one row for each path."""
 
@@ -155,5 +156,5 @@ def admitted_sample(record: Trajectory, advantage: float, reward: float | None =
         record.temperature,
         np.ones(len(record.logprobs), np.bool_),
         record.task,
-        record.branches,
+        branches=record.branches,
     )

@@ -1,0 +1,114 @@
+"""Implements the task `tools`: the prompts of a data set, and a dialogue in which the model calls
+the tools of an MCP server (docs/reference/tasks.md).
+
+A turn with calls gets a reply with their results; a turn without calls is the answer, which the
+verifier judges. Tools run in the reward process, under its environment (`task.environment`), and
+each turn's calls share one deadline. A failed call is a result that says so: the model may try
+again.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from rollstream.deadline import Deadline
+from rollstream.errors import ConfigurationError
+from rollstream.import_path import nearest
+from rollstream.producers.tasks.base import Reply, Turns
+from rollstream.producers.tasks.dataset import Dataset, DatasetOptions
+from rollstream.producers.tasks.text import TaskText, ToolSchema
+from rollstream.producers.tasks.tool_calls import (
+    TOOL_FORMATS,
+    ParsedAnswer,
+    ToolCall,
+    likely_format,
+    parse_tool_calls,
+)
+from rollstream.producers.tasks.tool_server import ToolServer, ToolServerFailed
+
+_WHERE = "task.options of tools"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDialogueOptions(DatasetOptions):
+    """Holds `task.options` of this task: those of `dataset`, and `server`, the words of the command
+    line that starts an MCP server, or one URL.
+
+    `calls` is the format in which the model calls tools, "" for that of its chat template.
+    `turns_max` bounds the model's turns, and `calls_s` the seconds of the calls of one turn.
+    """
+
+    server: list[str]
+    calls: str = ""
+    turns_max: int = 8
+    calls_s: float = 5.0
+
+
+class ToolDialogue(Dataset):
+    """Implements `Task` and `Environment` over a data set and one tool server for each process."""
+
+    name = "tools"
+    Options = ToolDialogueOptions
+
+    def __init__(self, text: TaskText, options: ToolDialogueOptions) -> None:
+        super().__init__(text, options)
+        if options.calls and options.calls not in TOOL_FORMATS:
+            hint = nearest(options.calls, TOOL_FORMATS) or f"; there are {', '.join(TOOL_FORMATS)}"
+            raise ConfigurationError(f"{_WHERE}: no format {options.calls!r}{hint}")
+        if options.turns_max < 1 or options.calls_s <= 0:
+            raise ConfigurationError(f"{_WHERE}: turns_max and calls_s must be above 0")
+        self._options, self._server = options, ToolServer(options.server)
+
+    def reply(self, reference: str, state: str, turns: Turns) -> Reply:
+        """Return the results of the calls in the last turn; no tokens, which ends the dialogue, for
+        a turn without calls and for the last turn that is allowed.
+        """
+        parsed = parse_tool_calls(self._text.written(turns), self._format, self._listed)
+        count = (len(turns) + 1) // 2  # the model's turns and replies alternate
+        if not (parsed.tool_calls or parsed.malformed) or count >= self._options.turns_max:
+            return Reply(())
+        messages, calls = self._results(parsed), [_as_message(one) for one in parsed.tool_calls]
+        return Reply(self._text.reply(messages, self._listed, calls))
+
+    def _tools(self) -> Sequence[ToolSchema]:
+        return self._listed
+
+    @cached_property
+    def _listed(self) -> Sequence[ToolSchema]:
+        try:
+            return self._server.tools()
+        except ToolServerFailed as error:
+            raise ConfigurationError(
+                f"{_WHERE}: server = {self._options.server}: {error}"
+            ) from error
+
+    @cached_property
+    def _format(self) -> str:
+        template = cast(str | None, self._text.tokenizer.whole.chat_template)  # pyright: ignore[reportUnknownMemberType]
+        return self._options.calls or likely_format(template or "")
+
+    def _results(self, parsed: ParsedAnswer) -> list[dict[str, Any]]:
+        deadline = Deadline(self._options.calls_s)
+        found = [_message(one, self._result(one, deadline)) for one in parsed.tool_calls]
+        for reason in parsed.malformed:
+            found.append({"role": "tool", "name": "", "content": f"error: {reason}"})
+        return found
+
+    def _result(self, call: ToolCall, deadline: Deadline) -> str:
+        if not any(tool["function"]["name"] == call.name for tool in self._listed):
+            return f"error: there is no tool {call.name}"
+        try:
+            return self._server.call(call.name, json.loads(call.arguments), deadline)
+        except ToolServerFailed as error:
+            return f"error: {error}"
+
+
+def _message(call: ToolCall, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+
+def _as_message(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}

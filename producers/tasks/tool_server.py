@@ -1,0 +1,190 @@
+"""Calls the tools of an MCP server (`ToolServer`), a program that this process starts, or a URL
+(extra `mcp`).
+
+Each request has a deadline, and each result a bound in characters. A server that ends or does not
+answer is started again at the next request. What a server returns is text for the model: nothing of
+it is executed, and an error is a text too.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rollstream.deadline import Deadline
+from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.producers.tasks.text import ToolSchema
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+START_S = 60.0  # until the server has listed its tools, on a busy machine
+STOP_S = 10.0
+TOOLS_MAX = 512
+RESULT_MAX = 16_384  # characters of one result
+_PAGES_MAX = 64  # of a server's list of tools
+Answer = TypeVar("Answer")
+
+
+class ToolServerFailed(RollstreamError, OSError):
+    """The server ended, or did not answer before the deadline. The next request starts it again."""
+
+
+class ToolServer:
+    """Starts the server at the first request and keeps it for all further ones. `server` are the
+    words of its command line, or one URL (`http://…`). Requests of several threads are made side by
+    side.
+    """
+
+    def __init__(self, server: Sequence[str]) -> None:
+        if not server:
+            raise ConfigurationError("task.options.server: give a command line or a URL")
+        self._server = list(server)
+        self._lock = threading.Lock()
+        self._session: _Session | None = None
+
+    def tools(self) -> list[ToolSchema]:
+        """Return the server's tools, in its order. Raises `ToolServerFailed`."""
+        deadline = Deadline(START_S)
+
+        async def listed(client: "Client") -> list[ToolSchema]:
+            found: list[ToolSchema] = []
+            cursor: str | None = None
+            for _ in range(_PAGES_MAX):
+                page = await client.list_tools(cursor=cursor)
+                found += [_schema(tool) for tool in page.tools]
+                cursor = page.next_cursor
+                if cursor is None or len(found) >= TOOLS_MAX:
+                    break
+            return found[:TOOLS_MAX]
+
+        return self._ask(listed, deadline)
+
+    def call(self, name: str, arguments: Mapping[str, object], deadline: Deadline) -> str:
+        """Return the text of the tool's result; that of an error begins with `error: `. Raises
+        `ToolServerFailed` if there is none before the deadline.
+        """
+
+        async def called(client: "Client") -> str:
+            result = await client.call_tool(name, dict(arguments))
+            text = "\n".join(_text(block) for block in result.content)
+            return _bounded(f"error: {text}" if result.is_error else text)
+
+        return self._ask(called, deadline)
+
+    def close(self) -> None:
+        """End the server. May be called twice."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _ask(
+        self, request: "Callable[[Client], Coroutine[Any, Any, Answer]]", deadline: Deadline
+    ) -> Answer:
+        try:
+            from mcp import MCPError
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                "tools of an MCP server need the extra `mcp`: pip install 'rollstream[mcp]'"
+            ) from error
+        with self._lock:
+            if self._session is None:
+                self._session = _Session(self._server)
+            session = self._session
+        try:
+            return session.ask(request, deadline)
+        except ToolServerFailed:
+            raise
+        except MCPError as error:  # the server refuses this request and lives on
+            raise ToolServerFailed(str(error)) from error
+        except TimeoutError:
+            self.close()
+            raise ToolServerFailed("the tool did not answer in time") from None
+        except Exception as error:  # a server may end in any way that its library reports
+            self.close()
+            raise ToolServerFailed(f"the tool server failed: {_cause(error)}") from error
+
+
+class _Session:
+    """One connection, with a thread whose event loop holds it."""
+
+    def __init__(self, server: Sequence[str]) -> None:
+        self._server = list(server)
+        self._loop = asyncio.new_event_loop()
+        self._client: Future[Client] = Future()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def ask(
+        self, request: "Callable[[Client], Coroutine[Any, Any, Answer]]", deadline: Deadline
+    ) -> Answer:
+        try:
+            client = self._client.result(deadline.remaining_s())
+        except TimeoutError:
+            if self._client.done():
+                raise  # an error of the server
+            raise ToolServerFailed("the tool server is still starting") from None
+        asked = asyncio.run_coroutine_threadsafe(request(client), self._loop)
+        try:
+            return asked.result(deadline.remaining_s())
+        except TimeoutError:
+            asked.cancel()
+            raise
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._hold())
+        except BaseException as error:  # noqa: BLE001 (the boundary of a thread)
+            if not self._client.done():
+                self._client.set_exception(_as_exception(error))
+        finally:
+            self._loop.close()
+
+    async def _hold(self) -> None:
+        from mcp import Client, StdioServerParameters
+
+        first, *rest = self._server
+        is_url = first.startswith(("http://", "https://"))
+        target = first if is_url else StdioServerParameters(command=first, args=rest)
+        async with Client(target) as client:
+            self._client.set_result(client)
+            await self._stop.wait()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first cause in a group of errors, which task groups raise."""
+    found: Any = error
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]  # pyright: ignore[reportUnknownMemberType]
+    return f"{type(found).__name__}: {found}"[:500]
+
+
+def _schema(tool: Any) -> ToolSchema:
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema,
+    }
+    return {"type": "function", "function": function}
+
+
+def _text(block: Any) -> str:
+    return block.text if getattr(block, "type", "") == "text" else f"[{block.type}]"
+
+
+def _bounded(text: str) -> str:
+    text = text.encode(errors="replace").decode()
+    cut = len(text) - RESULT_MAX
+    return text if cut <= 0 else f"{text[:RESULT_MAX]}\n[{cut} more characters]"

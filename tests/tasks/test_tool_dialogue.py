@@ -1,0 +1,122 @@
+"""The task `tools` lets a model call the tools of a real MCP server, a process of its own."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollstream.deadline import Deadline
+from rollstream.errors import ConfigurationError
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.base import Environment
+from rollstream.producers.tasks.registry import load_task
+from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.producers.tasks.tool_dialogue import ToolDialogue
+from rollstream.producers.tasks.tool_server import RESULT_MAX, ToolServer, ToolServerFailed
+
+COMMAND = [sys.executable, "-m", "tests.tasks.mcp_calculator"]
+TEXT = TextTokenizer(None)
+LONG_S = 600.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ToolServer]:
+    one = ToolServer(COMMAND)
+    yield one
+    one.close()
+
+
+def contains(answer: str, reference: object) -> float:
+    return float(str(reference) in answer)
+
+
+def dialogue(tmp_path: Path, **options: object) -> ToolDialogue:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"{n}+1?", "reference": n + 1}) + "\n" for n in range(40))
+    )
+    given = {"path": str(rows), "verifier": "tests.tasks.test_tool_dialogue:contains"}
+    given |= {"server": COMMAND, "calls_s": LONG_S} | options
+    task = load_task(TaskSettings.model_validate({"name": "tools", "options": given}))
+    assert isinstance(task, ToolDialogue)
+    return task
+
+
+def turn(text: str) -> list[int]:
+    return TEXT.encode(text + "<|end|>")
+
+
+def replied(task: ToolDialogue, *turns: list[int]) -> str:
+    reply = task.reply("2", "", turns)
+    return TEXT.light.decode(list(reply.tokens), skip_special_tokens=False)
+
+
+def test_a_servers_tools_have_the_form_of_openais_protocol(server: ToolServer):
+    add, *others = server.tools()
+    assert add["function"]["name"] == "add"
+    assert add["function"]["description"] == "Add two numbers."
+    assert set(add["function"]["parameters"]["properties"]) == {"a", "b"}
+    assert [tool["function"]["name"] for tool in others] == ["fail", "sleep", "end", "flood"]
+
+
+def test_a_tools_result_is_text_and_so_is_its_error(server: ToolServer):
+    assert server.call("add", {"a": 1, "b": 2}, Deadline(LONG_S)) == "3"
+    assert "out of paper" in server.call("fail", {}, Deadline(LONG_S))
+    assert server.call("add", {"a": "many"}, Deadline(LONG_S)).startswith("error: ")
+
+
+def test_a_long_result_is_cut(server: ToolServer):
+    text = server.call("flood", {"count": RESULT_MAX + 7}, Deadline(LONG_S))
+    assert text.endswith("\n[7 more characters]")
+
+
+def test_a_server_that_hangs_or_ends_is_started_again(server: ToolServer):
+    server.tools()
+    with pytest.raises(ToolServerFailed, match="did not answer in time"):
+        server.call("sleep", {"seconds": 300}, Deadline(0.2))
+    assert len(server.tools()) == 5
+    with pytest.raises(ToolServerFailed):
+        server.call("end", {}, Deadline(LONG_S))
+    assert len(server.tools()) == 5
+    assert server.call("add", {"a": 1, "b": 2}, Deadline(LONG_S)) == "3"
+
+
+def test_a_server_that_cannot_start_is_a_wrong_setting(tmp_path: Path):
+    task = dialogue(tmp_path, server=["/no/such/program"])
+    with pytest.raises(ConfigurationError, match="/no/such/program"):
+        task.prompt(0, 0)
+
+
+def test_a_dialogue_lists_tools_calls_them_and_judges_the_answer(tmp_path: Path):
+    task = dialogue(tmp_path)
+    assert isinstance(task, Environment)
+    prompt = TEXT.light.decode(list(task.prompt(0, 0).tokens), skip_special_tokens=False)
+    assert '"name": "add"' in prompt
+    call = turn('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>')
+    reply = replied(task, call)
+    assert reply == "<|user|><tool_response>2</tool_response><|end|><|assistant|>"
+    final = [call, TEXT.encode(reply), turn("It is 2.")]
+    assert task.reply("2", "", final).tokens == ()
+    assert task.judge("2", final).reward == 1.0
+
+
+def test_a_wrong_call_gets_an_error_to_learn_from(tmp_path: Path):
+    task = dialogue(tmp_path)
+    assert "error: there is no tool sub" in replied(
+        task, turn('<tool_call>{"name": "sub", "arguments": {}}</tool_call>')
+    )
+    assert "error: not JSON" in replied(task, turn("<tool_call>{</tool_call>"))
+
+
+def test_the_number_of_turns_is_bounded(tmp_path: Path):
+    task = dialogue(tmp_path, turns_max=2)
+    call = turn('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>')
+    assert replied(task, call)
+    assert replied(task, call, turn("2"), call) == ""
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="did you mean 'hermes'"):
+        dialogue(tmp_path, calls="hermse")
