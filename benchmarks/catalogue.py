@@ -28,11 +28,16 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "agents": Benchmark(
         "benchmarks.agents.agents",
         {
+            "agents/http.py": {"agents_endpoint": "≥ 0.95 ×", "agents_latency_ms": "≤ 2 ms"},
+            "agents/tokens.py": {"agents_drift": "0", "agents_trained_tokens": "≤ 1.05 ×"},
+            "agents/kills.py": {"agents_kills": "0"},
             "agents/escapes.py": {
                 "agents_escapes": "0",
                 "agents_escapes_unconfined": "all",
                 "agents_sandbox_starts": "",
-            }
+            },
+            "agents/slots.py": {"agents_slots": "≥ 0.95"},
+            "agents/redundancy.py": {"agents_redundancy": "≥ 3.4 ×", "agents_redundancy_*": ""},
         },
     ),
     "archive": Benchmark(

@@ -32,8 +32,9 @@ REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
     """Gives the prompt at each position of the order, with its sampling parameters. `prompt` is the
-    task's function of (seed, position); each group has `samples` samples. `tokens_max` is the most
-    tokens that the engine's context leaves for a prompt; None: no bound.
+    task's function of (seed, position); each group has `samples` samples, and `redundancy` more, of
+    which the first that end count. `tokens_max` is the most tokens that the engine's context leaves
+    for a prompt; None: no bound.
     """
 
     task: str
@@ -42,6 +43,7 @@ class PromptOrder:
     samples: int
     seed: int
     tokens_max: int | None = None
+    redundancy: int = 0
 
     def at(self, group: int) -> Prompt:
         """Return the prompt of a group, a pure function of the seed and the group's number.
@@ -56,11 +58,12 @@ class PromptOrder:
             group=group,
             task=prompt.task or self.task,
             tokens=np.array(prompt.tokens, np.uint32),
-            samples=self.samples,
+            samples=self.samples + self.redundancy,
             sampling=replace(self.sampling, stop=stop),
             seed=self.seed,
             reference=prompt.reference,
             epoch=prompt.epoch,
+            needed=self.samples if self.redundancy else 0,
         )
 
     def _check(self, group: int, prompt: TaskPrompt) -> None:

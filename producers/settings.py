@@ -94,7 +94,26 @@ class TaskSettings(Settings):
     with the time-out as the reason.
     """
     reward_processes: Annotated[int, INCIDENTAL] = Field(default=1, ge=1)
-    """Processes per rollout that compute rewards."""
+    """Processes per rollout that compute rewards, and the replies of an environment whose `reply`
+    is no `async def`.
+    """
+    reply_timeout_s: Annotated[float, INCIDENTAL] = Field(default=60.0, gt=0)
+    """Most seconds for one reply of a dialogue's environment; then it has failed, with the time-out
+    as the reason.
+    """
+    retries: Annotated[int, INCIDENTAL] = Field(default=1, ge=0, le=100)
+    """How often a dialogue asks again after its environment failed (an error, a crash, a time-out).
+    After that it ends dead, with the last reason.
+    """
+    turns_max: int | None = Field(default=None, ge=1)
+    """Most turns that the model has in a dialogue; a dialogue that needs more ends dead, with this
+    as the reason. null: no bound but those of length.
+    """
+    redundancy: int = Field(default=0, ge=0, le=1024)
+    """Trajectories per group beyond `trainer.samples_per_group`. The first that end count, the
+    others are released: a few slow or hanging environments then delay no group
+    (docs/reference/tasks.md).
+    """
     reward: Literal["inline", "late"] = "inline"
     """`inline`: rollouts compute the rewards of their trajectories. `late`: trajectories are
     published without a reward, and a scorer adds it as an annotation (docs/how-to/late-rewards.md).
@@ -284,6 +303,10 @@ class RolloutSettings(Settings):
     """Type in which the layers of the engine `torch` compute; its output layer stays float32."""
     slots: int = Field(default=64, ge=1)
     """Most sequences that a rollout decodes together."""
+    episodes_max: int = Field(default=2048, ge=1)
+    """Most dialogues that a rollout has open: in slots, in its engine's queue, or waiting for their
+    environment, which takes no slot; at least `slots`.
+    """
     context_max: Annotated[int, ESSENTIAL] = Field(default=512, ge=2)
     """Most tokens of a sequence, prompt included."""
     batch_max: int | None = Field(default=None, ge=1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from rollstream.consumers.dispatch import admission, placement
+from rollstream.consumers.dispatch.assignments import slot_room
 from rollstream.consumers.dispatch.lengths import PROMPTS_MAX, ExpectedLength, with_sample
 from rollstream.consumers.dispatch.repack import RunningRequest
 from rollstream.simulator.cluster import Job, SimulatedGroup, SimulatedRollout
@@ -304,7 +305,8 @@ class SimulatedDispatch:
         """
         if self.policy.wave == "all":
             return UNBOUNDED - rollout.held()
-        room = self.slots + int(self.job.queue_per_slot * self.slots) - rollout.held()
+        parked = len(rollout.replica.parked)
+        room = slot_room(self.slots, self.job.queue_per_slot, parked) - rollout.held()
         stale = rollout.replica.version < self.version and self.policy.drains
         quota = self.quota - rollout.drawn
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)

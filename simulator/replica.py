@@ -275,13 +275,15 @@ class Replica:
 
     def _take_in(self) -> int:
         """Move fitting trajectories from the queue to the batch; returns the tokens to prefill. A
-        sequence that finds no room in an empty batch takes that of those that only wait.
+        sequence that finds no room takes that of those that wait for their environment, and in an
+        empty batch also that of queued ones.
         """
         tokens = 0
         while self.waiting:
             trajectory = self.waiting[0]
             if not self._fits(trajectory):
-                if self.running or not self._drop_held():
+                is_full = len(self.running) >= self.slots
+                if is_full or not (self._drop_parked() or (not self.running and self._drop_held())):
                     break
                 continue
             del self.waiting[0]
@@ -315,6 +317,14 @@ class Replica:
                 break
             self.waiting.insert(0, self.remove(next(reversed(self.running))))
             self.usage.preempted += 1
+
+    def _drop_parked(self) -> bool:
+        """Remove the cached tokens of the sequence that was parked longest and has any."""
+        for trajectory in self.parked.values():
+            if trajectory.is_held:
+                self.cache.remove(trajectory)
+                return True
+        return False
 
     def _drop_held(self) -> bool:
         """Remove the cached tokens of the newest sequence that does not run, if there is one; it

@@ -1,6 +1,7 @@
-"""Decides which records of topics with many writers count: `refusal` for finished trajectories,
-`is_usable_annotation` for annotations, `malformed_partial` for partials (invariants 3 and 12). The
-functions are pure, and all readers share them, so that they agree about every record.
+"""Decides which records of topics with many writers count: `refusal` for finished trajectories and
+`is_group_full` for the number of them, `is_usable_annotation` for annotations, `malformed_partial`
+for partials (invariants 3 and 12). The functions are pure, and all readers share them, so that they
+agree about every record.
 
 The limits are the constants of this file, those of the run's model and settings (`TrainingBounds`),
 and the versions that had been believed (`BelievedVersions`).
@@ -13,12 +14,29 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rollstream.streams.records import ENVIRONMENT, GENERATED, Annotation, Partial, Trajectory
+from rollstream.streams.branches import branch_problem, leaves
+from rollstream.streams.records import (
+    ENVIRONMENT,
+    GENERATED,
+    PROMPT,
+    Annotation,
+    Partial,
+    Trajectory,
+)
 from rollstream.streams.topics import NUMBER_MAX
-from rollstream.streams.values import Drafts, Version
+from rollstream.streams.values import Drafts, Sources, Version
 
 RefusalKind = Literal[
-    "tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"
+    "tokens",
+    "arrays",
+    "spans",
+    "version",
+    "logprobs",
+    "temperature",
+    "reward",
+    "label",
+    "branches",
+    "turns",
 ]
 REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
 """All kinds of refusal. Metrics count refusals by kind, so no other text becomes a label."""
@@ -117,12 +135,22 @@ def refusal(
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
         _refuse_tokens(record, bounds, generated)
+        or _refuse_turns(record)
         or _refuse_spans(record, bounds, generated)
         or _refuse_versions(record, believed)
         or _refuse_logprobs(record)
         or _refuse_temperature(record)
         or _refuse_numbers(record)
     )
+
+
+def is_group_full(samples: int, needed: int, living: int, arrived: int) -> bool:
+    """Return whether a group of this number of samples waits for no further completion, in the
+    order of their partition. `arrived` counts the first completions of its trajectories, `living`
+    those that are not dead. With redundancy the group needs fewer, `needed` (0: all): completions
+    after the last needed one are surplus, never failures, and not trained (invariants 1 and 2).
+    """
+    return arrived >= samples or (needed > 0 and living >= needed)
 
 
 def is_bounded_number(value: float) -> bool:
@@ -163,11 +191,34 @@ def _refuse_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -
         return Refusal("arrays", what)
     if int(sources.max()) > ENVIRONMENT:
         return Refusal("arrays", f"source {int(sources.max())} is none of 0, 1, 2")
-    if len(tokens) > bounds.context_max:
-        return Refusal("tokens", f"{len(tokens)} tokens in a context of {bounds.context_max}")
+    if problem := branch_problem(len(tokens), record.branches):
+        return Refusal("branches", problem)
+    if any(branch.at < 0 and sources[branch.start] == GENERATED for branch in record.branches):
+        return Refusal("branches", "a path begins with a generated token")
+    longest = max(map(len, leaves(len(tokens), record.branches)))
+    if longest > bounds.context_max:
+        return Refusal("tokens", f"{longest} tokens in a context of {bounds.context_max}")
     if int(tokens.max()) >= bounds.vocabulary:
         what = f"token {int(tokens.max())}, and the model knows {bounds.vocabulary}"
         return Refusal("tokens", what)
+    return None
+
+
+def _refuse_turns(record: Trajectory) -> Refusal | None:
+    """Refuse an episode whose turns do not tile its tokens, or in which a token that no turn
+    sampled counts as generated.
+    """
+    if not record.turns:
+        return Refusal("turns", "it has branches but no turns") if record.branches else None
+    sampled = np.zeros(len(record.tokens), np.bool_)
+    before = 0
+    for turn in record.turns:
+        if turn.start != before or not turn.start <= turn.generated < turn.end <= len(sampled):
+            return Refusal("turns", f"a turn of tokens [{turn.start}, {turn.end}) after {before}")
+        sampled[turn.generated : turn.end] = True
+        before = turn.end
+    if before != len(sampled) or (sampled != (record.sources == GENERATED)).any():
+        return Refusal("turns", f"its turns do not cover its {len(sampled)} tokens")
     return None
 
 
@@ -245,8 +296,8 @@ def is_version(version: Version) -> bool:
 def malformed_partial(link: Partial) -> str:
     """Return why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
     Its spans must tile its generated tokens (no gap, no overlap), under versions within bounds;
-    each token is generated or the environment's (without `sources` all are generated);
-    log-probabilities are finite.
+    each token is generated or the environment's (without `sources` all are generated), but an
+    episode's first partial begins with the program's prompt; log-probabilities are finite.
 
     Dispatch calls it before it assigns a resume from the chain, and the resuming rollout does again
     when it reads the chain.
@@ -257,14 +308,26 @@ def malformed_partial(link: Partial) -> str:
         return "a count of its drafts is out of bounds"
     if len(link.sources) not in (0, len(link.tokens)):
         return f"{len(link.sources)} sources for {len(link.tokens)} tokens"
-    if len(link.sources) and not np.isin(link.sources, (GENERATED, ENVIRONMENT)).all():
+    if len(link.sources) and not np.isin(_after_prompt(link), (GENERATED, ENVIRONMENT)).all():
         return "a source that is neither generated nor the environment's"
+    if any(
+        not link.start <= branch.start < link.start + len(link.tokens) for branch in link.branches
+    ):
+        return "a branch outside of its tokens"
     generated = int((link.sources == GENERATED).sum()) if len(link.sources) else len(link.tokens)
     if generated != len(link.logprobs):
         return f"{len(link.logprobs)} log-probabilities for {generated} generated tokens"
     if not np.isfinite(link.logprobs).all():
         return "a log-probability that is not finite"
     return _spans_problem(link, generated)
+
+
+def _after_prompt(link: Partial) -> Sources:
+    """Return the sources after the prompt, which only the first partial of an episode has."""
+    if link.start or link.previous is not None:
+        return link.sources
+    given = np.flatnonzero(link.sources != PROMPT)
+    return link.sources[given[0] :] if len(given) else link.sources[:0]
 
 
 def _counts(drafts: Drafts) -> tuple[int, ...]:

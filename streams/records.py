@@ -1,6 +1,7 @@
 """Defines the records of the log, one frozen msgspec struct each, and which of them each topic
-holds (`TOPIC_RECORDS`). The records of the ledger are defined in `ledger_records.py`, the values
-inside records and the rules for records (`RecordStruct`) in `values.py`.
+holds (`TOPIC_RECORDS`). The records of the ledger are defined in `ledger_records.py`, those of
+`status` in `status_records.py`, the values inside records and the rules for records
+(`RecordStruct`) in `values.py`.
 
 The docstrings of the records are the text of `docs/reference/records.md`. "Key" in them is the key
 under which a record is appended: equal keys share a partition, and a compacted topic (`status`,
@@ -20,8 +21,13 @@ from rollstream.streams.ledger_records import (
     TakeFailed as TakeFailed,
     TakeRetried as TakeRetried,
 )
+from rollstream.streams.status_records import (
+    RelayStatus as RelayStatus,
+    RolloutStatus as RolloutStatus,
+)
 from rollstream.streams.values import (
     Address,
+    Branch,
     Bytes,
     Drafts,
     Fence as Fence,
@@ -32,6 +38,7 @@ from rollstream.streams.values import (
     Sources,
     Span,
     Tokens,
+    Turn,
     Version,
 )
 
@@ -61,7 +68,8 @@ class Prompt(RecordStruct, tag="prompt/1"):
     """One prompt, for which a group of `samples` trajectories is generated. `group` is the group's
     number: the index of the prompt in the task's order, which the run's `seed` determines.
     `reference` is the task's own JSON for the reward. `epoch` counts the passes over the data set
-    that were complete before this prompt.
+    that were complete before this prompt. `needed` is the number of samples that are trained, the
+    first that end; 0: all.
     """
 
     group: int
@@ -72,13 +80,15 @@ class Prompt(RecordStruct, tag="prompt/1"):
     seed: int
     reference: str = ""
     epoch: int = 0
+    needed: int = 0
 
 
 class Admitted(RecordStruct, tag="admitted/1"):
     """A group may be generated now: `trajectories` are the names of its samples, `prompt` is the
     address of its prompt, and `wave` is the number of the wave that it belongs to. `deadline_s`
     seconds later the trainer waits no longer for missing trajectories: it trains the group with
-    those that have finished, or closes it as expired.
+    those that have finished, or closes it as expired. With `needed` above 0 the group is complete
+    once so many trajectories have finished alive (`is_group_full`); the others are released.
     """
 
     group: int
@@ -86,6 +96,7 @@ class Admitted(RecordStruct, tag="admitted/1"):
     trajectories: tuple[str, ...]
     deadline_s: float
     prompt: Address
+    needed: int = 0
 
 
 class Assignment(RecordStruct, tag="assignment/1"):
@@ -132,9 +143,14 @@ class Partial(RecordStruct, tag="partial/1"):
     all tokens of the trajectory; the indices in `spans` count only generated tokens. `logprobs` has
     one item per generated token. `sources` is empty if all of `tokens` were generated.
 
-    `environment` is the state of the task's environment after its newest reply. `last`: the rollout
-    gave the trajectory up, so another may resume it at once. `drafts` covers the tokens generated
-    since `previous`; None: nothing was drafted, or the engine reports no drafts.
+    `environment` is the state of the task's environment after its newest reply, `failures` why it
+    failed before and was asked again. While a reply or reward is awaited, the newest token is left
+    out; a resume generates it again, and asks again. `last`: the rollout gave the trajectory up, so
+    another may resume it at once. `drafts` covers the tokens generated since `previous`; None:
+    nothing was drafted, or the engine reports no drafts.
+
+    In an episode of an agent `turns` are the requests that these tokens answer, `branches` the
+    places where they branch, and `environment` is the reward that its program has set, as JSON.
     """
 
     trajectory: str
@@ -151,74 +167,9 @@ class Partial(RecordStruct, tag="partial/1"):
     environment: str = ""
     last: bool = False
     drafts: Drafts | None = None
-
-
-class RolloutStatus(RecordStruct, tag="rollout_status/1"):
-    """The present state of a rollout, sent repeatedly as its heartbeat. Key: rollout and term.
-
-    Load: at most `slots` trajectories run together; `running` do, and `waiting` wait, of which
-    `queued` were not submitted to the engine yet. `kv_used` and `kv_capacity` are tokens of the KV
-    cache, `kv_previous` is `kv_used` at the previous report. `decode_batch_max` is B_max, the
-    largest batch at which another row is nearly free in a decode step. `tokens_total` counts
-    generated tokens; `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to
-    decode, all since the rollout's start.
-
-    Weights: it serves `version`, the newest of its `versions` if it serves adapters side by side
-    (else `versions` is empty). `verified` is False while the engine was found to serve other
-    tensors, until they are repaired. `quota_left`: under `keep_version`, how many new trajectories
-    it may start under `version` although a newer one exists. `pulling`: it changes to other weights
-    as soon as they have arrived.
-
-    `health` is `draining` while the rollout only finishes its work before it takes a newer version,
-    `pulling` while it has no work and waits for weights, `leaving` if it accepts no more work.
-    `preemptible`: its machine may be taken away at any moment. `stalled_s`: seconds since the last
-    iteration of its loop, if a thread repeats this status because the loop sends none; the other
-    fields are then those of that iteration.
-    """
-
-    rollout: str
-    term: int
-    slots: int
-    running: int
-    waiting: int
-    kv_used: int
-    kv_capacity: int
-    version: Version
-    verified: bool
-    health: Literal["starting", "generating", "draining", "pulling", "leaving"]
-    quota_left: int
-    tokens_per_s: float
-    tokens_total: int
-    idle_s: float
-    time_s: float
-    kv_previous: int = 0
-    decode_batch_max: int = 0
-    busy_s: float = 0.0
-    pulling: bool = False
-    queued: int = 0
-    preemptible: bool = False
-    stalled_s: float = 0.0
-    versions: tuple[Version, ...] = ()
-
-    @property
-    def held(self) -> set[Version]:
-        """Return all versions that the rollout serves."""
-        return {self.version, *self.versions}
-
-
-class RelayStatus(RecordStruct, tag="relay_status/1"):
-    """The present state of a relay, sent repeatedly as its heartbeat. Key: relay and term. `node`
-    is its host, `url` its address ("" once it is leaving), and `versions` are those that it holds
-    completely. `upstream` is the relay that it reads from, as name/term; `bucket`: the store.
-    """
-
-    relay: str
-    term: int
-    node: str
-    url: str
-    versions: tuple[Version, ...]
-    upstream: str
-    time_s: float
+    failures: tuple[str, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
 
 class Trajectory(RecordStruct, tag="trajectory/1"):
@@ -231,8 +182,13 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     `trainer_version` is the newest version that the rollout knew when the sample finished (for the
     lag at finish). `reference` is the task's own JSON for the reward, so that any reader of the
     record can score it. `predicted` is the number of generated tokens that its assignment expected,
-    0 if unknown. `environment` and `moves` are as in `Partial` and `Assignment`. `drafts` covers
-    all its generated tokens; None: nothing was drafted, or the engine reports no drafts.
+    0 if unknown. `environment`, `failures` and `moves` are as in `Partial` and `Assignment`.
+    `waiting_s` are the seconds since `started_s` in which it waited for its environment; None: it
+    has none. `drafts` covers all its generated tokens; None: nothing was drafted, or the engine
+    reports no drafts.
+
+    In an episode of an agent `turns` are the requests of its program, and `branches` the places
+    where its tokens branch; without branches the tokens are one sequence.
     """
 
     trajectory: str
@@ -260,6 +216,10 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     reference: str = ""
     predicted: int = 0
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
+    waiting_s: float | None = None
+    turns: tuple[Turn, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
 
 class Annotation(RecordStruct, tag="annotation/1"):

@@ -54,7 +54,22 @@ ADAPTERS = "adapters"
 `run.json` only.
 """
 
-KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {ADAPTERS, WEIGHTS_HASH}
+AGENTS = "agents"
+"""The feature of a run whose trajectories are episodes of agents: they have turns and may branch,
+and a reader without it would take their tokens for one sequence; in `run.json` only.
+"""
+
+REDUNDANCY = "redundancy"
+"""The feature of a run whose groups are complete before all their trajectories have ended
+(`Admitted.needed`); in `run.json` only.
+"""
+
+KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
+    ADAPTERS,
+    AGENTS,
+    REDUNDANCY,
+    WEIGHTS_HASH,
+}
 """All features that this release understands: `Opened.knows`."""
 
 

@@ -76,6 +76,42 @@ class Position(_Value):
     fence: Fence = Fence()
 
 
+class Branch(_Value):
+    """A place where the tokens of an episode branch. They are flat, in the order in which they were
+    gained; from index `start` on they continue the path that ends with the token at index `at`
+    (-1: they begin a path of their own). The tokens before the first branch are one path.
+    """
+
+    start: int
+    at: int
+
+
+class Turn(_Value):
+    """One answered request of the program that runs an episode. Its prompt added the tokens
+    `[start, generated)`, the model generated `[generated, end)` (flat indices), and it ended by
+    `finish`: stop, length or tool_calls.
+
+    `digest` names the request: an equal one gets the stored `answer` (JSON; only in partials).
+    `history` is the hash of all messages up to and with the answer, by which the next request finds
+    its place. The program took `waiting_s` seconds since its previous answer, the answer took
+    `generating_s`. `fork` is the cause if the turn began a branch: template, retokenised,
+    history_rewritten or conversation. `overridden` names parameters that the client asked to
+    differ from the run's sampling.
+    """
+
+    digest: str
+    history: str
+    start: int
+    generated: int
+    end: int
+    finish: str
+    waiting_s: float
+    generating_s: float
+    fork: str = ""
+    overridden: tuple[str, ...] = ()
+    answer: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Parameters of sampling; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
@@ -194,6 +230,22 @@ def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
         sum(drafts.found for drafts in whole),
         sum(drafts.lookup_s for drafts in whole),
     )
+
+
+def split_off_last(drafts: Drafts | None) -> tuple[Drafts | None, Drafts | None]:
+    """Return the drafts of a part without its newest token, and those of this token alone. All
+    counts but that of the token stay with the former.
+    """
+    if drafts is None:
+        return None, None
+    runs, is_accepted = list(drafts.runs), len(drafts.runs) % 2 == 0
+    runs[-1] -= 1
+    if not runs[-1] and len(runs) > 1:
+        runs.pop()
+    rest = Drafts(
+        tuple(runs), drafts.steps, drafts.guessed, drafts.asked, drafts.found, drafts.lookup_s
+    )
+    return rest, Drafts((0, 1) if is_accepted else (1,), 0, 0, 0, 0, 0.0)
 
 
 def extend_runs(runs: list[int], length: int, *, guessed: bool) -> None:

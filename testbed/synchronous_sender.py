@@ -13,7 +13,11 @@ class SynchronousSender:
     bus: Bus
 
     def send(
-        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
+        self,
+        topic: str,
+        records: Sequence[KeyedRecord],
+        on_published: OnPublished | None = None,
+        is_urgent: bool = False,
     ) -> None:
         addresses = publish_all(self.bus, topic, records)
         if on_published is not None:

@@ -1,10 +1,11 @@
-"""NAME agents: episodes of agents, and the sandbox of their programs."""
+"""NAME agents: episodes of agents, environments that wait, and the sandbox of programs."""
 
 from collections.abc import Iterator
 
-from benchmarks.agents import escapes
+from benchmarks.agents import escapes, http, kills, redundancy, slots, tokens
 from benchmarks.case import Case
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    yield from escapes.cases(quick)
+    for module in (http, tokens, kills, slots, redundancy, escapes):
+        yield from module.cases(quick)

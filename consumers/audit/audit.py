@@ -32,6 +32,7 @@ from rollstream.consumers.audit.spans import (
     SpanAudit,
 )
 from rollstream.consumers.audit.store import CheckpointAudit, StoreAudit
+from rollstream.consumers.audit.surplus import SurplusAudit
 from rollstream.consumers.audit.trainer_reads import TrainerReads
 from rollstream.consumers.audit.verdict import (
     JudgedTopic,
@@ -67,6 +68,7 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     ExactlyOnceAudit: ("ledger", "trajectories"),
     AnnotationAudit: ("annotations",),
     SpanAudit: ("trajectories",),
+    SurplusAudit: ("trajectories",),
     LagAudit: ("ledger", "trajectories"),
     OriginAudit: ("applied", "prompts", "assignments", "partials", "trajectories"),
     DecisionAudit: ("ledger", "annotations", "trajectories"),
@@ -199,13 +201,15 @@ class Audit:
         damage = UnreadableRecords(self.bus, self.reading, reads.was_read)
         fences = FenceAudit(topics, self.reading, damage)
         keep_version = self.policy.keep_version if self.policy.known else None
+        surplus = SurplusAudit(groups, ledger, reads, once.result)
         rows = (
             once,
+            surplus,
             spans,
             OneVersionAudit(keep_version, foreign),
             LagAudit(ledger, self.policy),
             origins,
-            DecisionAudit(groups, ledger, reads, self.policy, once.result),
+            DecisionAudit(groups, ledger, reads, self.policy, once.result, surplus),
         )
         every = (groups, *rows, AnnotationAudit(ledger, once.result), versions, fences)
         by_topic = {

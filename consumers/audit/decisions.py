@@ -18,6 +18,7 @@ from rollstream.consumers.audit import folds
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.audit.surplus import SurplusAudit
 from rollstream.consumers.audit.trainer_reads import (
     GroupRecords,
     OpenGroupCheck,
@@ -70,6 +71,8 @@ class DecisionAudit:
     policy: AuditPolicy
     once: folds.InvariantResult
     """The result of invariant 2; `result` is the result of invariant 1."""
+    surplus: SurplusAudit
+    """Is applied to each record before this fold."""
     result: folds.InvariantResult = field(init=False)
     _configured: str = ""
     _closings: dict[int, GroupClosing] = field(default_factory=dict[int, GroupClosing])
@@ -132,7 +135,7 @@ class DecisionAudit:
             if group in self._poisoned or group in self._decided:
                 continue
             if group not in self.groups.ended or group in self._closings:
-                self._held.setdefault(group, GroupRecords(admission.names))
+                self._held.setdefault(group, GroupRecords(admission.names, needed=admission.needed))
         partly: dict[int, list[str]] = {
             u.group: [] for u in self.ledger.uses.values() if not u.step
         }
@@ -229,12 +232,13 @@ class DecisionAudit:
         if self.rule is None:
             return
         held = self._held.get(group)
-        if held is not None and name in held.names and name not in held.arrived:
+        is_new = held is not None and name in held.names and name not in held.arrived
+        if held is not None and is_new and not held.is_full():
             held.arrived[name] = (
                 _without_tokens(record) if self._is_overdue(group) else record,
                 at,
             )
-            if len(held.arrived) == len(held.names):
+            if held.is_full():
                 self._decide(group, held)
         use = self.ledger.uses.get(name)
         if use is not None:
@@ -248,7 +252,8 @@ class DecisionAudit:
         admission = self.groups.admitted.get(group)
         if begun is None or admission is None or name not in admission.names:
             return
-        if is_within(begun.trajectories, at.partition, at.offset):
+        is_read = is_within(begun.trajectories, at.partition, at.offset)
+        if is_read and not self.surplus.is_surplus(group, at):
             what = f"step {begun.step} began group {group} without {name}, which it had read"
             self.once.add_violation(what, message.topic, at)
 

@@ -35,6 +35,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
     deadline_s: float
     prompt: Address
     offset: int
+    needed: int = 0
 
 
 class GroupEnding(msgspec.Struct, frozen=True, gc=False):
@@ -148,7 +149,12 @@ class GroupAudit:
         self.admitted.setdefault(
             record.group,
             Admission(
-                record.trajectories, record.wave, record.deadline_s, record.prompt, at.offset
+                record.trajectories,
+                record.wave,
+                record.deadline_s,
+                record.prompt,
+                at.offset,
+                record.needed,
             ),
         )
 
@@ -160,6 +166,8 @@ class GroupAudit:
             self._by_step[take.step, "groups"] += 1
             self._end(begun.group, "trained", take.step, at)
             named = self.admitted.get(begun.group)
+            if named is not None and named.needed:
+                self.result.counts["released"] += len(named.names) - len(begun.members)
             for member in begun.members:
                 if named is not None and member.trajectory not in named.names:
                     what = f"group {begun.group} was not admitted with {member.trajectory}"

@@ -275,10 +275,15 @@ class OriginAudit:
         asked = self._prompts.get(record.group)
         if asked is None:
             return ""
+        if record.turns:  # the prompt of an episode comes with the first request of its program
+            return self._wrong_task(record, asked)
         sources, count = record.sources, asked.count
         is_prompt = not sources[:count].any() and not (sources[count:] == records.PROMPT).any()
         if not is_prompt or _token_hash(record.tokens[:count]) != asked.hash:
             return f"has another prompt than prompts {asked.at.partition}:{asked.at.offset}"
+        return self._wrong_task(record, asked)
+
+    def _wrong_task(self, record: records.Trajectory, asked: PromptDigest) -> str:
         if (record.task, record.temperature) != (asked.task, asked.temperature):
             found = f"{record.task!r} at temperature {record.temperature:g}"
             return f"is of {found}, its prompt of {asked.task!r} at {asked.temperature:g}"

@@ -17,6 +17,7 @@ from rollstream.consumers.audit.groups import Admission, GroupAudit
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import PreparedGroup, prepare_group
 from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
+from rollstream.streams.admissible import is_group_full
 from rollstream.streams.records import Annotation, Opened, StepDone, Take, Trajectory
 from rollstream.streams.values import Address, Version
 
@@ -166,8 +167,8 @@ RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last step
 
 @dataclass(slots=True)
 class GroupRecords:
-    """Holds the first completion of each of a group's trajectories, and the first annotation of
-    each (trajectory, name), as far as the audit has read them, with their addresses.
+    """Holds the first completion of each of a group's trajectories that counts, and the first
+    annotation of each (trajectory, name), as far as the audit has read them, with their addresses.
     """
 
     names: tuple[str, ...]
@@ -178,12 +179,19 @@ class GroupRecords:
     noted: dict[tuple[str, str], tuple[Annotation, Address]] = field(
         default_factory=dict[tuple[str, str], tuple[Annotation, Address]]
     )
+    needed: int = 0
+    """`Admitted.needed`: later completions are surplus, and are not held."""
+
+    def is_full(self) -> bool:
+        """Whether all completions that count were read."""
+        living = sum(record.finish != "dead" for record, _ in self.arrived.values())
+        return is_group_full(len(self.names), self.needed, living, len(self.arrived))
 
     def before(self, trajectories: ReadBounds, annotations: ReadBounds) -> "GroupRecords":
         """Returns those of the records that are below these bounds."""
         arrived = {n: one for n, one in self.arrived.items() if _was_read(trajectories, one[1])}
         noted = {k: one for k, one in self.noted.items() if _was_read(annotations, one[1])}
-        return GroupRecords(self.names, arrived, noted)
+        return GroupRecords(self.names, arrived, noted, self.needed)
 
     def records(self) -> list[Trajectory]:
         return [record for record, _ in self.arrived.values()]
@@ -205,10 +213,10 @@ class GroupRecords:
             yield needed
 
     def is_complete(self, names: tuple[str, ...]) -> bool:
-        """Whether all completions were read, and for each one that is not dead the annotations
-        under these names, which the rule needs.
+        """Whether all completions that count were read, and for each one that is not dead the
+        annotations under these names, which the rule needs.
         """
-        return len(self.arrived) == len(self.names) and all(
+        return self.is_full() and all(
             is_annotated(record, names, self.noted) for record in self.records()
         )
 

@@ -242,6 +242,7 @@ class _HeldGroup(msgspec.Struct):
     names: tuple[str, ...]
     arrived: dict[str, tuple[bytes, Address]]
     noted: dict[tuple[str, str], tuple[bytes, Address]]
+    needed: int = 0
 
 
 _HELD = dict[int, GroupRecords]
@@ -320,6 +321,7 @@ def _packed(value: object) -> dict[int, _HeldGroup]:
             records.names,
             {name: (encode(record), at) for name, (record, at) in records.arrived.items()},
             {key: (encode(note), at) for key, (note, at) in records.noted.items()},
+            records.needed,
         )
         for group, records in held.items()
         if records.arrived or records.noted
@@ -329,7 +331,7 @@ def _packed(value: object) -> dict[int, _HeldGroup]:
 def _unpacked(held: _HeldGroup) -> GroupRecords:
     arrived = {n: (cast(Trajectory, decode(d).record), at) for n, (d, at) in held.arrived.items()}
     noted = {k: (cast(Annotation, decode(d).record), at) for k, (d, at) in held.noted.items()}
-    return GroupRecords(held.names, arrived, noted)
+    return GroupRecords(held.names, arrived, noted, held.needed)
 
 
 def findings_of(results: Sequence[InvariantResult]) -> list[tuple[int, Offender]]:

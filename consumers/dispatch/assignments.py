@@ -93,6 +93,7 @@ def admission_record(
         trajectories=tuple(f"{prompt.group}.{i}" for i in range(prompt.samples)),
         deadline_s=deadline_s,
         prompt=at,
+        needed=prompt.needed,
     )
 
 
@@ -215,9 +216,17 @@ class FreeRoom:
                 room[rollout] -= 1
 
 
+def slot_room(slots: int, queue_per_slot: float, parked: int) -> int:
+    """Returns how many trajectories a rollout takes in all: one for each slot, a queue of
+    `queue_per_slot` for each, and one more for each of the `parked` trajectories, which wait for
+    their environment without a slot. So slots stay busy while dialogues wait.
+    """
+    return slots + int(queue_per_slot * slots) + parked
+
+
 def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
-    """Returns the room of every rollout that takes work: its slots, and a queue of
-    `queue_per_slot` trajectories for each slot, less the assignments in force.
+    """Returns the room of every rollout that takes work (`slot_room`), less the assignments in
+    force.
 
     Once a version newer than its own exists, a rollout takes only as many new trajectories as the
     `quota_left` in its status, less the assignments that it has not started: under `keep_version`
@@ -230,11 +239,12 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
         status = rollout.status
         if not rollout.fresh or not status.verified:
             continue
-        room = max(0, status.slots + int(queue_per_slot * status.slots) - given[name])
+        parked = min(status.parked, status.parked_max)
+        room = max(0, slot_room(status.slots, queue_per_slot, parked) - given[name])
         if name in loading or status.health in ("generating", "draining"):
             free.resumes[name] = room
         if name not in loading and status.health == "generating":
-            drawn = max(0, given[name] - status.running)
+            drawn = max(0, given[name] - status.running - status.parked)
             stale = status.version.number < state.version.number
             free.new[name] = max(0, min(room, status.quota_left - drawn)) if stale else room
     return free

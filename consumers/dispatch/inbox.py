@@ -383,6 +383,7 @@ class DispatchInbox:
         counts = self._state.apply_completion(record.group, record.trajectory, generated)
         if counts and generated is not None and group is not None and group.prompt is not None:
             self.lengths.note(group.prompt, generated)
+        self._released += self._state.end_if_full(record.group)
 
     def _prompt(self, prompt: records.Prompt, at: Address) -> None:
         """Keep the prompt for admission, or attach it to an open group that a rebuild found."""

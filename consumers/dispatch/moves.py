@@ -216,7 +216,7 @@ def rollout_load(
     return repack.RolloutLoad(
         rollout=status.rollout,
         version=status.version,
-        running=status.running,
+        running=status.running + status.parked,  # these will need slots again
         waiting=status.waiting - status.queued,
         kv_used=status.kv_used,
         kv_previous=seen.kv_peak,

@@ -49,6 +49,8 @@ class PersistedGroup:
     admitted: Admitted
     open: tuple[str, ...]
     """The group's trajectories without a completion."""
+    living: int = 0
+    """Number of completions that are not dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class PersistedState:
     next_group: int = 0
     completed: int = 0
     late: int = 0
+    released: int = 0
     groups: tuple[PersistedGroup, ...] = ()
     orders: tuple[tuple[str, CurrentAssignment], ...] = ()
     """The newest assignment of each open trajectory."""
@@ -92,8 +95,10 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
         next_group=state.next_group,
         completed=state.completed,
         late=state.late,
+        released=state.released,
         groups=tuple(
-            PersistedGroup(g.admitted, tuple(sorted(g.open))) for g in state.groups.values()
+            PersistedGroup(g.admitted, tuple(sorted(g.open)), g.living)
+            for g in state.groups.values()
         ),
         orders=tuple(state.assignments.items()),
         chains=tuple(state.chains.items()),
@@ -120,7 +125,11 @@ def restore_state(kept: PersistedState | None) -> DispatchState:
         next_group=kept.next_group,
         completed=kept.completed,
         late=kept.late,
-        groups={g.admitted.group: UnfinishedGroup(g.admitted, set(g.open)) for g in kept.groups},
+        released=kept.released,
+        groups={
+            g.admitted.group: UnfinishedGroup(g.admitted, set(g.open), living=g.living)
+            for g in kept.groups
+        },
         assignments=dict(kept.orders),
         chains=dict(kept.chains),
     )

@@ -289,6 +289,7 @@ class Dispatch:
             "dispatch_trajectories_open": sum(len(group.open) for group in groups),
             "dispatch_trajectories_completed_total": state.completed,
             "dispatch_trajectories_late_total": state.late,
+            "dispatch_trajectories_released_total": state.released,
             "dispatch_trajectories_again_total": self.counts["again"],
             "dispatch_trajectories_recalled_total": self.counts["recalled"],
             "dispatch_orders_in_force": len(state.assignments),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from rollstream.consumers.dispatch.kinds import SpeedReports
+from rollstream.streams.admissible import is_group_full
 from rollstream.streams.records import Admitted, Assignment, Partial, Prompt, RolloutStatus
 from rollstream.streams.values import Address, Version
 
@@ -65,6 +66,14 @@ class UnfinishedGroup:
     prompt: Prompt | None = None
     finished: list[int] = field(default_factory=list[int])
     """Generated tokens of each finished trajectory, as far as this holder read them."""
+    living: int = 0
+    """Number of completions that are not dead."""
+
+    def is_full(self) -> bool:
+        """Whether no further completion of the group counts."""
+        samples = len(self.admitted.trajectories)
+        arrived = samples - len(self.open)
+        return is_group_full(samples, self.admitted.needed, self.living, arrived)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,8 @@ class DispatchState:
     rollouts: dict[str, TrackedRollout] = field(default_factory=dict[str, TrackedRollout])
     completed: int = 0
     late: int = 0
+    released: int = 0
+    """Trajectories that were not needed any more (`Admitted.needed`)."""
     stuck_timeout_s: float = inf
     """A rollout whose loop has not turned for longer is stuck, even if it sends heartbeats."""
 
@@ -199,9 +210,20 @@ class DispatchState:
         self.chains.pop(trajectory, None)
         if generated is not None:
             opened.finished.append(generated)
+            opened.living += 1
         if not opened.open:
             del self.groups[group]
         return True
+
+    def end_if_full(self, group: int) -> list[VoidAssignment]:
+        """End a group of which enough trajectories have ended; returns the assignments of the
+        others, which are void now. Their completions, if they come nevertheless, count as late.
+        """
+        opened = self.groups.get(group)
+        if opened is None or not opened.is_full():
+            return []
+        self.released += len(opened.open)
+        return self._end(group)
 
     def apply_taken(self, group: int) -> list[VoidAssignment]:
         """Record that the trainer took the group; returns the assignments that are void now."""

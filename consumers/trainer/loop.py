@@ -173,7 +173,7 @@ class Trainer(StepLoop[TakeFeeder]):
             "trainer_oldest_group_age_seconds": max((now - g.since_s for g in groups), default=0.0),
             "trainer_completions_total": {
                 kind: intake.counts[kind]
-                for kind in ("late", "duplicate", "malformed", "misplaced")
+                for kind in ("late", "duplicate", "surplus", "malformed", "misplaced")
             },
             "trainer_version_published": self.publisher.version,
             "trainer_publish_waiting": self.publisher.waiting(),

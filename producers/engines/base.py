@@ -32,10 +32,11 @@ class GenerationRequest:
     If the trajectory is resumed, `logprobs` and `spans` are those of the generated tokens among
     `tokens`; the engine never samples or emits these tokens again. `group` lets an engine prefill
     the prompt of a group once. The random number of a token depends on the run's `seed`, the
-    trajectory's name and the token's index in `tokens`. With `hold` the slot and the KV cache stay
-    reserved after a `stop`, until `append` adds the environment's tokens or `abort` drops the
-    trajectory. All new tokens are generated under `version`, one of `Engine.versions`; with None,
-    each under the newest version at that moment.
+    trajectory's name and the token's index in `tokens`; a branch of an episode has a name of its
+    own, `noise`. With `hold` the engine keeps the trajectory after a `stop`, until `append` adds
+    the environment's tokens or `abort` drops it. Meanwhile it uses no slot, and its KV is kept
+    while there is room and computed again if there was none. All new tokens are generated under
+    `version`, one of `Engine.versions`; with None, each under the newest version at that moment.
     """
 
     trajectory: str
@@ -48,6 +49,12 @@ class GenerationRequest:
     spans: tuple[Span, ...] = ()
     hold: bool = False
     version: Version | None = None
+    noise: str = ""
+
+    @property
+    def noise_name(self) -> str:
+        """The name by which random numbers are drawn."""
+        return self.noise or self.trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,10 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Reports the engine's present load: `slots` sequences may run together, `running` and
-    `waiting` count sequences, `kv_used` and `kv_capacity` tokens of the KV cache.
+    """Reports the engine's present load: `slots` sequences may run together, `running` do, and
+    `waiting` ones could if slots were free; `parked` ones wait for their environment. `kv_used` and
+    `kv_capacity` are tokens of the KV cache; KV of parked sequences, which gives way to that of
+    others, is not counted as used.
 
     Three fields count from the start: decode `steps`, generated `tokens`, and `busy_s`, the CPU
     time that this process's thread spent in prefill and decode (of the engine `paced`: the time
@@ -169,6 +178,7 @@ class EngineStats:
     tokens: int
     busy_s: float
     drafts: DraftStats = DraftStats()
+    parked: int = 0
 
 
 class Engine(Protocol):
@@ -213,7 +223,7 @@ class Engine(Protocol):
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
         """Add the environment's tokens to a held trajectory that finished a turn (`stop`);
-        generation continues after them.
+        generation continues after them, in the next slot that becomes free.
         """
         ...
 

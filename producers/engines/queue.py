@@ -77,14 +77,17 @@ SequenceType = TypeVar("SequenceType", bound=QueuedSequence)
 
 
 class QueuedEngine(ABC, Generic[SequenceType]):
-    """Implements `Engine` for at most `slots` running or held sequences.
+    """Implements `Engine` for at most `slots` running sequences.
 
-    A sequence is waiting, running (in a row of the batch), held after a stop, or ready to continue
-    after the environment appended tokens. Held and ready sequences keep a slot and their KV cache.
+    A sequence is waiting, running (in a row of the batch), parked after a stop, or ready to
+    continue after the environment appended tokens. Parked and ready sequences use no slot. Their KV
+    is kept while there is room for it: `_evict_one` drops that of the sequence parked longest, and
+    its tokens are prefilled again when it continues. Ready sequences enter before waiting ones.
+
     The calls of `Engine` move sequences between these states; an engine adds how sequences are
-    decoded (`_open`, `_enter`, `_step`, `_collect`, `_park`, `_release`, `_kv`) and its weights.
-    Requests and appended tokens are checked before anything changes; errors name the trajectory or
-    the parameter.
+    decoded (`_open`, `_enter`, `_step`, `_collect`, `_park`, `_evict`, `_release`, `_kv`) and its
+    weights. Requests and appended tokens are checked before anything changes; errors name the
+    trajectory or the parameter.
     """
 
     _weights: EngineWeights
@@ -94,8 +97,10 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         self.slots, self.context_max, self.vocabulary = slots, context_max, vocabulary
         self._known: dict[str, SequenceType] = {}
         self._waiting: deque[SequenceType] = deque()
-        self._held: dict[str, SequenceType] = {}
-        """Held and ready sequences."""
+        self._parked: dict[str, SequenceType] = {}
+        """Sequences that wait for their environment, the one parked longest first."""
+        self._cached: dict[str, SequenceType] = {}
+        """Those of the parked sequences whose KV may still be kept, in the same order."""
         self._ready: deque[SequenceType] = deque()
         self._outbox: list[Emission] = []
         self._serving = True
@@ -115,8 +120,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _enter(self, sequence: SequenceType) -> bool:
-        """Prefill the tokens that are not cached and run the sequence. Returns False if it does not
-        fit now; the cache of a ready sequence is then dropped.
+        """Prefill the tokens that are not cached and run the sequence, the first of the ready or of
+        the waiting ones. Returns False, and changes nothing, if it does not fit now.
         """
 
     @abstractmethod
@@ -133,7 +138,11 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _park(self, sequence: SequenceType) -> None:
-        """Remove a sequence from the rows and keep its cache."""
+        """Remove a sequence from the rows, and keep its cache if there is room for it."""
+
+    @abstractmethod
+    def _evict(self, sequence: SequenceType) -> None:
+        """Drop the cache of a parked or ready sequence, if it has any."""
 
     @abstractmethod
     def _release(self, sequence: SequenceType) -> None:
@@ -141,7 +150,9 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _kv(self) -> tuple[int, int]:
-        """Return the used tokens of the KV cache, and its capacity in tokens."""
+        """Return the tokens of the KV cache that running sequences use, and its capacity in tokens.
+        The KV of parked sequences is not counted, because it gives way to that of others.
+        """
 
     def _drafts(self) -> DraftStats:
         return DraftStats()
@@ -171,12 +182,14 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         return self._sent()
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
-        sequence = self._held.get(trajectory)
-        if sequence is None or sequence.finish != "stop":
+        sequence = self._parked.get(trajectory)
+        if sequence is None:
             raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
         if not len(tokens):
             raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
         _check_tokens(trajectory, tokens, self.vocabulary)
+        del self._parked[trajectory]
+        self._cached.pop(trajectory, None)
         sequence.append(tokens)
         self._ready.append(sequence)
 
@@ -184,7 +197,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         sequence = self._known.pop(trajectory, None)
         if sequence is None:
             return None
-        if self._held.pop(trajectory, None) is None:
+        self._cached.pop(trajectory, None)
+        if self._parked.pop(trajectory, None) is None:
             self._emit(sequence)
         for queue in (self._ready, self._waiting):
             if sequence in queue:
@@ -229,52 +243,71 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         used, capacity = self._kv()
         return EngineStats(
             slots=self.slots,
-            running=len(self._rows) + len(self._held),
-            waiting=len(self._waiting),
+            running=len(self._rows),
+            waiting=len(self._waiting) + len(self._ready),
             kv_used=used,
             kv_capacity=capacity,
             steps=self._steps,
             tokens=self._tokens,
             busy_s=self._busy_s,
             drafts=self._drafts(),
+            parked=len(self._parked),
         )
 
     # ---- states --------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Run ready sequences, in their own slots, then waiting ones in their order, while slots
-        are free. A sequence without room ends without another token.
+        """Run ready sequences and then waiting ones, each in their order, while slots are free. A
+        sequence without room ends without another token.
         """
-        while self._ready:
-            sequence = self._ready.popleft()
+        while (queue := self._ready or self._waiting) and len(self._rows) < self.slots:
+            sequence = queue[0]
             if not sequence.room:
                 self._end_turn(sequence, "length")
-            elif not self._enter(sequence):
-                self._waiting.appendleft(sequence)
-            self._held.pop(sequence.trajectory)
-        while self._waiting and len(self._rows) + len(self._held) < self.slots:
-            sequence = self._waiting[0]
-            if not sequence.room:
-                self._end_turn(sequence, "length")
-            elif not self._enter(sequence):
+            elif not self._enter_or_evict(sequence):
                 break
-            self._waiting.popleft()
+            queue.popleft()
+
+    def _enter_or_evict(self, sequence: SequenceType) -> bool:
+        """Run the sequence; if it does not fit, drop the KV of parked sequences until it does, and
+        at last its own. Returns False if running sequences leave no room for it.
+        """
+        while not self._enter(sequence):
+            if not self._evict_one():
+                self._evict(sequence)
+                return self._enter(sequence)
+        return True
+
+    def _evict_one(self) -> bool:
+        """Drop the KV of the sequence that was parked longest; returns False if none has any."""
+        if not self._cached:
+            return False
+        self._evict(self._cached.pop(next(iter(self._cached))))
+        return True
+
+    def _evict_all(self) -> None:
+        """Drop the KV of all parked and ready sequences; each gets it again when it continues."""
+        while self._evict_one():
+            pass
+        for sequence in self._ready:
+            self._evict(sequence)
 
     def _end_turn(self, sequence: SequenceType, finish: Literal["stop", "length"]) -> None:
-        """Emit the last tokens of a turn; keep the slot and the cache if more may be appended."""
+        """Emit the last tokens of a turn, and park the sequence if more may be appended."""
         sequence.finish = finish
         self._emit(sequence)
         if sequence.request.hold and finish == "stop":
+            name = sequence.trajectory
+            self._parked[name] = self._cached[name] = sequence
             self._park(sequence)
-            self._held[sequence.trajectory] = sequence
         else:
             self._release(sequence)
             del self._known[sequence.trajectory]
 
     def _flush(self) -> None:
-        """Emit all generated tokens; those of held sequences are emitted already."""
+        """Emit all generated tokens; those of parked sequences are emitted already."""
         for name, sequence in self._known.items():
-            if name not in self._held:
+            if name not in self._parked:
                 self._emit(sequence)
 
     def _emit(self, sequence: SequenceType) -> None:

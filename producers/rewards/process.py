@@ -86,21 +86,28 @@ def answer_question(
             return _judge_answer(task.judge(question.reference, question.turns))
         if question.kind == "reply":
             assert isinstance(task, Environment), f"task {task.name} has no reply()"
-            return _reply_answer(task.reply(question.reference, question.state, question.turns))
+            return reply_answer(task.reply(question.reference, question.state, question.turns))
         assert function is not None, "no function was given"
         assert question.facts is not None
         decode = task.tokenizer().decode
         return _function_answer(
             function(Finished(question.facts, question.reference, question.turns, decode))
         )
-    except _UnusableResult as error:
-        return failed_answer(str(error))
     except SandboxRefused as error:
         return RewardAnswer("refused", reason=str(error))
     except Exception as error:  # noqa: BLE001 (the task's code: any failure is an outcome)
-        frame = extract_tb(error.__traceback__)[-1]
-        where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-        return failed_answer(f"{type(error).__name__} at {where}: {error}")
+        return error_answer(error)
+
+
+def error_answer(error: Exception) -> RewardAnswer:
+    """Return the answer of kind `failed` for an exception that the task's code raised, or that its
+    result caused.
+    """
+    if isinstance(error, _UnusableResult):
+        return failed_answer(str(error))
+    frame = extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return failed_answer(f"{type(error).__name__} at {where}: {error}")
 
 
 class _UnusableResult(ValueError):
@@ -125,7 +132,10 @@ def _function_answer(result: object) -> RewardAnswer:
     return RewardAnswer("score", scores={"": _number(result, "the result")})
 
 
-def _reply_answer(reply: object) -> RewardAnswer:
+def reply_answer(reply: object) -> RewardAnswer:
+    """Return the answer for an environment's reply; raises an error for `error_answer` if it is
+    none.
+    """
     if not isinstance(reply, Reply):
         raise _UnusableResult(f"reply() returned a {type(reply).__name__}, not a Reply")
     return RewardAnswer("reply", tokens=_tokens(reply.tokens), state=_state(reply.state))
@@ -195,7 +205,7 @@ def _read_questions(source: int) -> Iterator[RewardQuestion]:
         yield decoder.decode(arrived.get())
 
 
-def _claim_pipes() -> tuple[int, int]:
+def claim_pipes() -> tuple[int, int]:
     """Return new descriptors of the pipes for questions and answers, and replace the standard ones:
     what the task's code prints goes to stderr, and its stdin is empty.
     """
@@ -212,7 +222,7 @@ def main(settings: str, function_path: str = "") -> None:
     """
     description = msgspec.json.decode(settings, type=PlainTask)
     configure(plan_of(description.sandbox))
-    source, sink = _claim_pipes()
+    source, sink = claim_pipes()
     encode = msgspec.json.Encoder().encode
     with open(sink, "wb", buffering=0) as out:
         try:
@@ -229,7 +239,9 @@ def main(settings: str, function_path: str = "") -> None:
             # ends the process earlier (after `reward_timeout_s`). The alarm is for a call that
             # outlives the parent and holds the interpreter's lock: then the thread that would
             # notice the end of the pipe cannot run.
-            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * description.reward_timeout_s + 1)
+            is_reply = question.kind == "reply"
+            limit_s = description.reply_timeout_s if is_reply else description.reward_timeout_s
+            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * limit_s + 1)
             out.write(encode(answer_question(task, function, question)) + b"\n")
 
 

@@ -124,7 +124,9 @@ class UpdateInputs:
     quota: int
     """`drawn` at which a rollout starts no more under a version that is not the newest."""
     busy: int
-    """Running trajectories, and waiting resumes under the held version."""
+    """Trajectories that run or wait for their environment, and waiting resumes under the held
+    version.
+    """
     needed: int
     """The version that the next waiting start needs; 0: none."""
 

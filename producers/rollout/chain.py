@@ -16,7 +16,17 @@ from rollstream.streams.admissible import malformed_partial
 from rollstream.streams.bus import Bus
 from rollstream.streams.codec import decode
 from rollstream.streams.records import GENERATED, Partial
-from rollstream.streams.values import Address, Drafts, Floats, Sources, Span, Tokens, join_drafts
+from rollstream.streams.values import (
+    Address,
+    Branch,
+    Drafts,
+    Floats,
+    Sources,
+    Span,
+    Tokens,
+    Turn,
+    join_drafts,
+)
 
 TOPIC = "partials"
 LINKS_BYTES_MAX = 64 << 20  # encoded partials of one trajectory; a million tokens are 9 MiB
@@ -32,6 +42,9 @@ class ChainContent:
     spans: tuple[Span, ...]
     environment: str
     drafts: Drafts | None = None
+    failures: tuple[str, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +187,9 @@ def _content_of(chain: list[Partial], one: ChainRequest) -> ChainContent:
         spans,
         chain[-1].environment,
         join_drafts((len(link.logprobs), link.drafts) for link in chain),
+        chain[-1].failures,
+        tuple(turn for link in chain for turn in link.turns),
+        tuple(branch for link in chain for branch in link.branches),
     )
 
 

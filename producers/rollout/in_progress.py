@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from rollstream.errors import DecodeError, EngineRefused
+from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.chain import ChainContent, ChainRequest, read_chains
 from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
@@ -29,10 +30,10 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class InProgress:
     """Holds the trajectories of one rollout under one term. `running` are those that the engine
-    has, `done` those that are finished and not published yet. A trajectory whose turn has ended is
-    in `ended_turns`; it is in `running` too while its slot is kept for the environment's reply. A
-    trajectory leaves without being finished by `drop` (no record) or `give_up` (a last partial,
-    from which another rollout resumes it).
+    generates or has queued, `done` those that are finished and not published yet. A trajectory
+    whose turn has ended is in `ended_turns`; it is in `parked` too while the engine keeps it,
+    without a slot, for the environment's reply. A trajectory leaves without being finished by
+    `drop` (no record) or `give_up` (a last partial, from which another rollout resumes it).
     """
 
     engine: Engine
@@ -42,6 +43,7 @@ class InProgress:
     clock: Callable[[], float] = time.time
     bounds: TrainingBounds = TrainingBounds()  # noqa: RUF009  frozen, and bounds nothing
     running: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     chains: dict[tuple[str, int], ChainContent | DecodeError] = field(
         default_factory=dict[tuple[str, int], ChainContent | DecodeError]
@@ -49,8 +51,16 @@ class InProgress:
     """By trajectory and attempt, for assignments that start soon: the content of the trajectory's
     chain of partials (each links to the one before it), or why the chain cannot be used.
     """
+    agents: AgentEpisodes | None = None
+    """Runs the trajectories as episodes of a program, which asks for each turn; None: they are
+    answers to prompts. An episode is in `running` only while the engine generates a turn of it.
+    """
     broken_chains: int = 0
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
+
+    def __len__(self) -> int:
+        """Return the number of trajectories that the engine has."""
+        return len(self.running) + len(self.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
         """Read the chains of all these assignments in one pass over the topic, so that `start`
@@ -61,9 +71,9 @@ class InProgress:
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
         missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
         if missing:
-            found = read_chains(
-                self.publisher.bus, [_chain_request(assignment) for assignment in missing]
-            )
+            is_episode = self.agents is not None
+            wanted = [_chain_request(assignment, is_episode) for assignment in missing]
+            found = read_chains(self.publisher.bus, wanted)
             self.chains |= {
                 _attempt_of(assignment): found[assignment.trajectory] for assignment in missing
             }
@@ -75,7 +85,9 @@ class InProgress:
         which the engine does not hold is given back to dispatch.
         """
         self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
-        running = RunningTrajectory.start(assignment, self._gained(assignment), self.clock())
+        is_episode = self.agents is not None
+        gained = self._gained(assignment)
+        running = RunningTrajectory.start(assignment, gained, self.clock(), is_episode)
         exact = self.keep_version and assignment.kind == "resume"
         if exact and assignment.version not in self.engine.versions:
             # The engine took other weights since dispatch planned, or could not load the version.
@@ -86,6 +98,9 @@ class InProgress:
                 assignment.version,
             )
             self.publisher.give_up([running])
+            return
+        if self.agents is not None:
+            self.agents.start(running)
             return
         if running.partial is not None and not self._can_resume(running):
             running = RunningTrajectory.start(assignment, None, self.clock())
@@ -138,12 +153,15 @@ class InProgress:
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; no record of it is published."""
         self.ended_turns.drop(trajectory)
-        if self.running.pop(trajectory, None) is not None:
+        here = self.running.pop(trajectory, None), self.parked.pop(trajectory, None)
+        if self.agents is not None:
+            self.agents.drop(trajectory)
+        elif here != (None, None):
             self.engine.abort(trajectory)
 
     def drop_all(self) -> None:
         """Drop all trajectories in progress."""
-        for trajectory in list(self.running):
+        for trajectory in [*self.running, *self.parked]:
             self.drop(trajectory)
         self.ended_turns.drop_all()
 
@@ -152,7 +170,7 @@ class InProgress:
         If its turn has ended, the outcome is awaited first: a reward finishes the trajectory here,
         and after a reply it is handed over. A release of another attempt changes nothing.
         """
-        running = self.running.get(released.trajectory)
+        running = self._here(released.trajectory)
         if running is None or running.assignment.attempt != released.attempt:
             return
         running.leaving = True
@@ -160,41 +178,63 @@ class InProgress:
             self._leave(running)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
-        """Hand over all running trajectories, and the assignments in `waiting`. Trajectories whose
-        turn has ended are awaited as in `give_up`; only those that wait for their environment still
-        hold slots.
+        """Hand over all trajectories that the engine has, and the assignments in `waiting`. The
+        rollout that resumes one which waits for its environment asks for the reply again. Those
+        that wait for their reward are awaited as in `give_up`.
         """
-        for running in list(self.running.values()):
+        for running in [*self.running.values(), *self.parked.values()]:
             running.leaving = True
-            if not self.ended_turns.holds(running.assignment.trajectory):
+            name = running.assignment.trajectory
+            if self.ended_turns.awaits_reply(name):
+                self.ended_turns.drop(name)
+            if not self.ended_turns.holds(name):
                 self._leave(running)
         # Resumes need no final partial: their chain is already in the log.
         fresh = [assignment for assignment in waiting if assignment.partial is None]
         self.publisher.give_up(
-            [RunningTrajectory.start(assignment, None, self.clock()) for assignment in fresh]
+            [RunningTrajectory.start(a, None, self.clock(), self.agents is not None) for a in fresh]
         )
 
     def grow(self, emission: Emission) -> None:
         """Append the emission's tokens to its trajectory. If it finishes the turn, hand the
-        trajectory to `ended_turns`; it keeps its slot only if the environment may reply.
+        trajectory to `ended_turns`; the engine keeps it only if the environment may reply.
         """
+        if self.agents is not None:
+            if emission.trajectory not in self.running:
+                return  # tokens beyond those that the request asked for
+            emission = self.agents.cut(emission)
         running = self.running[emission.trajectory]
         running.extend(emission)
-        if emission.finish is not None:
-            if not (self.ended_turns.dialogue and emission.finish == "stop"):
-                del self.running[emission.trajectory]
+        if emission.finish is not None and self.agents is not None:
+            del self.running[emission.trajectory]
+            self.parked[emission.trajectory] = running
+            self.agents.turn_ended(running, emission.finish)
+        elif emission.finish is not None:
+            del self.running[emission.trajectory]
+            if self.ended_turns.dialogue and emission.finish == "stop":
+                self.parked[emission.trajectory] = running
             self.ended_turns.submit(running, emission.finish)
+
+    def run_agents(self, agents: AgentEpisodes) -> None:
+        """Run all trajectories as episodes of a program."""
+        self.agents, self.running, self.parked = agents, agents.generating, agents.parked
+
+    def take_requests(self) -> None:
+        """Take what the programs of episodes ask for: turns enter the engine, episodes end."""
+        if self.agents is not None:
+            self.agents.accept()
+            self.done += self.agents.take_finished()
 
     def collect_outcomes(self) -> None:
         """Take the outcomes of ended turns: finished trajectories move to `done`, and trajectories
-        with a reply continue in the slot that they kept.
+        with a reply continue in the next free slot.
         """
         for decided in self.ended_turns.poll():
             if isinstance(decided, ContinuedTurn):
                 self._continue(decided)
                 continue
-            if self.running.pop(decided.trajectory, None) is not None:
-                self.engine.abort(decided.trajectory)  # its slot was held for the environment
+            if self.parked.pop(decided.trajectory, None) is not None:
+                self.engine.abort(decided.trajectory)
             if decided.finish == "dead":
                 log.warning("%s died: %s", decided.trajectory, decided.reason)
             self.done.append(decided)
@@ -205,8 +245,8 @@ class InProgress:
         """
         done, self.done = self.done, []
         self.publisher.trajectories([self._admissible(record) for record in done])
-        unfinished = [r for t, r in self.running.items() if not self.ended_turns.holds(t)]
-        self.publisher.partials(unfinished)
+        if self.agents is None:  # an episode of an agent has a partial for each of its turns
+            self.publisher.partials([*self.running.values(), *self.parked.values()])
         self.publisher.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
@@ -219,28 +259,41 @@ class InProgress:
         log.warning("%s died: %s", record.trajectory, refused)
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
+    def _here(self, trajectory: str) -> RunningTrajectory | None:
+        return self.running.get(trajectory) or self.parked.get(trajectory)
+
     def _leave(self, running: RunningTrajectory) -> None:
         """Free the trajectory's slot and publish its last partial. If the tokens that the abort
         returns finish its turn, the outcome of the turn is awaited instead.
         """
-        emission = self.engine.abort(running.assignment.trajectory)
+        name = running.assignment.trajectory
+        if self.agents is not None:
+            self.publisher.give_up([self.agents.leave(name)])
+            return
+        if self.parked.pop(name, None) is not None:
+            self.engine.abort(name)
+            self.publisher.give_up([running])
+            return
+        emission = self.engine.abort(name)
         if emission is not None and emission.finish is not None:
             self.grow(emission)
             return
         if emission is not None:
             running.extend(emission)
-        del self.running[running.assignment.trajectory]
+        del self.running[name]
         self.publisher.give_up([running])
 
     def _continue(self, decided: ContinuedTurn) -> None:
         """Continue after the environment's reply, or hand the trajectory over if it is leaving."""
-        if (running := self.running[decided.trajectory]).leaving:
+        running = self.parked[decided.trajectory]
+        if running.leaving:
             self._leave(running)
             return
+        del self.parked[decided.trajectory]
         try:
             self.engine.append(decided.trajectory, decided.tokens)
+            self.running[decided.trajectory] = running
         except EngineRefused as error:  # the environment's error ends one sample
-            running = self.running.pop(decided.trajectory)
             self.engine.abort(decided.trajectory)
             self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
 
@@ -249,9 +302,8 @@ def _attempt_of(assignment: Assignment) -> tuple[str, int]:
     return assignment.trajectory, assignment.attempt
 
 
-def _chain_request(assignment: Assignment) -> ChainRequest:
+def _chain_request(assignment: Assignment, is_episode: bool) -> ChainRequest:
     assert assignment.partial is not None, "only a resume has a chain"
     most = assignment.sampling.tokens_max
-    return ChainRequest(
-        assignment.trajectory, assignment.partial, assignment.first, len(assignment.tokens), most
-    )
+    start = 0 if is_episode else len(assignment.tokens)
+    return ChainRequest(assignment.trajectory, assignment.partial, assignment.first, start, most)

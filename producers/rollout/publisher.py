@@ -40,10 +40,14 @@ class RecordSender(Protocol):
     """Appends records to the log, now or later."""
 
     def send(
-        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
+        self,
+        topic: str,
+        records: Sequence[KeyedRecord],
+        on_published: OnPublished | None = None,
+        is_urgent: bool = False,
     ) -> None:
         """Publish the records, in this order and behind earlier ones of the topic. May return
-        before they are durable.
+        before they are durable. Urgent ones are not held back to share an append with others.
         """
         ...
 
@@ -74,24 +78,30 @@ class BackgroundSender:
         self._waiting: list[_QueuedRecords] = []
         self._under_way: list[_QueuedRecords] = []
         self._failed: BaseException | None = None
-        self._hurried = threading.Event()
+        self._is_flushing = self._has_urgent = False
         threading.Thread(target=self._run, name="outbox", daemon=True).start()
 
     def send(
-        self, topic: str, records: Sequence[KeyedRecord], on_published: OnPublished | None = None
+        self,
+        topic: str,
+        records: Sequence[KeyedRecord],
+        on_published: OnPublished | None = None,
+        is_urgent: bool = False,
     ) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._count() < RECORDS_MAX)
             self._check()
             self._waiting.append(_QueuedRecords(topic, records, on_published))
+            self._has_urgent = self._has_urgent or is_urgent
             self._changed.notify_all()
 
     def flush(self) -> None:
-        self._hurried.set()
         with self._changed:
+            self._is_flushing = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._failed or not self._count())
+            self._is_flushing = False
             self._check()
-        self._hurried.clear()
 
     def _count(self) -> int:
         return sum(len(queued.records) for queued in (*self._waiting, *self._under_way))
@@ -106,11 +116,14 @@ class BackgroundSender:
                 with self._changed:
                     self._changed.wait_for(lambda: self._waiting)
                     self._under_way, self._waiting = self._waiting, []
+                    self._has_urgent = False
                 self._post(self._under_way)
                 with self._changed:
                     self._under_way = []
                     self._changed.notify_all()
-                self._hurried.wait(GATHER_S)
+                    self._changed.wait_for(
+                        lambda: self._is_flushing or self._has_urgent, timeout=GATHER_S
+                    )
         except Exception as error:
             log.exception("the rollout's records cannot be published")
             with self._changed:
@@ -147,6 +160,8 @@ class RolloutCondition:
     verified: bool
     pulling: bool = False
     versions: tuple[Version, ...] = ()
+    parked: int = 0
+    parked_max: int = 0
 
 
 @dataclass(slots=True)
@@ -174,6 +189,8 @@ class RolloutPublisher:
     """The machine may be taken away at any moment."""
     drafts: DraftStats = field(default_factory=DraftStats)
     """Draft statistics of the last heartbeat."""
+    url: str = ""
+    """Address of the rollout's endpoint for agents."""
     heartbeat: Heartbeat | None = None
     """Sends and repeats `status` in a thread beside the loop. None: `sender` sends it once."""
 
@@ -193,6 +210,18 @@ class RolloutPublisher:
         if not due:
             return
         self._send(due, [each.take_partial(self.name, self.term, now) for each in due])
+
+    def episode(self, running: RunningTrajectory, on_durable: Callable[[], None]) -> None:
+        """Publish at once what an episode of an agent gained: a turn, or its reward. `on_durable`
+        is called in the sender's thread when the log has acknowledged it.
+        """
+        record = running.take_partial(self.name, self.term, self.clock())
+
+        def on_published(addresses: list[Address]) -> None:
+            running.partial_published(addresses[0])
+            on_durable()
+
+        self.sender.send("partials", [(record.trajectory, record)], on_published, is_urgent=True)
 
     def _send(self, due: Sequence[RunningTrajectory], records: Sequence[Partial]) -> None:
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
@@ -268,6 +297,9 @@ class RolloutPublisher:
             queued=condition.queued,
             preemptible=self.preemptible,
             versions=condition.versions,
+            url=self.url,
+            parked=condition.parked,
+            parked_max=condition.parked_max,
         )
         if self.heartbeat is None:
             self.sender.send("status", [(f"{self.name}/{self.term}", record)])
@@ -294,9 +326,8 @@ class RolloutPublisher:
             self.heartbeat.close()
 
     def _is_due(self, running: RunningTrajectory, now_s: float) -> bool:
-        gained = running.length - running.flushed
         late = now_s - running.flushed_s >= self.settings.partial_s
-        return late or gained >= self.settings.partial_tokens
+        return late or running.unpublished >= self.settings.partial_tokens
 
 
 FINISHES = ("stop", "length", "dead")  # how a trajectory can end
@@ -342,6 +373,7 @@ def _status_metrics(status: RolloutStatus) -> MetricValues:
         "rollout_slots": status.slots,
         "rollout_running": status.running,
         "rollout_waiting": status.waiting,
+        "rollout_parked": status.parked,
         "rollout_kv_used_tokens": status.kv_used,
         "rollout_kv_capacity_tokens": status.kv_capacity,
         "rollout_version_held": status.version.number,

@@ -12,20 +12,26 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.rollout.chain import ChainContent, extend_spans
 from rollstream.streams import records
+from rollstream.streams.branches import path_to
 from rollstream.streams.values import (
     Address,
+    Branch,
     Drafts,
     Floats,
+    Sampling,
     Sources,
     Span,
     Tokens,
+    Turn,
     Version,
     join_drafts,
+    split_off_last,
 )
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -69,7 +75,28 @@ class RunningTrajectory:
     because the address that it must name is unknown.
     """
     environment: str = ""
-    """State of the task's environment after its newest reply."""
+    """State of the task's environment after its newest reply that had tokens; in an episode of an
+    agent, the reward that its program has set.
+    """
+    turns: list[Turn] = field(default_factory=list[Turn])
+    """The answered requests of an episode of an agent."""
+    branches: list[Branch] = field(default_factory=list[Branch])
+    """Where the tokens of an episode branch."""
+    flushed_turns: int = 0
+    """Number of `turns` in partials."""
+    flushed_branches: int = 0
+    """Number of `branches` in partials."""
+    final_state: str | None = None
+    """State of the environment after the reply that ended the dialogue; None before."""
+    failures: tuple[str, ...] = ()
+    """Why the environment failed before it was asked again."""
+    waiting_s: float | None = None
+    """Seconds since the start in which the trajectory waited for its environment, if it did."""
+    withheld: int = 0
+    """1 while the outcome of an ended turn is awaited, else 0: partials then leave out the newest
+    token. A rollout that resumes from them generates this token again, which ends the turn there
+    too, and asks for the outcome itself; with the token it would generate past the turn's end.
+    """
     leaving: bool = False
     """True once another rollout is to resume the trajectory. If its turn has ended, the outcome is
     awaited first: a reward finishes it here, and after a reply it is handed over.
@@ -77,15 +104,19 @@ class RunningTrajectory:
 
     @classmethod
     def start(
-        cls, assignment: records.Assignment, resumed: ChainContent | None, now_s: float
+        cls,
+        assignment: records.Assignment,
+        resumed: ChainContent | None,
+        now_s: float,
+        is_episode: bool = False,
     ) -> "RunningTrajectory":
         """Start with the assignment's prompt; if the trajectory is resumed, also with the content
-        of its earlier partials (`resumed`), which counts as flushed.
+        of its earlier partials (`resumed`), which counts as flushed. An episode of an agent starts
+        without tokens: the prompt comes with the first request of its program.
         """
-        prompt = np.full(len(assignment.tokens), records.PROMPT, np.uint8)
-        running = cls(
-            assignment, now_s, now_s, [assignment.tokens], [prompt], length=len(assignment.tokens)
-        )
+        given = assignment.tokens[:0] if is_episode else assignment.tokens
+        prompt = np.full(len(given), records.PROMPT, np.uint8)
+        running = cls(assignment, now_s, now_s, [given], [prompt], length=len(given))
         if resumed is not None:
             running.tokens.append(resumed.tokens)
             running.sources.append(resumed.sources)
@@ -94,15 +125,18 @@ class RunningTrajectory:
             running.parts = [(len(resumed.logprobs), resumed.drafts)]
             running.length += len(resumed.tokens)
             running.generated = len(resumed.logprobs)
-            running.environment = resumed.environment
+            running.environment, running.failures = resumed.environment, resumed.failures
+            running.turns, running.branches = list(resumed.turns), list(resumed.branches)
             running.partial = assignment.partial
         running.flushed, running.flushed_generated = running.length, running.generated
         running.flushed_parts = len(running.parts)
+        running.flushed_turns = len(running.turns)
+        running.flushed_branches = len(running.branches)
         return running
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
         """Return the request that makes an engine start or resume the trajectory. With `hold` the
-        engine keeps its slot and KV cache when a turn ends. `version` is the only version under
+        engine keeps the trajectory when a turn ends. `version` is the only version under
         which it may be generated; None: always the newest one.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
@@ -140,24 +174,97 @@ class RunningTrajectory:
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), records.ENVIRONMENT, np.uint8))
         self.length += len(tokens)
-        self.environment = state
+        self.environment, self.withheld = state, 0
+
+    def end_turn(self) -> None:
+        """Withhold the newest token from partials until the turn's outcome is known. A turn without
+        a generated token, in a full context, ends again wherever it is resumed.
+        """
+        last = next((sources for sources in reversed(self.sources) if len(sources)), None)
+        self.withheld = int(last is not None and last[-1] == records.GENERATED)
+
+    def turn_count(self) -> int:
+        """Return the number of turns of the model so far."""
+        is_generated = np.concatenate(self.sources) == records.GENERATED
+        return int(np.count_nonzero(np.diff(is_generated.astype(np.int8), prepend=0) == 1))
+
+    @property
+    def unpublished(self) -> int:
+        """The number of tokens for the next partial."""
+        return max(0, self.length - self.withheld - self.flushed)
+
+    def extend_prompt(self, tokens: Tokens, at: int) -> None:
+        """Append the tokens that a request of the program adds behind the token at index `at` (-1:
+        as a path of their own). Where that is not the newest token, a branch begins.
+        """
+        source = records.ENVIRONMENT if self.length else records.PROMPT
+        if self.length and at != self.length - 1:
+            self.branches.append(Branch(self.length, at))
+        self.tokens.append(tokens)
+        self.sources.append(np.full(len(tokens), source, np.uint8))
+        self.length += len(tokens)
+
+    def undo_turn(self, start: int) -> None:
+        """Remove the tokens from index `start` on: those of a request that is not answered. They
+        are in no partial.
+        """
+        assert start >= self.flushed, "tokens in a partial stay"
+        tokens, sources = self.content()
+        generated = int(np.count_nonzero(sources[:start] == records.GENERATED))
+        self.tokens, self.sources = [tokens[:start]], [sources[:start]]
+        self.logprobs = [_joined(self.logprobs)[:generated]]
+        self.spans = [
+            Span(span.start, min(span.end, generated), span.version)
+            for span in self.spans
+            if span.start < generated
+        ]
+        del self.parts[self.flushed_parts :]
+        self.branches = [branch for branch in self.branches if branch.start < start]
+        self.length, self.generated = start, generated
+
+    def path_request(
+        self, index: int, sampling: Sampling, version: Version | None = None
+    ) -> GenerationRequest:
+        """Return the request that makes an engine continue the path that ends with the token at
+        `index`, which is the newest one. Paths draw different random numbers.
+        """
+        assignment, (tokens, sources) = self.assignment, self.content()
+        path = path_to(index, self.branches)
+        number = np.cumsum(sources == records.GENERATED) - 1
+        chosen = number[path[sources[path] == records.GENERATED]]
+        return GenerationRequest(
+            trajectory=assignment.trajectory,
+            group=assignment.group,
+            tokens=tokens[path],
+            sources=sources[path],
+            sampling=sampling,
+            seed=assignment.seed,
+            logprobs=_joined(self.logprobs)[chosen],
+            spans=_spans_of(self.spans, chosen),
+            version=version,
+            noise=f"{assignment.trajectory}/{self.branches[-1].start}" if self.branches else "",
+        )
 
     def has_unpublished(self) -> bool:
         """Whether a partial can be made now: there are tokens for it, and the previous partial is
         durable.
         """
-        return self.length > self.flushed and not self.flushing
+        return self.unpublished > 0 and not self.flushing
 
     def take_partial(
         self, rollout: str, term: int, now_s: float, last: bool = False
     ) -> records.Partial:
-        """Return a partial with all tokens since the previous one, and count them as flushed. A
-        `last` partial ends the attempt and may be empty. `partial_published` must be called with
-        the partial's address before the next call. `rollout` and `term` name the writer.
+        """Return a partial with all tokens since the previous one, but the withheld one, and count
+        them as flushed. A `last` partial ends the attempt and may be empty. `partial_published`
+        must be called with the partial's address before the next call. `rollout` and `term` name
+        the writer.
         """
         assert not self.flushing, "the previous partial is not durable yet"
-        first, gained = self.flushed_generated, self.length - self.flushed
-        sources = _tail(self.sources, gained, np.uint8)
+        if self.flushed == self.length:
+            self.withheld = 0  # it is in a partial already, whose reader ends the turn again
+        first, gained, kept = self.flushed_generated, self.length - self.flushed, self.withheld
+        end = self.generated - kept
+        sources = _tail(self.sources, gained, np.uint8)[: gained - kept]
         record = records.Partial(
             trajectory=self.assignment.trajectory,
             group=self.assignment.group,
@@ -166,20 +273,34 @@ class RunningTrajectory:
             rollout_term=term,
             previous=self.partial,
             start=self.flushed,
-            tokens=_tail(self.tokens, gained, np.uint32),
+            tokens=_tail(self.tokens, gained, np.uint32)[: gained - kept],
             sources=sources[:0] if (sources == records.GENERATED).all() else sources,
-            logprobs=_tail(self.logprobs, self.generated - first, np.float32),
+            logprobs=_tail(self.logprobs, self.generated - first, np.float32)[: end - first],
             spans=tuple(
-                Span(max(s.start, first), s.end, s.version) for s in self.spans if s.end > first
+                Span(max(s.start, first), min(s.end, end), s.version)
+                for s in self.spans
+                if s.end > first and s.start < end
             ),
             environment=self.environment,
             last=last,
-            drafts=join_drafts(self.parts[self.flushed_parts :]),
+            drafts=join_drafts(self._parts_to_flush()),
+            failures=self.failures,
+            turns=tuple(self.turns[self.flushed_turns :]),
+            branches=tuple(self.branches[self.flushed_branches :]),
         )
-        self.flushed, self.flushed_generated, self.flushed_s = self.length, self.generated, now_s
-        self.flushed_parts = len(self.parts)
+        self.flushed_turns, self.flushed_branches = len(self.turns), len(self.branches)
+        self.flushed, self.flushed_generated, self.flushed_s = self.length - kept, end, now_s
+        self.flushed_parts = len(self.parts) - kept
         self.flushing = True
         return record
+
+    def _parts_to_flush(self) -> Sequence[tuple[int, Drafts | None]]:
+        """Return the parts of the next partial. A withheld token is split off as one of its own."""
+        if self.withheld and self.parts[-1][0] > 1:
+            count, drafts = self.parts.pop()
+            rest, last = split_off_last(drafts)
+            self.parts += [(count - 1, rest), (1, last)]
+        return self.parts[self.flushed_parts : len(self.parts) - self.withheld]
 
     def partial_published(self, at: Address) -> None:
         """Note that the newest partial is durable at this address."""
@@ -220,13 +341,29 @@ class RunningTrajectory:
             temperature=assignment.sampling.temperature,
             reason=reason,
             scores=scores,
-            environment=self.environment,
+            environment=self.environment if self.final_state is None else self.final_state,
             moves=assignment.moves,
             wave=assignment.wave,
             reference=assignment.reference,
             predicted=assignment.predicted,
             drafts=join_drafts(self.parts),
+            failures=self.failures,
+            waiting_s=self.waiting_s,
+            turns=tuple(replace(turn, answer="") for turn in self.turns),
+            branches=tuple(self.branches),
         )
+
+
+def _spans_of(spans: Sequence[Span], chosen: NDArray[np.int64]) -> tuple[Span, ...]:
+    """Return the spans of the `chosen` generated tokens, counted among these alone."""
+    found: list[Span] = []
+    begin = 0
+    for span in spans:
+        count = int(np.count_nonzero((chosen >= span.start) & (chosen < span.end)))
+        if count:
+            extend_spans(found, Span(begin, begin + count, span.version))
+        begin += count
+    return tuple(found)
 
 
 def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:

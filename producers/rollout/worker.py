@@ -40,6 +40,7 @@ from rollstream.streams.values import Version
 
 POLL_S = 0.03  # of decoding in one iteration
 IDLE_S = 0.02  # pause of an iteration that has nothing to decode
+TURN_S = 0.002  # of decoding between two looks for requests of agents
 
 
 @dataclass(slots=True)
@@ -100,13 +101,28 @@ class RolloutLoop:
         if self.draft_feed is not None:
             self.draft_feed.poll(self._has_drafted())
         began = self.timer()
-        emissions = self.generate()
+        emissions = self.generate() if self.in_progress.agents is None else self._serve_agents()
         for emission in emissions:
             self.in_progress.grow(emission)
         self.in_progress.collect_outcomes()
         self.publish()
         if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
             stop.wait(IDLE_S)
+
+    def _serve_agents(self) -> list[Emission]:
+        """Decode for `POLL_S` seconds like `generate`, but begin the turns that programs ask for
+        and end those that are generated within `TURN_S`; while there is none, wait for a request.
+        """
+        agents, deadline = self.in_progress.agents, self.timer() + POLL_S
+        assert agents is not None
+        while (rest := deadline - self.timer()) > 0:
+            self.in_progress.take_requests()
+            if not (self.in_progress.running and self.follower.verified):
+                agents.inbox.wait(min(rest, IDLE_S))
+                continue
+            for emission in self.engine.poll(min(rest, TURN_S)):
+                self.in_progress.grow(emission)
+        return []
 
     def take_assignments(self) -> None:
         """Read new assignments. A released trajectory is dropped, or handed over if another rollout
@@ -169,7 +185,7 @@ class RolloutLoop:
         if self._is_side_by_side:
             if waiting[0].kind == "start" or version in self.engine.versions:
                 return None
-        elif not waiting[0].from_history or self.in_progress.running:
+        elif not waiting[0].from_history or len(self.in_progress):
             return None
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
@@ -200,18 +216,17 @@ class RolloutLoop:
         new trajectories under the held version.
 
         The engine gets an eighth more trajectories than it has slots, so that a slot that becomes
-        free while it decodes is filled at once. Where its KV cache is full before its slots are, no
-        more than that eighth wait in the engine; the others wait here, where they can still start
-        under a newer version.
+        free while it decodes is filled at once. Those that wait for their environment do not count:
+        while they do, their slots serve others, until `episodes_max` trajectories are open. Where
+        its KV cache is full before its slots are, no more than that eighth wait in the engine; the
+        others wait here, where they can still start under a newer version.
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + surplus
         if waiting and self.engine.stats().waiting >= surplus:
             return
-        self.in_progress.read_chains_ahead(
-            islice(waiting, max(0, room - len(self.in_progress.running)))
-        )
-        while waiting and len(self.in_progress.running) < room:
+        self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
+        while waiting and self._startable(room):
             is_new = waiting[0].kind == "start"
             if is_new and not may_draw(self._effective_mode, self._update_inputs()):
                 return
@@ -219,6 +234,14 @@ class RolloutLoop:
                 return
             self.in_progress.start(waiting.popleft())
             self.drawn += is_new
+
+    def _startable(self, room: int) -> int:
+        """Return how many more trajectories the engine may get, of which `room` may run."""
+        open_max = max(self.settings.episodes_max, room)
+        if self.in_progress.agents is not None:
+            open_max = self.in_progress.agents.open_max(self.settings.episodes_max)
+        left = min(room - len(self.in_progress.running), open_max - len(self.in_progress))
+        return max(0, left)
 
     def generate(self) -> list[Emission]:
         """Decode for `POLL_S` seconds and return the emissions (new tokens by trajectory)."""
@@ -248,14 +271,15 @@ class RolloutLoop:
     def _leave(self) -> None:
         """Leave in five steps.
 
-        1. Hand over the running and the waiting trajectories, except those that wait for a reward
-           or reply.
+        1. Hand over the running and the waiting trajectories, except those that wait for a reward.
         2. If there are such, publish `leaving`: dispatch assigns nothing more here.
-        3. For `outcome_wait_s`, publish those whose reward arrives, hand over those with a reply.
+        3. For `outcome_wait_s`, publish those whose reward arrives.
         4. Wait for the last comparison, so that `applied` has every version that matched.
         5. Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
+        if self.in_progress.agents is not None:
+            self.in_progress.agents.close()
         self.assignments.waiting.clear()
         self.publisher.flush_given_up()
         deadline = self.timer() + self.outcome_wait_s
@@ -299,9 +323,17 @@ class RolloutLoop:
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
-            busy=len(self.in_progress.running) + resumes,
+            busy=len(self.in_progress) + resumes,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
+
+    @property
+    def _parked_max(self) -> int:
+        """The number of trajectories that may wait for their environment beside full slots."""
+        slots = self.settings.slots
+        if (agents := self.in_progress.agents) is not None:
+            return max(0, agents.open_max(self.settings.episodes_max) - slots)
+        return max(0, self.settings.episodes_max - slots) if self.ended_turns.dialogue else 0
 
     def _resumes(self) -> list[Assignment]:
         return [
@@ -309,12 +341,15 @@ class RolloutLoop:
         ]
 
     def metric_values(self) -> MetricValues:
-        started = [running.started_s for running in list(self.in_progress.running.values())]
+        here = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
+        started = [running.started_s for running in here]
         oldest_s = self.clock() - min(started) if started else 0.0
-        broken_chains = {"rollout_chains_broken_total": self.in_progress.broken_chains}
+        agents = self.in_progress.agents
         return {
             **rollout_metrics(self.publisher, self.follower, len(self.ended_turns), oldest_s),
-            **broken_chains,
+            "rollout_chains_broken_total": self.in_progress.broken_chains,
+            "rollout_replies_retried_total": self.ended_turns.retried,
+            **({} if agents is None else agents.metric_values()),
         }
 
     def readers(self) -> list[TopicReader]:
@@ -346,5 +381,7 @@ class RolloutLoop:
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),
+            parked=len(self.in_progress.parked),
+            parked_max=self._parked_max,
         )
         self.publisher.status(condition, self.engine.stats())

@@ -10,6 +10,7 @@ because reward processes must start in a fraction of a second.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -130,7 +131,12 @@ class Task(Protocol):
 @runtime_checkable
 class Environment(Protocol):
     """A task that is a dialogue of several turns: it replies to each generated turn that ended in a
-    stop token. A task with the method `reply` is one.
+    stop token. A task with the method `reply` is one. `reply` may be an `async def`: then one
+    process waits for the replies of thousands of dialogues at once.
+
+    A dialogue waits for its reply without a slot of the engine. A reply is asked for again after a
+    failure (`task.retries`), and after the rollout's death, so it must depend on its arguments
+    alone.
     """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
@@ -138,6 +144,11 @@ class Environment(Protocol):
         its previous reply in this dialogue, "" at first.
         """
         ...
+
+
+def is_asynchronous(task: Task) -> bool:
+    """Whether the task is an environment whose `reply` is an `async def`."""
+    return iscoroutinefunction(getattr(task, "reply", None))
 
 
 @runtime_checkable
@@ -212,4 +223,5 @@ class PlainTask(msgspec.Struct, frozen=True):
     system: str
     tokenizer: str | None
     reward_timeout_s: float
+    reply_timeout_s: float
     sandbox: PlainSandbox

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from inspect import isawaitable
 from math import gcd, lcm
+from typing import cast
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import (
@@ -24,6 +26,7 @@ from rollstream.producers.tasks.base import (
     Teacher,
     Tokenizer,
     Turns,
+    is_asynchronous,
 )
 
 CYCLE_MAX = 10_000  # most prompts after which the order of parts repeats
@@ -123,12 +126,11 @@ def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
         )
     for part in parts[1:]:
         _check_same_tokenizer(parts[0], part)
-    kind = (
-        EnvironmentMixture
-        if any(isinstance(part.task, Environment) for part in parts)
-        else TaskMixture
-    )
-    return kind(parts)
+    if any(is_asynchronous(part.task) for part in parts):
+        return AsyncEnvironmentMixture(parts)
+    if any(isinstance(part.task, Environment) for part in parts):
+        return EnvironmentMixture(parts)
+    return TaskMixture(parts)
 
 
 class TaskMixture:
@@ -211,6 +213,21 @@ class EnvironmentMixture(TaskMixture):
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         part, own = self._part_of(reference)
         return part.reply(own, state, turns) if isinstance(part, Environment) else Reply(())
+
+
+class AsyncEnvironmentMixture(TaskMixture):
+    """The same where the `reply` of some parts is an `async def`. A `reply` of another part that
+    takes long delays all dialogues meanwhile.
+    """
+
+    async def reply(self, reference: str, state: str, turns: Turns) -> Reply:
+        part, own = self._part_of(reference)
+        if not isinstance(part, Environment):
+            return Reply(())
+        found: object = part.reply(own, state, turns)
+        if isawaitable(found):
+            found = await found
+        return cast("Reply", found)
 
 
 def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:

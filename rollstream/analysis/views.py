@@ -176,6 +176,28 @@ SELECT trajectory, "group", index, task,
 FROM completions WHERE drafts IS NOT NULL
 """
 
+_EPISODES = """
+SELECT c.trajectory, c."group", c.index, c.task, c.finish, c.reason_ AS reason, r.reward,
+       len(c.turns) AS turns, coalesce(len(c.branches), 0) AS branches,
+       list_sum(list_transform(c.turns, lambda t: t.waiting_s)) AS waiting_s,
+       list_sum(list_transform(c.turns, lambda t: t.generating_s)) AS generating_s,
+       len(c.logprobs) AS tokens, c.finished_s - c.started_s AS seconds, c.rollout, c.attempt
+FROM completions c LEFT JOIN rewards r USING (trajectory)
+WHERE len(c.turns) > 0 OR c.reason_ LIKE 'agent: %'
+"""
+
+_TURNS = """
+SELECT trajectory, "group", place AS turn, t.turn.finish AS finish, t.turn.fork AS fork,
+       t.turn.generated - t.turn.start AS prompt_tokens,
+       t.turn."end" - t.turn.generated AS tokens, t.turn.waiting_s AS waiting_s,
+       t.turn.generating_s AS generating_s, t.turn.overridden AS overridden,
+       t.turn.digest AS digest
+FROM (
+    SELECT trajectory, "group", unnest(turns) AS turn, generate_subscripts(turns, 1) AS place
+    FROM completions WHERE len(turns) > 0
+) t
+"""
+
 VIEWS: dict[str, SqlView] = {
     view.name: view
     for view in (
@@ -239,6 +261,18 @@ VIEWS: dict[str, SqlView] = {
             "accepted, and the number of steps",
             ("completions",),
             _DRAFTS,
+        ),
+        SqlView(
+            "episodes",
+            "one row per episode of an agent: turns, branches, times, and why it failed",
+            ("completions", "rewards"),
+            _EPISODES,
+        ),
+        SqlView(
+            "turns",
+            "one row per turn of an episode: its tokens, times, and the cause if it branched",
+            ("completions",),
+            _TURNS,
         ),
     )
 }  # fmt: skip

@@ -71,7 +71,8 @@ class JsonLogFormatter(logging.Formatter):
 
 
 def add_arguments(command: CommandParser) -> None:
-    command.add_examples(EXAMPLE_RUN)
+    needs = " --set agent.front=127.0.0.1:8700" if command.command == "endpoint" else ""
+    command.add_examples(f"{EXAMPLE_RUN}{needs}")
     command.add_process_name()
     command.add_log()
     if command.command == "eval":

@@ -27,7 +27,9 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
 from rollstream.streams.release import (
     ADAPTERS,
+    AGENTS,
     NEEDED_FEATURES,
+    REDUNDANCY,
     RELEASE,
     missing_features,
     upgrade_advice,
@@ -83,6 +85,8 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
     for _ in range(SWAPS_MAX):
         found, etag = _read(store, configuration.run)
         own = (ADAPTERS,) if configuration.model.lora.rank else ()
+        own += (AGENTS,) if configuration.agent.is_active else ()
+        own += (REDUNDANCY,) if configuration.task.redundancy else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs

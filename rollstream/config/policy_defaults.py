@@ -65,6 +65,7 @@ def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:
     yield "dispatch.max_lag", None
     wave = _count(layers, "trainer.groups_per_step")
     samples = _count(layers, "trainer.samples_per_group")
+    samples += _count(layers, "task.redundancy") if samples else 0
     rollouts, slots = _count(layers, "rollouts.count"), _count(layers, "rollouts.slots")
     if wave and _value(layers, "dispatch.max_lag") is None:
         yield "dispatch.ready_groups_max", WAVES_READY * wave

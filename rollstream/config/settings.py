@@ -16,6 +16,7 @@ from pydantic import Field
 
 from rollstream.consumers.objective_settings import ADVANTAGE_NAMES, LOSS_NAMES
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
+from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
 from rollstream.producers.settings import (
     OWN_ARGUMENTS,
@@ -115,6 +116,8 @@ class Configuration(Settings):
     """The model that is trained (the policy)."""
     task: TaskSettings = TaskSettings()
     """Prompts and rewards."""
+    agent: AgentSettings = AgentSettings()
+    """The program whose episodes are trained, if trajectories are episodes of a program."""
     sampling: SamplingSettings = SamplingSettings()
     """How training trajectories are sampled."""
     scoring: ScoringSettings = ScoringSettings()
@@ -168,6 +171,7 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
         _check_model,
         _check_lora,
         _check_task,
+        _check_agent,
         _check_sampling,
         _check_rollouts,
         _check_paced,
@@ -221,6 +225,20 @@ def _check_task(c: Configuration) -> Iterator[SettingProblem]:
         if name.startswith(OWN_VARIABLES):
             must = f"must not name {name}: roles read it (give the task a variable of its own)"
             yield SettingProblem("task.environment", must)
+
+
+def _check_agent(c: Configuration) -> Iterator[SettingProblem]:
+    a = c.agent
+    if not a.is_active:
+        return
+    if sum(map(bool, (a.episode, a.command, a.service))) > 1:
+        yield SettingProblem("agent.episode", "must be the only one of episode, command, service")
+    if c.evaluation.enabled:
+        must = "must be false with [agent]: an evaluation asks for single answers"
+        yield SettingProblem("evaluation.enabled", must)
+    if a.endpoint.rpartition(":")[2] != "0" and c.rollouts.count > 1:
+        must = f"must have port 0 with rollouts.count = {c.rollouts.count}, each has its own"
+        yield SettingProblem("agent.endpoint", must)
 
 
 def _check_sampling(c: Configuration) -> Iterator[SettingProblem]:

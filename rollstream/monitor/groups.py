@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rollstream.streams.admissible import is_group_full
 from rollstream.streams.records import Admitted, Annotation, Trajectory
 
 
@@ -87,10 +88,18 @@ class WatchedGroup:
     """(trajectory, name) of the annotations that arrived, possibly before their sample."""
     finished_s: float | None = None
     ready_s: float | None = None
+    enough: int = 0
+    """`Admitted.needed`: so many living trajectories complete the group; 0: all."""
+    living: int = 0
+    """Number of finished trajectories that are not dead."""
+
+    def is_full(self) -> bool:
+        """Whether no further completion of the group counts."""
+        return is_group_full(len(self.trajectories), self.enough, self.living, len(self.finished))
 
     def update(self, time_s: float) -> None:
         """Update `finished_s` and `ready_s` after a record that was appended at `time_s`."""
-        if len(self.finished) < len(self.trajectories):
+        if not self.is_full():
             return
         self.finished_s = self.finished_s or time_s
         if self.needed <= self.annotated:
@@ -115,6 +124,8 @@ class GroupTracker:
     """Completions appended after their group had ended."""
     duplicate: int = 0
     """Repeated completions of a trajectory, appended before their group had ended."""
+    surplus: int = 0
+    """Completions of open groups that were complete without them."""
     annotations: int = 0
     """Annotations read, late ones included."""
     late_annotations: int = 0
@@ -129,7 +140,8 @@ class GroupTracker:
         self.newest = max(self.newest, record.group)
         self.admitted.add(record.group)
         if record.group not in self._ended and record.group not in self.open:
-            self.open[record.group] = WatchedGroup(frozenset(record.trajectories), time_s)
+            names = frozenset(record.trajectories)
+            self.open[record.group] = WatchedGroup(names, time_s, enough=record.needed)
 
     def finish(self, record: Trajectory, time_s: float, is_repeat: bool) -> None:
         """Apply a completion; only a trajectory's first one changes an open group. `is_repeat`
@@ -140,9 +152,12 @@ class GroupTracker:
             self.late += 1
         elif is_repeat or (group is not None and record.trajectory in group.finished):
             self.duplicate += 1
+        elif group is not None and group.is_full():
+            self.surplus += 1
         elif group is not None and record.trajectory in group.trajectories:
             group.finished.add(record.trajectory)
             if record.finish != "dead":
+                group.living += 1
                 names = self.names if record.reward is None else self.names - {OWN_REWARD}
                 group.needed |= {(record.trajectory, name) for name in names}
             group.update(time_s)

@@ -43,6 +43,8 @@ class RolloutSnapshot:
     state: str
     queued: int = 0
     """How many of `waiting` were not submitted to the engine yet."""
+    parked: int = 0
+    """Dialogues that wait for their environment, without a slot."""
     idle_total: float = 0.0
     """Share of idle in the idle and computing seconds since the rollout's start; 0 if the engine
     does not report its computing time.
@@ -99,6 +101,7 @@ def _snapshot(
         silent_s=silent_s,
         state=_state(status, is_silent),
         queued=status.queued,
+        parked=status.parked,
         idle_total=status.idle_s / (status.idle_s + status.busy_s) if status.busy_s else 0.0,
     )
 
@@ -203,7 +206,8 @@ class LengthPredictions:
 @dataclass(frozen=True, slots=True)
 class SchedulingMetrics:
     """Counts waiting and moved work: `queued` trajectories wait at rollouts and are not submitted
-    to the engine yet, `waiting` ones wait in engines for a slot or KV space. A move (`RequestMove`)
+    to the engine yet, `waiting` ones wait in engines for a slot or KV space, `parked` dialogues
+    wait for their environment. A move (`RequestMove`)
     takes several trajectories from one rollout to another: `moves` are those of the last minute,
     `moved` the trajectories in them; `newest` lists the last moves with their ages in seconds.
     `foreseen` is None if no lengths were predicted.
@@ -211,6 +215,7 @@ class SchedulingMetrics:
 
     queued: int
     waiting: int
+    parked: int
     moves: int
     moved: int
     newest: tuple[tuple[RequestMove, float], ...]
@@ -230,6 +235,7 @@ def scheduling_metrics(
     return SchedulingMetrics(
         queued=queued,
         waiting=max(0, sum(line.waiting for line in alive) - queued),
+        parked=sum(line.parked for line in alive),
         moves=len(recent),
         moved=sum(move.requests for move in recent),
         newest=tuple((move, max(0.0, at_s - move.time_s)) for move in newest),

@@ -195,7 +195,9 @@ def _moves(at: RunSnapshot) -> Iterator[str]:
 
 def _waiting(at: RunSnapshot) -> tuple[str, ...]:
     found = at.scheduling
-    return (f"{count(found.queued)} assignments", f"{count(found.waiting)} requests in engines")
+    words = (f"{count(found.queued)} assignments", f"{count(found.waiting)} requests in engines")
+    parked = (f"{count(found.parked)} dialogues for their environment",) if found.parked else ()
+    return words + parked
 
 
 def _predicted(at: RunSnapshot) -> Iterator[str]:

@@ -6,10 +6,12 @@ yields a `RunWarning`, which has the problem in numbers and an advice; for a hea
 nothing. The text below each threshold gives its arithmetic. `observer.py` runs all checks.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rollstream.monitor.format import age, count, plain_text, share
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
+from rollstream.streams.failures import failure_cause
 
 GROUPS_MIN = 16
 """Shares of fewer groups are not judged: over 16 groups a share of 0.5 has a standard deviation of
@@ -113,11 +115,17 @@ def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
             at.outcomes.dead_reasons[0] if at.outcomes.dead_reasons else ("no reason given", dead)
         )
         often = f", {times} times" if times < dead else ""
+        causes = Counter[str]()
+        for why, number in at.outcomes.dead_reasons:
+            causes[failure_cause(why)] += number
+        by_cause = ", ".join(f"{number} {cause}" for cause, number in causes.most_common(4))
+        by_cause = f" ({by_cause})" if len(causes) > 1 else ""
         yield RunWarning(
             "dead_trajectories",
-            f"{dead} of the last {count(total)} trajectories died; most frequent reason{often}: "
-            f"{plain_text(reason, 120) or 'no reason given'}",
-            "fix the reward or task that raises it; logs/rollout-*.log name each trajectory",
+            f"{dead} of the last {count(total)} trajectories died{by_cause}; most frequent "
+            f"reason{often}: {plain_text(reason, 120) or 'no reason given'}",
+            "fix the reward, task or environment that raises it; logs/rollout-*.log name each "
+            "trajectory",
         )
 
 

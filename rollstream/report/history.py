@@ -20,6 +20,7 @@ from rollstream.monitor.groups import Intervals
 from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.monitor.state import RequestMove, RunState
+from rollstream.report.failures import EpisodeHistory
 from rollstream.streams import records
 from rollstream.streams.codec import record_hash
 
@@ -245,6 +246,7 @@ class RunHistory:
     reasons: Counter[str] = field(default_factory=Counter[str])
     dropped: DroppedSamples = field(default_factory=DroppedSamples)
     drafted: DraftHistory = field(default_factory=DraftHistory)
+    episodes: EpisodeHistory = field(default_factory=EpisodeHistory)
     _completed: set[str] = field(default_factory=set[str])
 
     def apply(self, record: records.Record, time_s: float = 0.0) -> None:
@@ -258,6 +260,7 @@ class RunHistory:
         """Apply one record to all but `state`, which the caller has applied it to."""
         if not isinstance(record, records.Trajectory):
             self.dropped.apply(record)
+            self.episodes.apply(record)
         match record:
             case records.StepDone():
                 self.steps[record.step] = record
@@ -320,6 +323,7 @@ class RunHistory:
         if record.trajectory not in self._completed:  # only the first completion counts
             self._completed.add(record.trajectory)
             self.dropped.apply(record)
+            self.episodes.apply(record)
             self.drafted.apply(record)
         if record.finish == "dead":
             self.reasons[f"trajectory dead: {record.reason or 'no reason given'}"] += 1

@@ -9,7 +9,7 @@ that was prepared and never started gets its topics.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rollstream.monitor.format import clock
 from rollstream.monitor.observer import open_log_and_archive, warnings_of
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
+from rollstream.report.failures import EpisodeComparison, causes_text, failed_bias_warnings
 from rollstream.report.history import DropComparison, RunHistory, drop_bias_warnings
 from rollstream.report.page import group_digits
 from rollstream.runs.parentage import read_parentage
@@ -82,6 +83,8 @@ class RunSummary:
     """True if lengths and times are drawn or computed, and no model runs."""
     dropped: DropComparison | None = None
     """The samples that were dropped for their age (lag or deadline), compared with trained ones."""
+    episodes: EpisodeComparison = field(default_factory=EpisodeComparison)
+    """The trajectories that failed, were released, or waited for their environment."""
 
     def line(self) -> dict[str, Any]:
         """Returns the summary as a JSON object."""
@@ -128,6 +131,7 @@ class RunSummary:
             number = self.dropped.dropped
             words = f"{number} answers, median {length:.0f} tokens (trained {trained:.0f})"
             rows.append(("dropped for age", words))
+        rows += _episode_rows(self.episodes)
         idle = ", ".join(f"{name} {share:.0%}" for name, share in self.idle_share.items())
         rows += [("idle", idle)] if idle else []
         return [*rows, ("restarts", str(self.restarts))]
@@ -165,7 +169,25 @@ def summarise(history: RunHistory) -> RunSummary:
         forked_from=history.forked_from,
         is_paced=history.configuration.get("rollouts.engine") == "paced",
         dropped=history.dropped.compared(),
+        episodes=history.episodes.compared(),
     )
+
+
+def _episode_rows(found: EpisodeComparison) -> list[tuple[str, str]]:
+    """Returns (name, formatted value) of what the run's trajectories met."""
+    rows: list[tuple[str, str]] = []
+    if found.failed:
+        text = f"{found.failed}: {causes_text(found)}"
+        if found.length_failed is not None and found.length_trained is not None:
+            lengths = f"{found.length_failed:.0f} tokens (trained {found.length_trained:.0f})"
+            text += f"; median {lengths}"
+        rows.append(("failed", text))
+    again = sum(one.again for one in found.causes)
+    rows += [("asked again", f"{again} replies of environments")] if again else []
+    rows += [("released", f"{found.released}, not needed any more")] if found.released else []
+    if found.waiting_share is not None:
+        rows.append(("dialogues", f"{found.waiting_share:.0%} of their time waited for a reply"))
+    return rows
 
 
 def _change(points: list[tuple[float, float]]) -> MetricChange | None:
@@ -216,7 +238,11 @@ def read_history(view: LogView, folder: RunFolder) -> RunHistory:
     if plan:
         newest_s = max(history.state.newest_s.values(), default=0.0)
         shown = warnings_of(take_snapshot(history.state, plan, newest_s))
-        history.concerns = (*shown, *drop_bias_warnings(history.dropped.compared()))
+        history.concerns = (
+            *shown,
+            *drop_bias_warnings(history.dropped.compared()),
+            *failed_bias_warnings(history.episodes.compared()),
+        )
     return history
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from rollstream.monitor.format import clock
 from rollstream.report import page
 from rollstream.report.comparison import tasks_of
+from rollstream.report.failures import episode_card
 from rollstream.report.history import DraftHistory, RunHistory
 from rollstream.report.page import Chart, Series
 from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary
@@ -52,6 +53,7 @@ def report_page(history: RunHistory, summary: RunSummary) -> str:
         page.charts([*_mechanics(history), *draft_charts(history.drafted)]),
         _outcomes(history),
         _dropped(history),
+        episode_card(history.episodes.compared()),
         draft_table(history.drafted),
         _rollouts(history, summary),
         _restarts(history),

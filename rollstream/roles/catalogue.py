@@ -93,6 +93,12 @@ _ALL = (
         threads=lambda c: c.rollouts.threads,
     ),
     Role(
+        name="endpoint",
+        purpose="give the agents of all rollouts one address, by their sessions' keys",
+        runs="roles:run_endpoint",
+        processes=lambda c: ["endpoint"][: bool(c.agent.front)],
+    ),
+    Role(
         name="score",
         purpose="write annotations (late rewards) about finished trajectories",
         runs="roles:run_scorer",

@@ -208,7 +208,9 @@ def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
         tuple(task.stop),
     )
     samples, limit = c.trainer.samples_per_group, prompt_tokens_max(c)
-    return PromptOrder(c.task.name, task.prompt, sampling, samples, c.seed, limit)
+    return PromptOrder(
+        c.task.name, task.prompt, sampling, samples, c.seed, limit, c.task.redundancy
+    )
 
 
 def run_rule(c: Configuration, folder: Path) -> TrainingRule:

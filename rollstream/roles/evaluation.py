@@ -22,7 +22,7 @@ from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.evaluation import EvaluationPlan, evaluate
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.tasks.base import Task
+from rollstream.producers.tasks.base import Task, is_asynchronous
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
@@ -103,7 +103,9 @@ def _open_evaluator(context: RoleContext) -> "Evaluator":
     c, folder = context.configuration, context.folder
     task = load_run_task(c, folder)
     task.held_out(c.evaluation.prompts)  # too many raise here, not at the first version
-    return Evaluator(context, task, RewardPool(task_settings(c, folder)))
+    return Evaluator(
+        context, task, RewardPool(task_settings(c, folder), is_asynchronous=is_asynchronous(task))
+    )
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:

@@ -225,6 +225,27 @@ def run_scorer(context: RoleContext) -> bool:
     return False
 
 
+def run_endpoint(context: RoleContext) -> bool:
+    """Forward the requests of agents to their rollouts until the role is stopped."""
+    settings = context.configuration.agent
+    if not settings.front:
+        raise ConfigurationError('agent.front: set it to an address, for example "127.0.0.1:8700"')
+    from rollstream.producers.agents.directory import RolloutDirectory
+    from rollstream.producers.agents.front import EndpointFront
+    from rollstream.producers.agents.keys import run_session_keys
+    from rollstream.producers.agents.serving import EndpointThread
+
+    directory, keys = RolloutDirectory(context.bus), run_session_keys(context.store)
+    front = EndpointFront(directory, keys, settings.body_bytes_max, settings.key_env)
+    endpoint = EndpointThread(front.app(), settings.front)
+    context.watch.offer(front.metric_values, directory.readers)
+    endpoint.start()
+    while not context.stop.wait(1.0):
+        pass
+    endpoint.close()
+    return False
+
+
 def build_relay(context: RoleContext) -> Relay:
     """Build this node's relay, which takes the next term of all relays and serves at once."""
     settings = context.configuration.relay

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ from rollstream.producers.engines.profile import (
     read_profile,
 )
 from rollstream.producers.engines.roofline import batch_max
-from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rewards.pool import CAPACITY, RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
@@ -56,7 +57,7 @@ from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_t
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import STREAMED_BYTES, RolloutSettings
-from rollstream.producers.tasks.base import Environment
+from rollstream.producers.tasks.base import Environment, Task, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
     RoleContext,
@@ -225,21 +226,45 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     )
     publisher.applied(compare_all_tensors(fetched, engine.read_back, started))
     ended_turns = EndedTurns(
-        RewardPool(task_settings(c, context.folder)),
+        RewardPool(
+            task_settings(c, context.folder),
+            capacity=max(CAPACITY, 2 * c.rollouts.episodes_max),
+            is_asynchronous=is_asynchronous(task),
+        ),
         isinstance(task, Environment),
         term,
         lambda: engine.version if follower.newest is None else follower.newest.version,
         late=c.task.reward == "late",
         context_max=c.rollouts.context_max,
+        retries=c.task.retries,
+        turns_max=c.task.turns_max,
     )
     rollout = RolloutLoop(
         c.rollouts, engine, follower, assignments, ended_turns, publisher, draft_feed=draft_feed
     )
     # No bound for the vocabulary: an engine emits no token beyond its own.
     rollout.in_progress.bounds = training_bounds(c, None)
+    if c.agent.is_active:
+        _serve_agents(context, rollout, task)
     if context.grace_s is not None:
         rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
     return rollout
+
+
+def _serve_agents(context: RoleContext, rollout: RolloutLoop, task: Task) -> None:
+    """Make the rollout run episodes. Raises `ConfigurationError` if a library of the extra `agents`
+    is missing.
+    """
+    c = context.configuration
+    for name in ("starlette", "uvicorn", *(["openai"] if c.agent.episode else [])):
+        if find_spec(name) is None:
+            raise ConfigurationError(
+                f"[agent] needs the library {name}: pip install 'rollstream[agents]'"
+            )
+    from rollstream.producers.agents.service import serve_agents
+
+    settings = task_settings(c, context.folder)
+    serve_agents(rollout, context.store, task, c.agent, settings, c.run)
 
 
 def _open_draft_feed(context: RoleContext) -> DraftFeed | None:

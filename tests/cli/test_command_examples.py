@@ -45,7 +45,7 @@ ONE_SHOT = (
     "fork",
     "replay",
 )
-UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay")
+UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay", "endpoint")
 pytestmark = pytest.mark.slow  # minutes of processes
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.engines.base import Engine, GenerationRequest, WeightUpdate
 from rollstream.streams.values import Sampling
 from tests.support.contract_engines import KINDS, Kind
 from tests.support.engine_samples import (
@@ -117,18 +117,57 @@ def test_what_is_served_is_read_back_bit_for_bit(kind: Kind) -> None:
     assert engine.read_back(new, new).differing == ()
 
 
-def test_a_held_trajectory_keeps_its_slot_and_its_cache_until_it_is_aborted(kind: Kind) -> None:
+def test_a_trajectory_that_waits_for_its_environment_uses_no_slot(kind: Kind) -> None:
     engine = kind.open(slots=1)
     engine.submit(ask("t", prompt(6), TURNS, hold=True))
-    mine = to_first_stop(engine, "t")
+    to_first_stop(engine, "t")
     engine.submit(ask("u", prompt(3), Sampling(tokens_max=4)))
-    assert engine.poll(0.1) == []
     stats = engine.stats()
-    assert (stats.running, stats.waiting) == (1, 1)
-    assert stats.kv_used == 6 + len(mine.tokens) - 1
-    assert engine.abort("t") is None
+    assert (stats.running, stats.waiting, stats.parked, stats.kv_used) == (0, 1, 1, 0)
     assert len(run_all(engine)["u"].tokens) == 4
-    assert engine.stats().kv_used == 0
+    assert engine.running() == ["t"]
+    assert engine.abort("t") is None
+    assert (engine.stats().parked, engine.running()) == (0, [])
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+def test_episodes_that_share_slots_generate_what_each_generates_alone(
+    kind: Kind, slots: int
+) -> None:
+    """Invariant 10: twelve dialogues of four turns on few slots, whose environments answer in
+    another order than they were asked; the KV of some is dropped meanwhile.
+    """
+    requests = [ask(f"t{i}", prompt(3 + i % 5, i), TURNS, hold=True) for i in range(12)]
+    alone = {
+        request.trajectory: dialogue(kind.open(slots=1, context_max=120), [request])
+        for request in requests
+    }
+    together = dialogue(kind.open(slots=slots, context_max=120), requests)
+    assert together == {name: found[name] for name, found in alone.items()}
+
+
+def dialogue(engine: Engine, requests: list[GenerationRequest]) -> dict[str, list[list[int]]]:
+    """Returns the turns of each trajectory. Replies come in reverse order, and only when every
+    other trajectory waits too or has ended.
+    """
+    turns: dict[str, list[list[int]]] = {request.trajectory: [[]] for request in requests}
+    stopped: list[str] = []
+    for request in requests:
+        engine.submit(request)
+    while engine.running():
+        for emission in engine.poll(1000.0):
+            turns[emission.trajectory][-1] += emission.tokens.tolist()
+            stopped += [emission.trajectory] if emission.finish == "stop" else []
+        if len(stopped) < len(engine.running()):
+            continue
+        for name in reversed(stopped):
+            if len(turns[name]) == 4:
+                engine.abort(name)
+                continue
+            engine.append(name, prompt(4, len(turns[name])))
+            turns[name].append([])
+        stopped = []
+    return turns
 
 
 def test_after_the_environments_turn_it_continues_on_any_engine(kind: Kind) -> None:

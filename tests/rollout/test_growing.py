@@ -158,3 +158,30 @@ def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_drafted(
             1 if i in guessed else n for i, (n, _) in enumerate(parts)
         )
         assert record.drafts.lookup_s == 0.5 * len(known)
+
+
+@given(parts=chunks, drafts=st.booleans())
+def test_a_turn_that_awaits_its_outcome_keeps_its_last_token_out_of_partials(
+    parts: list[tuple[int, int]], drafts: bool
+) -> None:
+    """A resume would generate past the turn's end with it. Afterwards the next partial has it."""
+    running = RunningTrajectory.start(ORDER, None, now_s=0.0)
+    for count, version in parts:
+        stats = Drafts((count,), 1, count, 1, 1, 0.0) if drafts else None
+        running.extend(dataclasses.replace(emission(count, version), drafts=stats))
+    running.end_turn()
+    total = running.generated
+    first = running.take_partial("a", 1, 1.0) if running.has_unpublished() else None
+    gained = 0 if first is None else len(first.tokens)
+    assert gained == total - 1
+    if first is not None:
+        assert (len(first.logprobs), first.spans[-1].end) == (gained, gained)
+        assert first.drafts is None or sum(first.drafts.runs) == gained
+        running.partial_published(Address(0, 0))
+    assert not running.has_unpublished()
+    running.extend_environment(np.array([9], np.uint32), "on")
+    then = running.take_partial("a", 1, 2.0)
+    assert then.sources.tolist() == [GENERATED, ENVIRONMENT]
+    assert (then.start, len(then.logprobs), then.environment) == (3 + gained, 1, "on")
+    assert then.spans[0].start == gained
+    assert then.drafts is None or sum(then.drafts.runs) == 1

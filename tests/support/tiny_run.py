@@ -20,6 +20,7 @@ from rollstream.consumers.trainer.build import InitialModel, Provenance, Trainer
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import Fenced
+from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Emission, Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
@@ -32,7 +33,7 @@ from rollstream.producers.rollout.read_back import compare_all_tensors
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.producers.tasks.base import Environment
+from rollstream.producers.tasks.base import Environment, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile
@@ -62,6 +63,7 @@ DISPATCH = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0)
 ROLLOUT = RolloutSettings(slots=8, context_max=64, status_s=0.1)
 TASK = TaskSettings()
 NO_LORA = LoraSettings()
+NO_AGENT = AgentSettings()
 
 
 class Died(Exception):
@@ -95,6 +97,7 @@ class TinyRun:
     dispatch: DispatchSettings = DISPATCH
     rollout: RolloutSettings = ROLLOUT
     task: TaskSettings = TASK
+    agent: AgentSettings = NO_AGENT
     checkpoint_every: int = 100
     tokens_max: int = 12
     truncate: bool = False
@@ -132,7 +135,8 @@ class TinyRun:
     def start_prompts(self, term: int) -> None:
         task = load_task(self.task)
         sampling = Sampling(tokens_max=self.tokens_max, stop=tuple(task.stop))
-        order = PromptOrder(task.name, task.prompt, sampling, self.trainer.samples_per_group, 0)
+        samples, more = self.trainer.samples_per_group, self.task.redundancy
+        order = PromptOrder(task.name, task.prompt, sampling, samples, 0, redundancy=more)
         source = PromptSource(self.bus, order, term, ahead=4 * self.trainer.groups_per_step)
         self.start_thread(lambda: source.run(self.stop))
 
@@ -178,6 +182,17 @@ class TinyRun:
         if self.failures:
             raise self.failures[0]
         return done
+
+    def start_trainer(self, term: int = 1) -> threading.Event:
+        """Trains in another thread; the event is set when the run is complete."""
+        trained, trainer = threading.Event(), self.build_trainer(term)
+
+        def work() -> None:
+            if trainer.run(threading.Event()):
+                trained.set()
+
+        self.start_thread(work)
+        return trained
 
     def records(self, topic: str, kind: type[Record] | None = None) -> list:
         reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))
@@ -245,7 +260,7 @@ class TinyRun:
         if manifest.adapter:
             engine.update(fetched.update, self.rollout.on_update)
         task = load_task(self.task)
-        rewards = RewardPool(self.task)
+        rewards = RewardPool(self.task, is_asynchronous=is_asynchronous(task))
         status_s = self.rollout.status_s
         voice = RolloutPublisher(
             bus, SynchronousSender(bus), name, term, self.rollout,
@@ -260,12 +275,24 @@ class TinyRun:
             lambda: engine.version,
             late=self.task.reward == "late",
             context_max=self.rollout.context_max,
+            retries=self.task.retries,
+            turns_max=self.task.turns_max,
         )
+        served: Any = OneStepAPoll(engine) if dying else engine
+        loop = RolloutLoop(self.rollout, served, follower, orders, judging, voice)
+        endpoint = None
         try:
-            served: Any = OneStepAPoll(engine) if dying else engine
-            RolloutLoop(self.rollout, served, follower, orders, judging, voice).run(stop)
+            if self.agent.is_active:
+                from rollstream.producers.agents.service import serve_agents
+
+                endpoint = serve_agents(loop, self.store, task, self.agent, self.task, "tiny")
+            loop.run(stop)
         finally:
             rewards.close()
+            if endpoint is not None:
+                assert loop.in_progress.agents is not None
+                loop.in_progress.agents.close()
+                endpoint.close()
 
 
 @contextmanager

@@ -52,17 +52,17 @@ def test_moved_in_the_middle_greedy_tokens_stay_the_same(kind: Kind) -> None:
     check_a_move(kind, Sampling(temperature=0, tokens_max=70))
 
 
-def test_a_held_trajectory_keeps_its_slot_until_it_is_aborted(kind: Kind) -> None:
+def test_a_trajectory_that_waits_for_its_environment_uses_no_slot(kind: Kind) -> None:
     """Its KV cache stays only as a prefix that the next turn may find."""
     engine = kind.open(slots=1)
     engine.submit(ask("t", prompt(6), TURNS, hold=True))
     to_first_stop(engine, "t")
     engine.submit(ask("u", prompt(3), Sampling(tokens_max=4)))
-    assert engine.poll(0.1) == []
     stats = engine.stats()
-    assert (stats.running, stats.waiting) == (1, 1)
-    assert engine.abort("t") is None
+    assert (stats.running, stats.waiting, stats.parked) == (0, 1, 1)
     assert len(run_all(engine)["u"].tokens) == 4
+    assert engine.abort("t") is None
+    assert engine.running() == []
     assert engine.stats().kv_used == 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rollstream.consumers.trainer.data.sample import REWARD, is_annotated
-from rollstream.streams.admissible import is_usable_annotation
+from rollstream.streams.admissible import is_group_full, is_usable_annotation
 from rollstream.streams.bus import Bus
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.reader import Received, TopicReader, read_all_at, read_at
@@ -55,12 +55,20 @@ class TrainerGroup:
     )
 
     def is_finished(self) -> bool:
-        """Whether all trajectories have arrived."""
-        return len(self.arrived) == len(self.admitted.trajectories)
+        """Whether all trajectories have arrived that count (`is_group_full`)."""
+        living = sum(arrival.record.finish != "dead" for arrival in self.arrived.values())
+        samples, needed = len(self.admitted.trajectories), self.admitted.needed
+        return is_group_full(samples, needed, living, len(self.arrived))
+
+    @property
+    def released(self) -> int:
+        """The number of trajectories that do not count, because enough others ended first."""
+        missing = len(self.admitted.trajectories) - len(self.arrived)
+        return missing if self.is_finished() else 0
 
     def is_complete(self) -> bool:
-        """Whether all trajectories have arrived, and each that is not dead has the annotations
-        `names` (each a value, or the reason why there is none).
+        """Whether all trajectories have arrived that count, and each of them that is not dead has
+        the annotations `names` (each a value, or the reason why there is none).
         """
         return self.is_finished() and all(
             is_annotated(a.record, self.names, self.annotations.keys())
@@ -78,7 +86,8 @@ class GroupIntake:
     """Reads `TOPICS` from `positions`, and holds the open groups by number in `open`. `names` are
     the annotations that the run's rewards need. `counts` counts the records that are not used:
     `late` (no open group has the trajectory), `misplaced` (not in the group's partition),
-    `duplicate` (not the first completion), `malformed` (an annotation without a usable value).
+    `duplicate` (not the first completion), `surplus` (its group was complete without it),
+    `malformed` (an annotation without a usable value).
     Annotations of other names, and repeated ones, are ignored without a count.
     """
 
@@ -177,8 +186,8 @@ class GroupIntake:
         record = read_at(self._bus, "admissions", admitted).record
         assert isinstance(record, Admitted)
         self._admit(record, admitted, self._monotonic())
-        for received in read_all_at(self._bus, "trajectories", arrived):
-            self._add_record(received)
+        for received in read_all_at(self._bus, "trajectories", sorted(arrived)):
+            self._add_record(received)  # in the order of the partition, which decides what counts
         for received in read_all_at(self._bus, "annotations", annotations):
             self._add_record(received)
 
@@ -211,6 +220,8 @@ class GroupIntake:
             self._add_annotation(group, record, received)
         elif record.trajectory in group.arrived:
             self.counts["duplicate"] += 1
+        elif group.is_finished():
+            self.counts["surplus"] += 1
         else:
             member = Member(record.trajectory, received.address, received.hash)
             group.arrived[record.trajectory] = ReceivedCompletion(member, record)

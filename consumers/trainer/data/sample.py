@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from rollstream.errors import DecodeError
 from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.streams.branches import leaves
 from rollstream.streams.records import Annotation, Trajectory
-from rollstream.streams.values import Floats, Sources, Span, Tokens
+from rollstream.streams.values import Branch, Floats, Sources, Span, Tokens
 
 if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
@@ -118,9 +119,14 @@ class Sample:
     mask: Mask
     task: str = ""
     group_tokens: int = 0
+    branches: tuple[Branch, ...] = ()
+    """Where the tokens of an episode branch; its learner makes one row for each path."""
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        """Returns the number of tokens that a forward pass computes at most: those of all paths."""
+        if not self.branches:
+            return len(self.tokens)
+        return sum(map(len, leaves(len(self.tokens), self.branches)))
 
 
 def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
@@ -150,4 +156,5 @@ def admitted_sample(record: Trajectory, advantage: float, reward: float | None =
         record.temperature,
         np.ones(len(record.logprobs), np.bool_),
         record.task,
+        branches=record.branches,
     )

@@ -11,7 +11,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data import selection
@@ -329,6 +329,9 @@ class TakeFeeder(TakeRepeater):
         notes = {key: note.record for key, note in noted.items()}
         believed = BelievedVersions(0, self.terms).up_to(highest)
         prepared = prepare_group(group.admitted.group, records, notes, self.rule, version, believed)
+        if group.released:
+            counts = {**prepared.counts, "released": group.released}
+            prepared = replace(prepared, counts=counts)
         return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
 
     def _write(

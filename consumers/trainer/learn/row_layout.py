@@ -21,7 +21,9 @@ from torch import Tensor
 from rollstream.consumers.trainer.data.prepare import lags_of
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.fused_ops import SequenceBlock
+from rollstream.streams.branches import leaves
 from rollstream.streams.records import GENERATED
+from rollstream.streams.values import Tokens
 
 # Largest number of padding rows in a block. In the smallest models one more block, that is one more
 # attention call per layer, costs as much as about 12 rows (0.3 ms of calls against 25 µs a row,
@@ -81,17 +83,51 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return replace(batch, **moved)
 
 
-def token_rows(samples: Sequence[Sample]) -> TokenRows:
-    """Returns the rows of a micro-batch; samples have any length ≥ 2 and any order. A sequence has
-    rows only for the tokens before its last trained token, since no later one is scored: a long
-    reply of the environment at its end costs nothing.
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """Holds one path of a sample: its `tokens`, the positions of its trained tokens in it
+    (`trained`), and the indices of these among all trained tokens of the sample (`order`). A sample
+    without branches is one path.
     """
-    trained = [_trained_indices(sample) for sample in samples]
-    lengths = [int(at[-1]) if len(at) else 1 for at in trained]
-    order = sorted(range(len(samples)), key=lambda i: -lengths[i])
+
+    tokens: Tokens
+    trained: NDArray[np.int64]
+    order: NDArray[np.int64]
+
+
+def path_rows(sample: Sample) -> list[PathRow]:
+    """Returns the paths of a sample that have a trained token of their own; its only path if none
+    has one. A token that several paths share is trained in the first of them, and is context in the
+    others, so each generated token is trained exactly once.
+    """
+    trained = _trained_indices(sample)
+    if not sample.branches:
+        return [PathRow(sample.tokens, trained, np.arange(len(trained)))]
+    order = np.full(len(sample.tokens), -1, np.int64)
+    order[trained] = np.arange(len(trained))
+    rows: list[PathRow] = []
+    for path in leaves(len(sample.tokens), sample.branches):
+        own = np.flatnonzero(order[path] >= 0)
+        if len(own) or not len(trained):
+            rows.append(PathRow(sample.tokens[path], own, order[path[own]]))
+        order[path] = -1
+        if not len(trained):
+            break
+    return rows
+
+
+def token_rows(samples: Sequence[Sample]) -> TokenRows:
+    """Returns the rows of a micro-batch; samples have any length ≥ 2 and any order. A sequence is a
+    path of a sample (`path_rows`). It has rows only for the tokens before its last trained token,
+    since no later one is scored: a long reply of the environment at its end costs nothing.
+    """
+    of_samples = [path_rows(sample) for sample in samples]
+    paths = [path for rows in of_samples for path in rows]
+    lengths = [int(path.trained[-1]) if len(path.trained) else 1 for path in paths]
+    order = sorted(range(len(paths)), key=lambda i: -lengths[i])
     blocks, count = _sequence_blocks([lengths[i] for i in order])
     tokens, positions = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    begin = [0] * len(samples)
+    begin = [0] * len(paths)
     in_order = iter(order)
     for block in blocks:
         end = block.start + block.sequences * block.length
@@ -99,19 +135,39 @@ def token_rows(samples: Sequence[Sample]) -> TokenRows:
         for row in range(block.start, end, block.length):
             index = next(in_order)
             begin[index] = row
-            tokens[row : row + lengths[index]] = samples[index].tokens[: lengths[index]]
-    scored = [at + row - 1 for at, row in zip(trained, begin, strict=True)]
-    targets = [sample.tokens[at] for sample, at in zip(samples, trained, strict=True)]
+            tokens[row : row + lengths[index]] = paths[index].tokens[: lengths[index]]
+    scored, targets = _scored_tokens(of_samples, begin)
     temperatures = [np.float32(sample.temperature) for sample in samples]
+    counts = [sum(len(path.trained) for path in rows) for rows in of_samples]
     return TokenRows(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
         tuple(blocks),
         tuple(lengths[i] for i in order),
-        torch.from_numpy(np.concatenate(scored)),
-        torch.from_numpy(np.concatenate(targets).astype(np.int64)),
-        torch.from_numpy(np.repeat(temperatures, [len(at) for at in trained])),
+        torch.from_numpy(scored),
+        torch.from_numpy(targets),
+        torch.from_numpy(np.repeat(temperatures, counts)),
     )
+
+
+def _scored_tokens(
+    of_samples: Sequence[Sequence[PathRow]], begin: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the row before each trained token, and the token, in the order of the samples; within
+    a sample in the order of its trained tokens. `begin` has the first row of each path.
+    """
+    scored: list[NDArray[np.int64]] = []
+    targets: list[NDArray[np.int64]] = []
+    first = 0
+    for paths in of_samples:
+        rows = zip(paths, begin[first : first + len(paths)], strict=True)
+        before = np.concatenate([path.trained + row - 1 for path, row in rows])
+        tokens = np.concatenate([path.tokens[path.trained] for path in paths])
+        order = np.argsort(np.concatenate([path.order for path in paths]))
+        scored.append(before[order])
+        targets.append(tokens[order].astype(np.int64))
+        first += len(paths)
+    return np.concatenate(scored), np.concatenate(targets)
 
 
 def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:

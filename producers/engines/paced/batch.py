@@ -36,7 +36,7 @@ class PacedSequence(QueuedSequence):
     ) -> None:
         super().__init__(request, context_max)
         self.vocabulary, self.lengths = vocabulary, lengths
-        self.key = np.array([trajectory_key(request.seed, request.trajectory)], np.uint64)
+        self.key = np.array([trajectory_key(request.seed, request.noise_name)], np.uint64)
         self.prompt: Tokens = request.tokens[request.sources == PROMPT]
         self.emitted, self.cached = self.length, 0
         given = np.flatnonzero(request.sources != GENERATED)
@@ -76,7 +76,7 @@ class PacedSequence(QueuedSequence):
         request = self.request
         self.end, self.stop_at = self.length + self.room, -1
         if request.sampling.stop:
-            turn = self.lengths.draw(request.seed, self.prompt, request.trajectory, begin)
+            turn = self.lengths.draw(request.seed, self.prompt, request.noise_name, begin)
             self.stop_at = max(begin + turn, self.length + 1)
             self.end = min(self.end, self.stop_at)
 
@@ -99,10 +99,11 @@ enters last is preempted at once.
 
 @dataclass(slots=True)
 class PacedBatch:
-    """Keeps the running sequences within the KV `capacity`. A held sequence, which waits for its
-    environment's reply, keeps its cache and so uses the capacity too. The engine (`QueuedEngine`)
-    has the slots and the queue of waiting sequences: it calls `enter` for the first sequence of the
-    queue, and `make_room` before it decodes.
+    """Keeps the running sequences within the KV `capacity`. The cache of a parked sequence, which
+    waits for its environment's reply, uses the capacity too, until the engine (`QueuedEngine`)
+    drops it. The engine has the slots and the queues: it calls `enter` for the first sequence of a
+    queue, and `make_room` before it decodes; before it preempts, it drops the caches of parked
+    sequences while the batch `is_short`.
 
     * First come, first served: the first sequence enters when a slot is free and its tokens fit; no
       other overtakes it. A new sequence must leave `SPARE_SHARE` of the capacity free for the
@@ -120,18 +121,14 @@ class PacedBatch:
     rows: list[PacedSequence] = field(default_factory=list[PacedSequence])
     """Running sequences, in the order in which they entered."""
     used: int = 0
-    """Cached tokens of running and held sequences."""
+    """Cached tokens of running, parked and ready sequences."""
     preempted: int = 0
     """The number of times that a sequence lost its cache."""
 
     def enter(self, sequence: PacedSequence) -> int | None:
-        """Run a sequence and return the number of tokens to prefill; None if it does not fit now. A
-        sequence that was held and does not fit loses its cache, which counts as a preemption.
-        """
+        """Run a sequence; returns the number of tokens to prefill, None if it does not fit now."""
         missing = sequence.length - 1 - sequence.cached
         if sequence.cached and self.used + missing >= self.capacity:
-            self.preempted += 1
-            self.drop_cache(sequence)
             return None
         if not (sequence.cached or self._fits(sequence)):
             return None
@@ -140,12 +137,16 @@ class PacedBatch:
         self.rows.append(sequence)
         return missing
 
+    def is_short(self) -> bool:
+        """Whether the rows cannot all cache one more token."""
+        return bool(self.rows) and self.used + len(self.rows) > self.capacity
+
     def make_room(self) -> list[PacedSequence]:
         """Preempt sequences until each of `rows` that remains can cache one more token. Returns the
         preempted ones, first the one that entered last.
         """
         lost: list[PacedSequence] = []
-        while self.rows and self.used + len(self.rows) > self.capacity:
+        while self.is_short():
             lost.append(self.rows.pop())
             self.drop_cache(lost[-1])
         self.preempted += len(lost)

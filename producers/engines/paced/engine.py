@@ -164,6 +164,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         super()._load(update, mode)
         self._at_s = self._pace.now()  # no step ran during the load
         if mode == "in_flight_recompute":
+            self._evict_all()
             self._prefill(self._batch.used)
 
     def _open(self, request: GenerationRequest) -> PacedSequence:
@@ -177,6 +178,8 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         if not self._rows:  # the engine was idle until now
             self._at_s = max(self._at_s, self._pace.now())
         super()._admit()
+        while self._batch.is_short() and self._evict_one():
+            pass
         self._waiting.extendleft(self._batch.make_room())
 
     def _enter(self, sequence: PacedSequence) -> bool:
@@ -223,13 +226,16 @@ class PacedEngine(QueuedEngine[PacedSequence]):
     def _park(self, sequence: PacedSequence) -> None:
         self._batch.rows.remove(sequence)
 
+    def _evict(self, sequence: PacedSequence) -> None:
+        self._batch.drop_cache(sequence)
+
     def _release(self, sequence: PacedSequence) -> None:
         if sequence in self._batch.rows:
             self._batch.rows.remove(sequence)
         self._batch.drop_cache(sequence)
 
     def _kv(self) -> tuple[int, int]:
-        return self._batch.used, self._shape.kv_capacity
+        return sum(row.cached for row in self._batch.rows), self._shape.kv_capacity
 
 
 def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:

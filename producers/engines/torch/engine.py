@@ -9,6 +9,7 @@ between the queue (`queue.py`) and the running batch (`batch.py`, or `speculativ
 
 import time
 from collections.abc import Mapping
+from itertools import islice
 
 import torch
 from transformers import PreTrainedConfig
@@ -107,7 +108,8 @@ class TorchEngine(QueuedEngine[TorchSequence]):
     layers compute in `dtype`. Drafts affect only the speed: up to rounding the tokens are the same.
 
     A prompt is prefilled once for its group (`PrefixCache`). A sequence that waits for its
-    environment leaves the batch and keeps its KV (`parked`). In a run that trains an adapter, an
+    environment leaves the batch; its KV (`parked`) is kept while it and that of the batch are at
+    most `slots` × `context_max` tokens. In a run that trains an adapter, an
     update adds the adapter of its version beside the earlier ones, over the base weights, until no
     sequence names these any more (`ServedAdapters`).
     """
@@ -129,6 +131,8 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         self._decoder.served.held = version
         self._batch = _open_batch(self._decoder, options)
         self._prefixes = PrefixCache(self._decoder, slots * context_max // 4)
+        self._parked_tokens = 0
+        """Tokens of the KV of all parked and ready sequences."""
 
     @property
     def _rows(self) -> list[TorchSequence]:
@@ -149,16 +153,32 @@ class TorchEngine(QueuedEngine[TorchSequence]):
         return TorchSequence(request, self.context_max)
 
     @torch.inference_mode()
+    def _admit(self) -> None:
+        """Admit sequences; those ready ones that get a slot now are prefilled together."""
+        due = [s for s in islice(self._ready, max(0, self.slots - len(self._rows))) if s.room]
+        if due:
+            parts = [
+                CacheExtension(s.prefix[_length(s.parked) :], s.parked, s.request.version)
+                for s in due
+            ]
+            for sequence, kv in zip(due, extend_caches(self._decoder, parts), strict=True):
+                self._keep(sequence, kv)
+        super()._admit()
+
+    @torch.inference_mode()
     def _enter(self, sequence: TorchSequence) -> bool:
-        past, sequence.parked = sequence.parked, None
-        if past is None:
-            kv = self._prefixes.get(self._waiting)  # of the first waiting one: this sequence
+        if self._ready and self._ready[0] is sequence:
+            kv = sequence.parked
+            self._keep(sequence, None)
         else:
-            new = sequence.prefix[past.shape[2] :]
-            grown = CacheExtension(new, past, sequence.request.version)
-            kv = extend_caches(self._decoder, [grown])[0]
+            kv = self._prefixes.get(self._waiting)  # of the first waiting one: this sequence
         self._batch.enter(sequence, kv)
         return True
+
+    def _keep(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
+        """Keep this KV for a sequence outside of the batch, in place of what it has."""
+        self._parked_tokens += _length(kv) - _length(sequence.parked)
+        sequence.parked = kv
 
     @torch.inference_mode()
     def _step(self, end_s: float) -> bool:
@@ -188,18 +208,23 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
     @torch.inference_mode()
     def _park(self, sequence: TorchSequence) -> None:
-        sequence.parked = self._batch.cached(sequence)
+        self._keep(sequence, self._batch.cached(sequence))
         self._batch.leave(sequence)
+        capacity = self.slots * self.context_max
+        while self._batch.tokens_cached + self._parked_tokens > capacity and self._evict_one():
+            pass
+
+    def _evict(self, sequence: TorchSequence) -> None:
+        self._keep(sequence, None)
 
     @torch.inference_mode()
     def _release(self, sequence: TorchSequence) -> None:
-        sequence.parked = None
+        self._keep(sequence, None)
         if sequence.row >= 0:
             self._batch.leave(sequence)
 
     def _kv(self) -> tuple[int, int]:
-        parked = sum(_length(sequence.parked) for sequence in self._held.values())
-        return self._batch.tokens_cached + parked, self.slots * self.context_max
+        return self._batch.tokens_cached, self.slots * self.context_max
 
     def _drafts(self) -> DraftStats:
         return self._batch.drafts
@@ -257,22 +282,14 @@ class TorchEngine(QueuedEngine[TorchSequence]):
             self._busy_s += time.thread_time() - began
 
     def _recompute(self) -> None:
-        """Recompute the KV of all rows and held sequences under the present weights. A held
-        sequence may have appended tokens that have no KV yet: they get it when it continues.
+        """Recompute the KV of all rows under the present weights. Sequences outside of the batch
+        lose theirs and get it again when they continue.
         """
-        rows, held = self._batch.rows, self._held.values()
-        prefixes = [sequence.prefix for sequence in rows]
-        prefixes += [sequence.tokens[: _length(sequence.parked)] for sequence in held]
-        versions = [sequence.request.version for sequence in (*rows, *held)]
-        fresh = extend_caches(
-            self._decoder,
-            [CacheExtension(p, version=v) for p, v in zip(prefixes, versions, strict=True)],
-        )
-        for sequence, kv in zip(rows, fresh, strict=False):
+        self._evict_all()
+        rows = self._batch.rows
+        parts = [CacheExtension(s.prefix, version=s.request.version) for s in rows]
+        for sequence, kv in zip(rows, extend_caches(self._decoder, parts), strict=True):
             self._batch.recache(sequence, kv)
-        for sequence, kv in zip(held, fresh[len(rows) :], strict=True):
-            assert kv is not None
-            sequence.parked = kv
 
 
 def _length(kv: torch.Tensor | None) -> int:

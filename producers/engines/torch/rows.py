@@ -241,14 +241,15 @@ class TorchSequence(QueuedSequence):
     are in the `TokenBuffer`: first in `pieces` `(row, first column, last column)`, in rows that it
     had before it was moved, then in its present row from column `first` on.
 
-    A held sequence, which waits for its environment's tokens, is not in the batch. `parked` is its
-    KV, that of all tokens before the newest generated one. That token, and tokens appended after
-    it, have no KV yet. `key` selects the trajectory's random numbers.
+    A parked sequence, which waits for its environment's tokens, is not in the batch. `parked` is
+    its KV, that of all tokens before the newest generated one, or None if there was no room for it.
+    That token, and tokens appended after it, have no KV yet. `key` selects the trajectory's random
+    numbers.
     """
 
     def __init__(self, request: GenerationRequest, context_max: int) -> None:
         super().__init__(request, context_max)
-        self.key = trajectory_key(request.seed, request.trajectory)
+        self.key = trajectory_key(request.seed, request.noise_name)
         self.tokens: Tokens = np.empty(self.limit, np.uint32)
         self.tokens[: self.length] = request.tokens
         self.parked: torch.Tensor | None = None

@@ -80,7 +80,7 @@ class VllmSequence(QueuedSequence):
         """The seed of the next stay. It depends on all tokens so far: vLLM's random sequence
         restarts with every stay and must not repeat the numbers of an earlier one.
         """
-        key = trajectory_key(self.request.seed, self.trajectory)
+        key = trajectory_key(self.request.seed, self.request.noise_name)
         so_far = np.array(self.tokens, np.uint32).tobytes()
         return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # fits int64
 
@@ -342,6 +342,9 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         """Do nothing for a sequence between two turns: its stay has ended, and vLLM keeps its keys
         and values in the prefix cache while there is room.
         """
+
+    def _evict(self, sequence: VllmSequence) -> None:
+        """Do nothing: vLLM evicts from its prefix cache itself."""
 
     def _release(self, sequence: VllmSequence) -> None:
         if self._inside.pop(sequence.key, None) is not None:

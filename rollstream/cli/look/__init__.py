@@ -1,3 +1,3 @@
 """The commands that read a run: `ls`, `top`, `report`, `query`, `tail`, `inspect`, `config`,
-`diff`, `weights` and `checkpoints`.
+`diff`, `weights` and `checkpoints`. `episode_tree` shows an episode of an agent for `inspect`.
 """

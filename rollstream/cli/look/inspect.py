@@ -29,6 +29,7 @@ from rollstream.analysis.trajectory import (
     trajectory_names,
 )
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
+from rollstream.cli.look.episode_tree import episode_lines
 from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.samples import DraftTotals, draft_totals_of
@@ -91,6 +92,9 @@ def render_trajectory(
     parts: list[RenderableType] = [title, _facts(details)]
     if details.record is not None:
         tokens = trajectory_tokens(details.record, text)
+        if details.record.turns:
+            lines = episode_lines(details.record, text.text)
+            parts += ["", Styled("\n".join(lines))]
         parts += ["", _legend(text, details.record), _coloured_text(tokens)]
         if logprobs:
             parts += ["", _token_table(tokens)]

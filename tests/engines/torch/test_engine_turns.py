@@ -51,7 +51,7 @@ def test_appended_environment_tokens_equal_a_forward_from_scratch(family: str) -
     assert "t" in engine.running()
 
 
-def test_a_held_trajectory_is_recomputed_with_the_rest() -> None:
+def test_a_parked_trajectory_continues_on_a_cache_of_the_new_weights() -> None:
     old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
     engine = open_torch(old)
     engine.submit(ask("t", prompt(6), TURNS, hold=True))

@@ -177,15 +177,16 @@ def test_it_emits_tokens_while_it_runs_and_admits_others(server: Server) -> None
     assert (engine.stats().tokens, engine.stats().kv_used) == (150, 0)
 
 
-def test_a_held_trajectory_keeps_its_slot_until_it_is_aborted(server: Server) -> None:
+def test_a_trajectory_that_waits_for_its_environment_uses_no_slot(server: Server) -> None:
     engine = connect(server, slots=1)
     engine.submit(ask("t", prompt(6), TURNS, hold=True))
     to_first_stop(engine, "t")
     engine.submit(ask("u", prompt(3), Sampling(tokens_max=4)))
-    assert engine.poll(0.1) == []
-    assert (engine.stats().running, engine.stats().waiting) == (1, 1)
-    assert engine.abort("t") is None
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.parked) == (0, 1, 1)
     assert len(run_all(engine)["u"].tokens) == 4
+    assert engine.abort("t") is None
+    assert engine.running() == []
 
 
 def test_what_waits_for_a_slot_begins_under_the_new_version(server: Server) -> None:

@@ -1,0 +1,159 @@
+"""The cost of the endpoint: tokens per second of turns through HTTP against the same turns in the
+process (`agents_endpoint`), and what a turn takes longer than the engine (`agents_latency_ms`). The
+engine is `paced`: 16 slots and steps of 8 ms, 2 000 tokens per second.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.case import Case, alone, paired
+from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
+from rollstream.producers.engines.factory import open_paced
+from rollstream.producers.engines.paced.settings import (
+    LengthSettings,
+    PacedSettings,
+    RooflineSettings,
+)
+from rollstream.streams.connect import open_bus
+from rollstream.streams.records import ENVIRONMENT, PROMPT
+from rollstream.streams.topics import catalogue
+from rollstream.streams.values import Sampling, Version
+from testbed.agent_rollout import AgentRollout, agent_rollout, assignment
+
+SLOTS, STEP_S, TURN = 16, 0.008, 128
+SESSIONS = 32  # for the throughput: slots are busy while answers are on their way
+OPEN = 256  # for the latency
+CONTEXT = 1 << 16
+
+
+def paced_engine(turn: int = TURN) -> Engine:
+    settings = PacedSettings(
+        roofline=RooflineSettings(
+            model_bytes=1, kv_token_bytes=0, token_flops=1e-6, overhead_s=STEP_S
+        ),
+        lengths=LengthSettings(median=turn, p99=turn),
+        emit_every=turn,
+    )
+    tensors = {"weight": torch.zeros(1)}
+    return open_paced(settings, 262, tensors, Version(0, 1), slots=SLOTS, context_max=CONTEXT)
+
+
+class TimedEngine:
+    """Notes for each trajectory the seconds from its submission to the end of its newest turn."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._began: dict[str, float] = {}
+        self.seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._began[request.trajectory] = time.monotonic()
+        self._engine.submit(request)
+
+    def append(self, trajectory: str, tokens: Any) -> None:
+        self._began[trajectory] = time.monotonic()
+        self._engine.append(trajectory, tokens)
+
+    def poll(self, deadline_s: float) -> list[Emission]:
+        found = self._engine.poll(deadline_s)
+        now = time.monotonic()
+        for each in found:
+            if each.finish is not None:
+                self.seconds.append(now - self._began[each.trajectory])
+        return found
+
+
+def in_process(seconds: float) -> float:
+    """Returns tokens per second of the same turns, asked for in the engine's own thread."""
+    engine = paced_engine()
+    prompt = np.arange(20, dtype=np.uint32)
+    sampling = Sampling(tokens_max=CONTEXT, stop=(258,))
+    for name in map(str, range(SESSIONS)):
+        engine.submit(
+            GenerationRequest(name, 0, prompt, np.full(20, PROMPT, np.uint8), sampling, 0,
+                              np.empty(0, np.float32), hold=True)
+        )  # fmt: skip
+    began, tokens = time.monotonic(), 0
+    added = np.arange(8, dtype=np.uint32)
+    assert ENVIRONMENT
+    while (now := time.monotonic()) - began < seconds:
+        for emission in engine.poll(0.01):
+            tokens += len(emission.tokens)
+            if emission.finish == "stop":
+                engine.append(emission.trajectory, added)
+    return tokens / (now - began)
+
+
+def through_http(rollout: AgentRollout, seconds: float) -> float:
+    keys = [rollout.key(name) for name in rollout.agents.open]
+    before = sum(e.running.generated for e in rollout.agents.open.values())
+    asking = [sys.executable, "-m", "benchmarks.agents.asking", rollout.url]
+    process = subprocess.Popen([*asking, str(seconds + 5), "4096", *keys], stdout=subprocess.PIPE)
+    while sum(e.running.generated for e in rollout.agents.open.values()) == before:
+        time.sleep(0.01)
+    time.sleep(1.0)  # the first turns
+    began = time.monotonic()
+    first = _generated(rollout)
+    time.sleep(seconds)
+    tokens, took = _generated(rollout) - first, time.monotonic() - began
+    process.communicate()
+    return tokens / took
+
+
+def _generated(rollout: AgentRollout) -> int:
+    return sum(episode.running.generated for episode in rollout.agents.open.values())
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    yield _endpoint(2 if quick else 10, 1 if quick else 3)
+    yield _latency(4 if quick else 20)
+
+
+def _endpoint(seconds: float, pairs: int) -> Case:
+    http: list[float] = []
+    direct: list[float] = []
+    for _ in range(pairs):
+        direct.append(in_process(seconds))
+        with tempfile.TemporaryDirectory() as folder:
+            bus = open_bus(f"sqlite:{Path(folder) / 'bus'}")
+            bus.create(catalogue(1))
+            with agent_rollout(bus, engine=paced_engine(), context=CONTEXT) as rollout:
+                for number in range(SESSIONS):
+                    rollout.assign(assignment(f"{number}.0", tokens_max=CONTEXT))
+                http.append(through_http(rollout, seconds))
+            bus.close()
+    note = f"{SESSIONS} sessions, turns of {TURN} tokens, clients at niceness 19"
+    return paired("agents_endpoint", http, "tokens/s", "in the process", direct, 0.95, note)
+
+
+def _latency(seconds: float) -> Case:
+    with tempfile.TemporaryDirectory() as folder:
+        bus = open_bus(f"sqlite:{Path(folder) / 'bus'}")
+        bus.create(catalogue(1))
+        engine = TimedEngine(paced_engine(8))
+        with agent_rollout(bus, engine=engine, context=CONTEXT) as rollout:
+            for number in range(OPEN):
+                rollout.assign(assignment(f"{number}.0", tokens_max=CONTEXT))
+            keys = [rollout.key(name) for name in rollout.agents.open]
+            asking = [sys.executable, "-m", "benchmarks.agents.asking", "--in-turn", rollout.url]
+            found = subprocess.check_output([*asking, str(seconds), "4096", *keys])
+        bus.close()
+    whole = [took for _, took in json.loads(found)]
+    added = [1000 * (a - b) for a, b in zip(whole, engine.seconds, strict=False)]
+    median = statistics.median(added)
+    p95 = sorted(added)[int(0.95 * len(added))]
+    note = f"{OPEN} open sessions, one request at a time, {len(added)} turns, p95 {p95:.1f} ms"
+    return alone("agents_latency_ms", median, "ms", at_most=2.0, note=note)

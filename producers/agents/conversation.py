@@ -1,0 +1,198 @@
+"""Finds the tokens of a program's request among those that an episode already has (`Conversation`):
+tokens are never guessed (invariant 13).
+
+A request names its history as messages. Its hash chain finds the answered turn that it continues;
+the rendered messages then give only the text after that turn's end, which is appended to the held
+tokens. Where the rendering shows that the history is another one, the tokens fork: a new path,
+which shares the longest common prefix with a held one, counted by its cause.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollstream.producers.agents.chat_format import ChatFormat, JsonObject, text_of
+from rollstream.streams.branches import leaves, path_to
+from rollstream.streams.values import Branch, Tokens, Turn
+
+TEMPLATE, RETOKENISED = "template", "retokenised"
+REWRITTEN, CONVERSATION = "history_rewritten", "conversation"
+FORK_CAUSES = (TEMPLATE, RETOKENISED, REWRITTEN, CONVERSATION)
+"""Why a turn began a branch. `template`: the chat template renders the earlier messages in another
+way than before. `retokenised`: the request has its history as text, whose tokens differ.
+`history_rewritten`: it names an answer that no turn gave. `conversation`: it starts a history of
+its own, or continues an earlier turn a second time.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPrompt:
+    """States the tokens that a turn adds to an episode: `tokens` behind the token at flat index
+    `at` (-1: a path of their own). `fork` is the cause if this begins a branch, else "".
+    """
+
+    at: int
+    tokens: Tokens
+    fork: str = ""
+
+
+def digest_of(body: JsonObject, idempotency_key: str = "") -> str:
+    """Return the digest of a request, equal for equal requests. How the answer is delivered
+    (streamed or not) is no part of it.
+    """
+    kept = {name: value for name, value in body.items() if not name.startswith("stream")}
+    text = json.dumps([kept, idempotency_key], sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def history_hashes(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[str]:
+    """Return the hash of the history up to each message: that before the first, which covers the
+    tools, and then one per message.
+    """
+    hashes = [_hash("", json.dumps(tools, sort_keys=True))]
+    for message in messages:
+        hashes.append(_hash(hashes[-1], _canonical(message)))
+    return hashes
+
+
+def _hash(before: str, text: str) -> str:
+    data = f"{before}\n{text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def _canonical(message: JsonObject) -> str:
+    """Return a text that is equal for messages of equal meaning: clients leave out empty fields,
+    and write a content as text or as parts.
+    """
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    fields: list[Any] = [
+        message.get("role"),
+        text_of(message.get("content")),
+        message.get("reasoning_content") or "",
+        message.get("tool_call_id") or "",
+        message.get("name") or "",
+        calls,
+    ]
+    return json.dumps(fields, sort_keys=True)
+
+
+def _call(call: JsonObject) -> list[Any]:
+    function: JsonObject = call.get("function") or {}
+    return [call.get("id"), function.get("name"), function.get("arguments")]
+
+
+def suffix_after(
+    before: str, whole: str, answer: str, end_text: str, has_ended: bool
+) -> str | None:
+    """Return the text of `whole` after an answer that stands behind the text `before`, so that it
+    continues the answer's tokens; None if `whole` does not begin with `before`, or the answer's end
+    is not found. `has_ended`: the answer's tokens have its end token already.
+    """
+    if not whole.startswith(before):
+        return None
+    rest = whole[len(before) :]
+    is_verbatim = rest.startswith(answer)
+    if not end_text:
+        return rest[len(answer) :] if is_verbatim else None
+    at = rest.find(end_text, len(answer) if is_verbatim else 0)
+    if at < 0:
+        return None
+    return rest[at + len(end_text) :] if has_ended else rest[at:]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Holds the turns of one episode and finds the place of each request among their tokens. It
+    changes only while no request is planned (`add`).
+    """
+
+    chat: ChatFormat
+    turns: list[Turn] = field(default_factory=list[Turn])
+    _by_digest: dict[str, Turn] = field(default_factory=dict[str, Turn])
+    _by_history: dict[str, Turn] = field(default_factory=dict[str, Turn])
+
+    def add(self, turn: Turn) -> None:
+        """Add an answered turn."""
+        self.turns.append(turn)
+        self._by_digest[turn.digest] = turn
+        if turn.history:
+            self._by_history[turn.history] = turn
+
+    def answered(self, digest: str) -> Turn | None:
+        """Return the turn that answered a request of this digest."""
+        return self._by_digest.get(digest)
+
+    def plan_messages(
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject],
+        tokens: Tokens,
+        branches: Sequence[Branch],
+    ) -> PlannedPrompt:
+        """Return the tokens that these messages add to the episode, whose flat tokens are given.
+        Raises `ChatRefused` if the messages cannot be rendered.
+        """
+        whole = self.chat.render(messages, tools, is_asked=True)
+        found = self._parent(messages, tools)
+        if found is None:
+            claims = any(message.get("role") == "assistant" for message in messages)
+            cause = REWRITTEN if claims else CONVERSATION
+            return self._fork(self.chat.encode(whole), tokens, branches, cause)
+        index, parent = found
+        before = self.chat.render(messages[: index - 1], tools, is_asked=True)
+        answer = self.chat.decode(tokens[parent.generated : parent.end].tolist())
+        has_ended = parent.finish != "length"
+        suffix = suffix_after(before, whole, answer, self.chat.end_text, has_ended)
+        if suffix is None:
+            return self._fork(self.chat.encode(whole), tokens, branches, TEMPLATE)
+        added = np.array(self.chat.encode(suffix), np.uint32)
+        is_newest = parent.end == len(tokens)
+        return PlannedPrompt(parent.end - 1, added, "" if is_newest else CONVERSATION)
+
+    def plan_tokens(
+        self, prompt: Sequence[int], is_text: bool, tokens: Tokens, branches: Sequence[Branch]
+    ) -> PlannedPrompt:
+        """Return the tokens that a prompt of tokens adds; `is_text`: it was given as text, so that
+        another tokenization of the same history is the likely cause of a fork.
+        """
+        return self._fork(prompt, tokens, branches, RETOKENISED if is_text else REWRITTEN)
+
+    def _parent(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
+    ) -> tuple[int, Turn] | None:
+        """Return the newest turn whose history this request continues, and the number of messages
+        that it covers.
+        """
+        hashes = history_hashes(messages, tools)
+        for count in range(len(messages), 0, -1):
+            turn = self._by_history.get(hashes[count])
+            if turn is not None:
+                return count, turn
+        return None
+
+    def _fork(
+        self, prompt: Sequence[int], tokens: Tokens, branches: Sequence[Branch], cause: str
+    ) -> PlannedPrompt:
+        """Return the plan for a whole prompt: it continues the held path with the longest common
+        prefix. That is no fork if the prompt contains a whole path up to an answer's end.
+        """
+        wanted = np.array(prompt, np.uint32)
+        best: tuple[int, int] = 0, -1  # length of the prefix, flat index of its last token
+        for path in leaves(len(tokens), branches) if len(tokens) else []:
+            held = tokens[path]
+            most = min(len(held), len(wanted))
+            differing = np.flatnonzero(held[:most] != wanted[:most])
+            common = int(differing[0]) if len(differing) else most
+            if common > best[0]:
+                best = common, int(path[common - 1])
+        length, at = best
+        is_continued = not len(tokens) or at == len(tokens) - 1
+        return PlannedPrompt(at, wanted[length:], "" if is_continued else cause)
+
+    def path_length(self, plan: PlannedPrompt, branches: Sequence[Branch]) -> int:
+        """Return the number of tokens of the path with the planned ones."""
+        return len(path_to(plan.at, branches)) + len(plan.tokens)

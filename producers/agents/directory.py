@@ -1,0 +1,70 @@
+"""Finds the rollout that runs an episode (`RolloutDirectory`), by the log: `assignments` names the
+rollout and its term, `status` the rollout's address. The role `endpoint` forwards requests by it.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from rollstream.errors import PositionLost
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import Received, TopicReader, from_begin
+from rollstream.streams.records import Assignment, RolloutStatus
+
+EPISODES_MAX = 200_000  # newest assignments that are kept
+
+
+@dataclass(slots=True)
+class RolloutDirectory:
+    """Holds the newest assignment of each episode and the newest status of each rollout."""
+
+    bus: Bus
+    _assigned: OrderedDict[str, Assignment] = field(
+        default_factory=lambda: OrderedDict[str, Assignment]()
+    )
+    _rollouts: dict[str, RolloutStatus] = field(default_factory=dict[str, RolloutStatus])
+    _readers: dict[str, TopicReader] = field(default_factory=dict[str, TopicReader])
+
+    def read(self) -> None:
+        """Read the new records of both topics."""
+        for topic in ("status", "assignments"):
+            for received in self._follow(topic):
+                self._apply(received)
+
+    def readers(self) -> list[TopicReader]:
+        return list(self._readers.values())
+
+    def url_of(self, trajectory: str) -> str:
+        """Return the address of the rollout that runs the episode; "" if none does now."""
+        assigned = self._assigned.get(trajectory)
+        if assigned is None or assigned.kind == "release":
+            return ""
+        rollout = self._rollouts.get(assigned.rollout)
+        is_there = rollout is not None and rollout.term == assigned.rollout_term
+        return rollout.url if rollout is not None and is_there else ""
+
+    def urls(self) -> list[str]:
+        """Return the addresses of all rollouts with open episodes."""
+        return [rollout.url for _, rollout in sorted(self._rollouts.items()) if rollout.url]
+
+    def _follow(self, topic: str) -> list[Received]:
+        if topic not in self._readers:
+            self._readers[topic] = TopicReader(self.bus, topic, from_begin(self.bus, topic))
+        try:
+            return self._readers[topic].follow()
+        except PositionLost:  # truncated records are of episodes that have ended
+            del self._readers[topic]
+            return []
+
+    def _apply(self, received: Received) -> None:
+        record = received.record
+        if isinstance(record, RolloutStatus):
+            known = self._rollouts.get(record.rollout)
+            if known is None or record.term >= known.term:
+                self._rollouts[record.rollout] = record
+        elif isinstance(record, Assignment):
+            known = self._assigned.get(record.trajectory)
+            if known is None or record.attempt >= known.attempt:
+                self._assigned[record.trajectory] = record
+                self._assigned.move_to_end(record.trajectory)
+            while len(self._assigned) > EPISODES_MAX:
+                self._assigned.popitem(last=False)

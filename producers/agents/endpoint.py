@@ -1,0 +1,338 @@
+"""Serves the programs of episodes by HTTP (`endpoint_app`): OpenAI's routes and vLLM's token route,
+each also below `/sessions/{id}`, and the routes that open a session, set its reward and end it.
+
+The endpoint's thread finds the episode by its key, plans the tokens of a request, and waits for the
+rollout's loop, which alone changes episodes. A request that was answered before gets the stored
+answer. Requests of one episode are served one after the other.
+"""
+
+import asyncio
+import hmac
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from rollstream.errors import RollstreamError
+from rollstream.producers.agents.answers import TurnAnswer, answer_events, answer_json
+from rollstream.producers.agents.chat_format import ChatRefused
+from rollstream.producers.agents.episode import Episode, check_limits, stored_answer
+from rollstream.producers.agents.episodes import AgentEpisodes
+from rollstream.producers.agents.inbox import (
+    EndTicket,
+    OpenTicket,
+    RewardTicket,
+    Ticket,
+    TurnTicket,
+)
+from rollstream.producers.agents.pending import (
+    EndpointBusy,
+    EpisodeMoved,
+    LimitReached,
+    PendingTurn,
+    SessionSealed,
+)
+from rollstream.producers.agents.requests import (
+    RequestRefused,
+    Route as RouteName,
+    TurnRequest,
+    read_request,
+)
+from rollstream.streams.admissible import is_bounded_number
+from rollstream.streams.branches import path_to
+from rollstream.streams.records import GENERATED
+from rollstream.streams.values import Turn
+
+Outcome = TypeVar("Outcome")
+
+KEEPALIVE_S = 10.0  # of a stream whose answer is not there yet
+
+STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (SessionSealed, 409, "session_sealed"),
+    (EpisodeMoved, 503, "moving"),
+    (EndpointBusy, 429, "too_many_requests"),
+    (LimitReached, 400, "limit_reached"),
+    (RequestRefused, 400, "invalid_request"),
+    (ChatRefused, 400, "invalid_messages"),
+)
+
+
+class KeyRefused(RollstreamError, PermissionError):
+    """Raised for a request without an authentic key."""
+
+
+@dataclass(slots=True)
+class AgentEndpoint:
+    """Answers the requests of programs, in the endpoint's event loop."""
+
+    episodes: AgentEpisodes
+    model: str
+    """Name of the model in answers: that of the run."""
+    context_max: int
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        turns = [
+            Route("/v1/chat/completions", self._turn("chat"), methods=["POST"]),
+            Route("/v1/completions", self._turn("completion"), methods=["POST"]),
+            Route("/v1/responses", self._turn("response"), methods=["POST"]),
+            Route("/inference/v1/generate", self._turn("tokens"), methods=["POST"]),
+            Route("/v1/models", self.models),
+        ]
+        return Starlette(
+            routes=[
+                *turns,
+                Route("/health", self.health),
+                Route("/sessions", self._guarded(self.open_session), methods=["POST"]),
+                Route("/sessions/{id}/reward", self._guarded(self.set_reward), methods=["POST"]),
+                Route("/sessions/{id}", self._guarded(self.end_session), methods=["DELETE"]),
+                Mount("/sessions/{id}", routes=turns),
+            ]
+        )
+
+    # ---- routes --------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "episodes": len(self.episodes)})
+
+    async def models(self, request: Request) -> Response:
+        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "rollstream"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def open_session(self, request: Request) -> Response:
+        """Give an episode that waits to an outside program; 204 if none waits."""
+        check_service(request, self.episodes.settings.key_env)
+        ticket = OpenTicket()
+        episode = await self._outcome(ticket, ticket.outcome)
+        if episode is None:
+            return Response(status_code=204)
+        order = self.episodes.order_of(episode)
+        base = str(request.base_url).rstrip("/")
+        return JSONResponse(
+            {"id": episode.name, "key": order.key, "base_url": f"{base}/v1", "task": order.task}
+        )
+
+    async def set_reward(self, request: Request) -> Response:
+        """Record the episode's reward; it ends when its program does."""
+        episode = self._episode(request)
+        body = await self._body(request)
+        reward = _reward_in(body)
+        scores: dict[str, float] = body.get("scores") or {}
+        if reward is None:
+            raise RequestRefused("reward is missing")
+        async with episode.queue:
+            ticket = RewardTicket(episode, reward, scores)
+            await self._outcome(ticket, ticket.outcome)
+        return Response(status_code=204)
+
+    async def end_session(self, request: Request) -> Response:
+        """End the episode, with a reward or the reason of a failure in the body, if it has any."""
+        episode = self._episode(request)
+        body = await self._body(request)
+        failure = body.get("failed")
+        reason = f"failed: {failure}"[:300] if failure else ""
+        ticket = EndTicket(episode, _reward_in(body), reason)
+        await self._outcome(ticket, ticket.outcome)
+        return Response(status_code=204)
+
+    def _turn(self, route: RouteName) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            episode = self._episode(request)
+            body = await self._body(request)
+            sampling = episode.running.assignment.sampling
+            key = request.headers.get("idempotency-key", "")
+            asked = read_request(route, body, sampling, key)
+            asked = replace(asked, model=self.model)
+            if asked.is_streamed:
+                turn = asyncio.ensure_future(self._answer(episode, asked))
+                await asyncio.wait({turn}, timeout=KEEPALIVE_S)
+                if turn.done():
+                    turn.result()  # an error becomes a status
+                return StreamingResponse(self._events(turn, asked), media_type="text/event-stream")
+            return JSONResponse(answer_json(asked, await self._answer(episode, asked)))
+
+        return self._guarded(answer)
+
+    async def _events(
+        self, turn: "asyncio.Future[TurnAnswer]", asked: TurnRequest
+    ) -> AsyncIterator[str]:
+        """Yield comments until the answer is there, and then its events."""
+        while not turn.done():
+            yield ": generating\n\n"
+            await asyncio.wait({turn}, timeout=KEEPALIVE_S)
+        try:
+            answer = turn.result()
+        except RollstreamError as error:
+            yield f"data: {json.dumps(_error_body(error)[1])}\n\n"
+            return
+        for event in answer_events(asked, answer):
+            yield event
+
+    # ---- turns ---------------------------------------------------------------------------------
+
+    async def _answer(self, episode: Episode, asked: TurnRequest) -> TurnAnswer:
+        """Return the answer: the stored one of an equal request, or a new turn's."""
+        async with episode.queue:
+            episode.check_open()
+            turn = episode.conversation.answered(asked.digest)
+            if turn is None:
+                turn = await self._new_turn(episode, asked)
+            else:
+                self.episodes.counts.repeated += 1
+            return self._answer_of(episode, turn, asked)
+
+    async def _new_turn(self, episode: Episode, asked: TurnRequest) -> Turn:
+        asked_s = self.episodes.clock()
+        check_limits(episode, self.episodes.settings)
+        running, conversation = episode.running, episode.conversation
+        tokens = running.content()[0]
+        if asked.messages:
+            plan = conversation.plan_messages(asked.messages, asked.tools, tokens, running.branches)
+        else:
+            given, is_text = asked.prompt, isinstance(asked.prompt, str)
+            prompt = conversation.chat.encode(given) if isinstance(given, str) else given or ()
+            plan = conversation.plan_tokens(prompt, is_text, tokens, running.branches)
+        length = conversation.path_length(plan, running.branches)
+        if not length:
+            raise RequestRefused("the prompt has no tokens")
+        if length >= self.context_max:
+            raise LimitReached(
+                f"{length} tokens leave no room in the context of {self.context_max} "
+                "(rollouts.context_max): context_length_exceeded"
+            )
+        pending = PendingTurn(asked, plan, asked_s)
+        return await self._outcome(TurnTicket(episode, pending), pending.outcome)
+
+    def _answer_of(self, episode: Episode, turn: Turn, asked: TurnRequest) -> TurnAnswer:
+        """Return a turn's answer with its tokens, as far as the request needs them."""
+        running = episode.running
+        tokens, sources = running.content()
+        path = path_to(turn.end - 1, running.branches)
+        count = turn.end - turn.generated
+        gained = tokens[turn.generated : turn.end].tolist()
+        logprobs: list[float] = []
+        pieces: list[str] = []
+        if asked.with_logprobs:
+            first = int(np.count_nonzero(sources[: turn.generated] == GENERATED))
+            logprobs = np.concatenate(running.logprobs)[first : first + count].tolist()
+            pieces = [episode.conversation.chat.decode([token]) for token in gained]
+        return replace(
+            stored_answer(turn),
+            prompt_ids=tokens[path[:-count]].tolist(),
+            token_ids=gained,
+            logprobs=logprobs,
+            pieces=pieces,
+            created_s=running.started_s,
+        )
+
+    async def _outcome(self, ticket: Ticket, outcome: "Future[Outcome]") -> Outcome:
+        self.episodes.inbox.put(ticket)
+        return await asyncio.wrap_future(outcome)
+
+    # ---- who asks ------------------------------------------------------------------------------
+
+    def _episode(self, request: Request) -> Episode:
+        """Return the episode of the key: the bearer's, or the one in the path."""
+        name = request.path_params.get("id", "")
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        key = bearer.strip() if scheme.lower() == "bearer" else ""
+        identity = self.episodes.keys.identity(key) or self.episodes.keys.identity(name)
+        if identity is None:
+            raise KeyRefused("send the session's key as the API key (Authorization: Bearer …)")
+        if (
+            name
+            and name not in (identity.trajectory, key)
+            and self.episodes.keys.identity(name) != identity
+        ):
+            raise KeyRefused("the key belongs to another session")
+        return self.episodes.find(identity)
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object in the body, at most `body_bytes_max` bytes of it."""
+        most, data = self.episodes.settings.body_bytes_max, bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > most:
+                raise RequestRefused(f"a body of more than {most} bytes (agent.body_bytes_max)")
+        try:
+            body: Any = json.loads(data) if data else {}
+        except ValueError as error:
+            raise RequestRefused(f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise RequestRefused("the body is not a JSON object")
+        return body  # pyright: ignore[reportUnknownVariableType]
+
+    def _guarded(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the route with its errors as statuses."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except RollstreamError as error:
+                return error_response(error)
+
+        return guarded
+
+
+def check_service(request: Request, variable: str) -> None:
+    """Raise `KeyRefused` if this client may not open sessions: it needs the key in the environment
+    variable `agent.key_env`; without that setting, only programs of this machine may.
+    """
+    if not variable:
+        if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
+            raise KeyRefused("set agent.key_env to open sessions from other machines")
+        return
+    wanted = os.environ.get(variable, "")
+    given = request.headers.get("authorization", "").partition(" ")[2].strip()
+    if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
+        raise KeyRefused(f"send the key of ${variable} (agent.key_env)")
+
+
+def error_response(error: RollstreamError) -> Response:
+    """Return the response of an error: its status, and its message in OpenAI's form."""
+    status, body = _error_body(error)
+    headers = {"retry-after": "1"} if status in (429, 503) else {}
+    if status in (400, 401, 409):
+        headers["x-should-retry"] = "false"
+    return JSONResponse(body, status, headers)
+
+
+def _error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the status of an error, and the body in OpenAI's form."""
+    status, code = 500, "error"
+    if isinstance(error, KeyRefused):
+        status, code = 401, "invalid_api_key"
+    for kind, number, name in STATUSES:
+        if isinstance(error, kind):
+            status, code = number, name
+            break
+    if "context_length_exceeded" in str(error):
+        code = "context_length_exceeded"
+    return status, {"error": {"message": str(error), "type": "rollstream", "code": code}}
+
+
+def _reward_in(body: dict[str, Any]) -> float | None:
+    reward: object = body.get("reward")
+    if reward is None:
+        return None
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise RequestRefused(f"reward = {reward!r} is not a number")
+    if not is_bounded_number(float(reward)):
+        raise RequestRefused(f"reward = {reward!r} is not finite or too large")
+    scores: object = body.get("scores") or {}
+    if not isinstance(scores, dict) or not all(
+        isinstance(value, int | float)
+        for value in scores.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    ):
+        raise RequestRefused("scores is not an object of numbers")
+    return float(reward)

@@ -1,0 +1,149 @@
+"""Holds one open episode of an agent (`Episode`), the counts of all (`AgentCounts`), and the limits
+that are checked before a turn (`check_limits`).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from rollstream.producers.agents.answers import TurnAnswer, assistant_message
+from rollstream.producers.agents.conversation import Conversation, history_hashes
+from rollstream.producers.agents.keys import SessionIdentity
+from rollstream.producers.agents.pending import LimitReached, PendingTurn, RequestQueue
+from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.streams.values import Turn
+
+
+@dataclass(slots=True)
+class Episode:
+    """Holds one open episode. The loop changes it; the endpoint's thread reads it while no turn of
+    it is generated.
+    """
+
+    identity: SessionIdentity
+    key: str
+    running: RunningTrajectory
+    conversation: Conversation
+    opened_s: float
+    """When its program was started, or a service opened it; infinite until then."""
+    first_s: float | None = None
+    """When its first request came."""
+    answered_s: float | None = None
+    """When its last answer was durable."""
+    pending: PendingTurn | None = None
+    """The turn that is generated."""
+    start: int = 0
+    """Number of tokens before that turn."""
+    held: int = -1
+    """Flat index of the token at which the engine holds the episode's KV; -1: it holds none."""
+    is_kept: bool = False
+    """Whether the engine keeps the KV of the turn that it generates, should it end by itself."""
+    queue: RequestQueue = field(default_factory=RequestQueue)
+    """Lets its requests pass one at a time."""
+    adopted: SessionIdentity | None = None
+    """The earlier attempt whose outside program continues the episode with its own key."""
+    seal: Exception | None = None
+    """Why its requests are refused; None while it is open."""
+
+    @property
+    def name(self) -> str:
+        return self.identity.trajectory
+
+    @property
+    def tokens_left(self) -> int:
+        """Number of tokens that may still be generated."""
+        return self.running.assignment.sampling.tokens_max - self.running.generated
+
+    def check_open(self) -> None:
+        """Raise the error that a request of an ended episode gets."""
+        if self.seal is not None:
+            raise self.seal
+
+
+@dataclass(slots=True)
+class AgentCounts:
+    """Counts what the metrics show, since the rollout's start."""
+
+    turns: int = 0
+    repeated: int = 0
+    """Requests that got a stored answer; the endpoint's thread counts them."""
+    forks: Counter[str] = field(default_factory=Counter[str])
+    failures: int = 0
+    waiting_s: float = 0.0
+    generating_s: float = 0.0
+
+
+def answered_turn(episode: Episode, pending: PendingTurn, finish: str, now_s: float) -> Turn:
+    """Return the turn that answers a request: the newest tokens, parsed, with the hash of the
+    history that they end.
+    """
+    request, running, plan = pending.request, episode.running, pending.plan
+    chat = episode.conversation.chat
+    generated = episode.start + len(plan.tokens)
+    tokens = running.content()[0][generated:].tolist()
+    parsed = chat.parse(chat.decode(tokens), request.tools, f"call_{request.digest[:12]}_")
+    calls = tuple(
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in parsed.tool_calls
+    )
+    answer = {"content": parsed.content, "reasoning": parsed.reasoning, "tool_calls": calls}
+    turn = Turn(
+        digest=request.digest,
+        history="",
+        start=episode.start,
+        generated=generated,
+        end=running.length,
+        finish="length" if finish == "length" else "tool_calls" if calls else "stop",
+        waiting_s=max(0.0, pending.asked_s - (episode.answered_s or episode.opened_s)),
+        generating_s=max(0.0, now_s - pending.asked_s),
+        fork=plan.fork,
+        overridden=request.overridden,
+        answer=json.dumps(answer),
+    )
+    if not request.messages:
+        return turn
+    said = assistant_message(stored_answer(turn))
+    return replace(turn, history=history_hashes([*request.messages, said], request.tools)[-1])
+
+
+def stored_answer(turn: Turn) -> TurnAnswer:
+    """Return the answer that a turn stores, without its tokens."""
+    stored: dict[str, Any] = json.loads(turn.answer)
+    return TurnAnswer(
+        digest=turn.digest,
+        content=str(stored["content"]),
+        reasoning=str(stored["reasoning"]),
+        tool_calls=tuple(stored["tool_calls"]),
+        finish=turn.finish,
+        prompt_ids=(),
+        token_ids=(),
+        logprobs=(),
+        pieces=(),
+        created_s=0.0,
+    )
+
+
+def check_limits(episode: Episode, settings: AgentSettings) -> None:
+    """Raise `LimitReached` if the run's limits allow the episode no further turn."""
+    if len(episode.conversation.turns) >= settings.turns_max:
+        raise LimitReached(f"agent.turns_max of {settings.turns_max} reached")
+    if episode.tokens_left < 1:
+        most = episode.running.assignment.sampling.tokens_max
+        raise LimitReached(f"sampling.tokens_max of {most} generated tokens reached")
+
+
+def reward_of(environment: str) -> tuple[float | None, Mapping[str, float]]:
+    """Return the reward and the scores that an episode's program has set."""
+    if not environment:
+        return None, {}
+    state: dict[str, Any] = json.loads(environment)
+    return state["reward"], state["scores"]

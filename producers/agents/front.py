@@ -1,0 +1,176 @@
+"""Forwards the requests of programs to the rollouts that run their episodes (`EndpointFront`): one
+address for all rollouts, the role `endpoint`.
+
+It keeps no state: the key names the episode, the log names its rollout. While a rollout is
+replaced, requests wait here and are sent again, which is safe because an equal request is answered
+once. So a program outside sees a late answer, never a lost one. A killed front is as harmless.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rollstream.metric_values import MetricValues
+from rollstream.producers.agents.directory import RolloutDirectory
+from rollstream.producers.agents.endpoint import KeyRefused, check_service, error_response
+from rollstream.producers.agents.keys import SessionKeys
+
+WAIT_S = 120.0  # longest wait for a rollout that runs the episode
+PAUSE_S = 0.1
+READ_S = 0.05  # between two reads of the log
+_METHODS = ["GET", "POST", "DELETE"]
+_DROPPED = frozenset({"host", "content-length", "connection", "transfer-encoding"})
+
+
+@dataclass(slots=True)
+class EndpointFront:
+    """Serves one address for the episodes of all rollouts. `body_bytes_max` bounds a body."""
+
+    directory: RolloutDirectory
+    keys: SessionKeys
+    body_bytes_max: int
+    key_env: str = ""
+    wait_s: float = WAIT_S
+    _client: httpx2.AsyncClient | None = None
+    _next: int = 0
+    forwarded: int = 0
+    repeated: int = 0
+    """Requests that were sent again, because a rollout was gone or gave the episode up."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _read_s: float = 0.0
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/sessions", self._open, methods=["POST"]),
+                Route("/{path:path}", self._forward, methods=_METHODS),
+            ]
+        )
+
+    async def _health(self, request: Request) -> Response:
+        await self._read()
+        return JSONResponse({"status": "ok", "rollouts": len(self.directory.urls())})
+
+    async def _open(self, request: Request) -> Response:
+        """Open an episode of the next rollout that has one; 204 if none has."""
+        try:
+            check_service(request, self.key_env)
+        except KeyRefused as error:
+            return error_response(error)
+        await self._read()
+        body = await self._body(request)
+        urls = self.directory.urls()
+        self._next += 1
+        refused: Response | None = None
+        for index in range(len(urls)):
+            url = urls[(self._next + index) % len(urls)]
+            try:
+                found = await self._send("POST", f"{url}/sessions", request, body)
+            except httpx2.HTTPError:
+                continue
+            data = await found.aread()
+            if found.status_code == 200:
+                base = str(request.base_url).rstrip("/")
+                return JSONResponse({**json.loads(data), "base_url": f"{base}/v1"})
+            if found.status_code != 204:
+                refused = Response(data, found.status_code, media_type="application/json")
+        return refused or Response(status_code=204)
+
+    async def _forward(self, request: Request) -> Response:
+        """Forward a request to its episode's rollout, again while that is replaced."""
+        trajectory = self._trajectory(request)
+        if trajectory is None:
+            return _error(401, "send the session's key as the API key", "invalid_api_key")
+        body = await self._body(request)
+        if body is None:
+            return _error(400, f"a body of more than {self.body_bytes_max} bytes", "too_large")
+        give_up = time.monotonic() + self.wait_s
+        while True:
+            await self._read()
+            url = self.directory.url_of(trajectory)
+            if url:
+                answer = await self._try(url, request, body)
+                if answer is not None:
+                    return answer
+                self.repeated += 1
+            if time.monotonic() >= give_up:
+                return _error(503, f"no rollout runs episode {trajectory} now", "moving")
+            await asyncio.sleep(PAUSE_S)
+
+    async def _try(self, url: str, request: Request, body: bytes) -> Response | None:
+        """Return the rollout's answer; None if it is gone, or gave the episode up."""
+        target = f"{url}{request.url.path}"
+        try:
+            found = await self._send(request.method, target, request, body)
+            if found.status_code == 503:
+                await found.aread()
+                return None
+            headers = {k: v for k, v in found.headers.items() if k not in _DROPPED}
+            if "text/event-stream" in found.headers.get("content-type", ""):
+                return StreamingResponse(_chunks(found), found.status_code, headers)
+            data = await found.aread()
+        except httpx2.HTTPError:
+            return None
+        self.forwarded += 1
+        return Response(data, found.status_code, headers)
+
+    async def _send(
+        self, method: str, url: str, request: Request, body: bytes | None
+    ) -> httpx2.Response:
+        if self._client is None:
+            limits = httpx2.Limits(max_connections=4096, max_keepalive_connections=1024)
+            self._client = httpx2.AsyncClient(timeout=None, trust_env=False, limits=limits)
+        kept = {k: v for k, v in request.headers.items() if k not in _DROPPED}
+        sent = self._client.build_request(method, url, headers=kept, content=body or b"")
+        return await self._client.send(sent, stream=True)
+
+    def metric_values(self) -> MetricValues:
+        """Return how many requests were forwarded, and how often one was sent again."""
+        return {
+            "endpoint_requests_total": self.forwarded,
+            "endpoint_repeated_total": self.repeated,
+        }
+
+    def _trajectory(self, request: Request) -> str | None:
+        """Return the episode of the key: the bearer's, or the one in the path."""
+        bearer = request.headers.get("authorization", "").partition(" ")[2].strip()
+        parts = request.url.path.split("/")
+        named = parts[2] if len(parts) > 2 and parts[1] == "sessions" else ""
+        identity = self.keys.identity(bearer) or self.keys.identity(named)
+        return None if identity is None else identity.trajectory
+
+    async def _body(self, request: Request) -> bytes | None:
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > self.body_bytes_max:
+                return None
+        return bytes(data)
+
+    async def _read(self) -> None:
+        """Read the log, at most every `READ_S` seconds."""
+        async with self._lock:
+            if time.monotonic() - self._read_s >= READ_S:
+                await asyncio.to_thread(self.directory.read)
+                self._read_s = time.monotonic()
+
+
+async def _chunks(found: httpx2.Response) -> AsyncIterator[bytes]:
+    async for chunk in found.aiter_bytes():
+        yield chunk
+
+
+def _error(status: int, message: str, code: str) -> Response:
+    body: dict[str, Any] = {"error": {"message": message, "type": "rollstream", "code": code}}
+    return JSONResponse(body, status)

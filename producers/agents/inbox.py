@@ -1,0 +1,88 @@
+"""Hands the requests of programs from the endpoint's thread to the rollout's loop (`AgentInbox`),
+which alone changes episodes. Each ticket has a future for its outcome; a ticket that is not taken
+before the loop ends fails.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from rollstream.producers.agents.episode import Episode
+from rollstream.producers.agents.pending import EndpointBusy, EpisodeMoved, PendingTurn, fail
+
+WAITING_MAX = 8192  # tickets; an open episode has one at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTicket:
+    """Asks for one turn of an episode."""
+
+    episode: Episode
+    turn: PendingTurn
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTicket:
+    """Sets the reward of an episode; the outcome comes once it is in the log."""
+
+    episode: Episode
+    reward: float
+    scores: Mapping[str, float]
+    outcome: "Future[None]" = field(default_factory=lambda: Future[None]())
+
+
+@dataclass(frozen=True, slots=True)
+class EndTicket:
+    """Ends an episode, with a `reward`, or with the reason of a `failure`."""
+
+    episode: Episode
+    reward: float | None = None
+    failure: str = ""
+    outcome: "Future[None]" = field(default_factory=lambda: Future[None]())
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTicket:
+    """Asks for an episode that waits for an outside program; None if none waits."""
+
+    outcome: "Future[Episode | None]" = field(default_factory=lambda: Future[Episode | None]())
+
+
+Ticket = TurnTicket | RewardTicket | EndTicket | OpenTicket
+
+
+class AgentInbox:
+    """Queues tickets, at most `WAITING_MAX`; both sides may call it at any time."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Ticket] = deque()
+        self._arrived = threading.Event()
+        self._closed = False
+
+    def put(self, ticket: Ticket) -> None:
+        """Queue a ticket. Raises `EndpointBusy` if the queue is full or the loop has ended."""
+        if self._closed or len(self._waiting) >= WAITING_MAX:
+            raise EndpointBusy("the rollout takes no more requests now")
+        self._waiting.append(ticket)
+        self._arrived.set()
+
+    def take(self) -> list[Ticket]:
+        """Return the tickets that arrived, oldest first."""
+        self._arrived.clear()
+        taken: list[Ticket] = []
+        while self._waiting:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return when a ticket waits, or after `timeout_s`; whether one waits."""
+        return self._arrived.wait(timeout_s)
+
+    def close(self) -> None:
+        """Refuse all tickets from now on."""
+        self._closed = True
+        for ticket in self.take():
+            outcome = ticket.turn.outcome if isinstance(ticket, TurnTicket) else ticket.outcome
+            fail(outcome, EpisodeMoved("the rollout is leaving"))

@@ -1,0 +1,79 @@
+"""Makes and checks the keys of sessions (`SessionKeys`): what a program sends as its API key.
+
+A key names the episode (trajectory), the attempt and the rollout's term, and is authentic by an
+HMAC-SHA256 with a secret of the run, so a program of a replaced attempt is recognised and refused
+(invariant 13). The secret is in the run's store: a program outside keeps its key while rollouts
+restart. Neither keys nor secret are ever logged.
+"""
+
+import base64
+import hmac
+import json
+import secrets
+from dataclasses import dataclass
+
+from rollstream.errors import ObjectExists, ObjectMissing
+from rollstream.storage.stores.base import ObjectStore
+
+SECRET_KEY = "agents/secret"
+_PREFIX = "rs-"
+_MAC_BYTES = 18  # 144 bits
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIdentity:
+    """Names one attempt of an episode on one rollout (of one term)."""
+
+    trajectory: str
+    attempt: int
+    rollout: str
+    term: int
+
+
+class SessionKeys:
+    """Issues and checks keys. Any process with the same secret accepts the same keys."""
+
+    def __init__(self, secret: bytes) -> None:
+        assert len(secret) >= 16, "a secret of 128 bits or more"
+        self._secret = secret
+
+    def issue(self, identity: SessionIdentity) -> str:
+        """Return the key of a session."""
+        fields = [identity.trajectory, identity.attempt, identity.rollout, identity.term]
+        payload = _text(json.dumps(fields, separators=(",", ":")).encode())
+        return f"{_PREFIX}{payload}.{self._mac(payload)}"
+
+    def identity(self, key: str) -> SessionIdentity | None:
+        """Return the session that an authentic key names, else None."""
+        payload, dot, mac = key.removeprefix(_PREFIX).partition(".")
+        if not (key.startswith(_PREFIX) and dot and key.isascii()):
+            return None
+        if not hmac.compare_digest(mac, self._mac(payload)):
+            return None
+        trajectory, attempt, rollout, term = json.loads(_bytes(payload))
+        return SessionIdentity(str(trajectory), int(attempt), str(rollout), int(term))
+
+    def _mac(self, payload: str) -> str:
+        return _text(hmac.digest(self._secret, payload.encode(), "sha256")[:_MAC_BYTES])
+
+
+def run_session_keys(store: ObjectStore) -> SessionKeys:
+    """Return the keys of the run; the first process creates the secret."""
+    try:
+        return SessionKeys(store.get(SECRET_KEY))
+    except ObjectMissing:
+        pass
+    try:
+        secret = secrets.token_bytes(32)
+        store.create(SECRET_KEY, secret)
+    except ObjectExists:  # another process was first
+        secret = store.get(SECRET_KEY)
+    return SessionKeys(secret)
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

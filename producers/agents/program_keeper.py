@@ -1,0 +1,33 @@
+"""Runs a command for one episode and ends with its exit code:
+`python -m rollstream.producers.agents.program_keeper COMMAND …`. When its standard input ends (the
+rollout was killed), it kills the command and all its child processes, which share its process
+group.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+
+def main(command: list[str]) -> int:
+    """Run the command; returns its exit code, or 127 if it cannot be started."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"agent.command: {command[0]} cannot be started: {error}", file=sys.stderr)
+        return 127
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,314 @@
+"""Starts the programs that run episodes, beside the rollout: a command for each episode
+(`CommandPrograms`), processes that call a user's async function (`FunctionPrograms`), or none,
+where a service elsewhere opens the episodes (`ServicePrograms`).
+
+Programs get the environment of a task's code, which has none of the run's credentials, and the
+address and key of their episode. A program that ends, or is killed, takes its child processes with
+it, and all end with the rollout.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from rollstream.errors import ConfigurationError
+from rollstream.import_path import module_command
+from rollstream.producers.agents.program_process import EpisodeOrder, EpisodeOutcome
+from rollstream.producers.rewards.worker import allowed_variables
+
+POLL_S = 0.02  # between two looks at processes
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """States that a program's episode ended: with a `reward` (None: the program gave none), or with
+    the `reason` why it failed.
+    """
+
+    key: str
+    reward: float | None = None
+    reason: str = ""
+
+
+class Programs(Protocol):
+    """Runs the programs of episodes. `key` in an order names the episode's session."""
+
+    def start(self, order: EpisodeOrder) -> None:
+        """Start the program of an episode, now or when there is room."""
+        ...
+
+    def kill(self, key: str) -> None:
+        """End the program of an episode; it has no outcome. Idempotent."""
+        ...
+
+    def poll(self) -> list[ProgramEnd]:
+        """Return the episodes whose programs ended since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End all programs."""
+        ...
+
+
+class ServicePrograms:
+    """Implements `Programs` for a service elsewhere: episodes wait until it opens them. Threads may
+    call it: each waiting episode is given away once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[str] = deque()
+
+    def start(self, order: EpisodeOrder) -> None:
+        self._waiting.append(order.key)
+
+    def next(self) -> str:
+        """Remove the episode that waits longest and return its key; "" if none waits."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return ""
+
+    def claim(self, key: str) -> bool:
+        """Remove a waiting episode; returns whether it waited."""
+        try:
+            self._waiting.remove(key)
+        except ValueError:
+            return False
+        return True
+
+    def kill(self, key: str) -> None:
+        self.claim(key)
+
+    def poll(self) -> list[ProgramEnd]:
+        return []
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+
+def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a program: that of a task's code, and its episode's."""
+    return allowed_variables(os.environ, named) | {
+        "OPENAI_BASE_URL": order.base_url,
+        "OPENAI_API_KEY": order.key,
+        "ROLLSTREAM_TASK": json.dumps(order.task),
+        "ROLLSTREAM_SESSION": order.session_url,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a group, with the group, and reap it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@dataclass(slots=True)
+class CommandPrograms:
+    """Implements `Programs` with a process for each episode: `command`. What it prints goes to the
+    rollout's standard error. A keeper process ends it should the rollout be killed.
+    """
+
+    command: Sequence[str]
+    named: Sequence[str] = ()
+    _running: dict[str, subprocess.Popen[bytes]] = field(
+        default_factory=dict[str, subprocess.Popen[bytes]]
+    )
+    _polled_s: float = 0.0
+
+    def start(self, order: EpisodeOrder) -> None:
+        self.kill(order.key)
+        keeper = module_command("rollstream.producers.agents.program_keeper", *self.command)
+        self._running[order.key] = subprocess.Popen(
+            keeper,
+            stdin=subprocess.PIPE,  # its end is how the keeper learns that the rollout ended
+            stdout=2,
+            env=program_variables(order, self.named),
+            start_new_session=True,
+        )
+
+    def kill(self, key: str) -> None:
+        process = self._running.pop(key, None)
+        if process is not None:
+            _close(process)
+
+    def poll(self) -> list[ProgramEnd]:
+        now = time.monotonic()
+        if now - self._polled_s < POLL_S:
+            return []
+        self._polled_s = now
+        ended = [key for key, process in self._running.items() if process.poll() is not None]
+        return [ProgramEnd(key, reason=self._reason(key)) for key in ended]
+
+    def close(self) -> None:
+        for key in list(self._running):
+            self.kill(key)
+
+    def _reason(self, key: str) -> str:
+        process = self._running.pop(key)
+        code = process.returncode
+        _close(process)
+        if not code:
+            return ""
+        return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    _end_group(process)
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+class _FunctionProcess:
+    """Holds one process that runs a function's episodes, and the pipes to it."""
+
+    def __init__(self, function: str, named: Sequence[str]) -> None:
+        self.keys: set[str] = set()
+        self._incoming = bytearray()
+        self.outgoing = bytearray()
+        self.process = subprocess.Popen(
+            module_command("rollstream.producers.agents.program_process", function),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=allowed_variables(os.environ, named)
+            | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._into, self._out = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        os.set_blocking(self._out, False)
+
+    def write(self) -> None:
+        """Write as many queued bytes as the pipe accepts."""
+        if self.outgoing:
+            with suppress(BlockingIOError, BrokenPipeError):
+                del self.outgoing[: os.write(self._into, self.outgoing)]
+
+    def read(self) -> list[bytes]:
+        """Return the whole lines that arrived."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._out, 1 << 16):
+                self._incoming += data
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        self._incoming[:] = rest
+        return lines
+
+    def end(self) -> None:
+        _end_group(self.process)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+STARTS_MAX = 3  # processes in a row that end before an outcome
+
+
+class FunctionPrograms:
+    """Implements `Programs` with `processes` processes that call the async function `function`
+    (`module:function`), each for many episodes at a time. Raises `ConfigurationError` from `poll`
+    if the function cannot be imported.
+    """
+
+    def __init__(self, function: str, processes: int, named: Sequence[str] = ()) -> None:
+        self._function, self._named = function, tuple(named)
+        self._slots: list[_FunctionProcess | None] = [None] * processes
+        self._encode = msgspec.json.Encoder().encode
+        self._decode = msgspec.json.Decoder(EpisodeOutcome).decode
+        self._starts_failed = 0
+        self._polled_s = 0.0
+
+    def start(self, order: EpisodeOrder) -> None:
+        index = min(range(len(self._slots)), key=self._load)
+        process = self._slots[index]
+        if process is None:
+            process = self._slots[index] = _FunctionProcess(self._function, self._named)
+        process.keys.add(order.key)
+        process.outgoing += self._encode(order) + b"\n"
+        process.write()
+
+    def kill(self, key: str) -> None:
+        for process in self._slots:
+            if process is not None and key in process.keys:
+                process.keys.discard(key)
+                process.outgoing += self._encode({"cancel": key}) + b"\n"
+                process.write()
+
+    def poll(self) -> list[ProgramEnd]:
+        now = time.monotonic()
+        if now - self._polled_s < POLL_S / 4:
+            return []
+        self._polled_s = now
+        ended: list[ProgramEnd] = []
+        for index, process in enumerate(self._slots):
+            if process is not None:
+                ended += self._serve(index, process)
+        return ended
+
+    def close(self) -> None:
+        for index, process in enumerate(self._slots):
+            if process is not None:
+                process.end()
+            self._slots[index] = None
+
+    def _load(self, index: int) -> int:
+        process = self._slots[index]
+        return 0 if process is None else len(process.keys)
+
+    def _serve(self, index: int, process: _FunctionProcess) -> list[ProgramEnd]:
+        has_ended = process.process.poll() is not None  # before the read, which then gets all
+        process.write()
+        ended: list[ProgramEnd] = []
+        for line in process.read():
+            outcome = self._decode(line)
+            if outcome.refused:
+                self.close()
+                raise ConfigurationError(outcome.refused)
+            self._starts_failed = 0
+            if outcome.key in process.keys:
+                process.keys.discard(outcome.key)
+                ended.append(ProgramEnd(outcome.key, outcome.reward, outcome.reason))
+        if has_ended:
+            code = process.process.returncode
+            process.end()
+            self._slots[index] = None
+            self._starts_failed += 1
+            if self._starts_failed > STARTS_MAX:
+                raise ConfigurationError(
+                    f"{self._starts_failed} processes of agent.episode in a row ended before an "
+                    f"episode did (the last with code {code}); see what {self._function} imports"
+                )
+            reason = f"its process ended with code {code}"
+            ended += [ProgramEnd(key, reason=reason) for key in sorted(process.keys)]
+        return ended
+
+
+def open_programs(
+    episode: str, command: Sequence[str], processes: int, named: Sequence[str]
+) -> Programs:
+    """Return what runs the episodes by the settings: a function, a command, or a service."""
+    if episode:
+        return FunctionPrograms(episode, processes, named)
+    return CommandPrograms(command, named) if command else ServicePrograms()
+
+
+def task_of(prompt: str, reference: str) -> Mapping[str, object]:
+    """Return the task that a program gets: the text of the prompt, and the task's own JSON."""
+    try:
+        decoded: object = msgspec.json.decode(reference) if reference else None
+    except msgspec.DecodeError:
+        decoded = reference
+    return {"prompt": prompt, "reference": decoded}

@@ -1,0 +1,139 @@
+"""Runs a task's `async def reply` in a process of its own, for many dialogues at once. `replies.py`
+starts it: `python -m rollstream.producers.rewards.environment SETTINGS`, where SETTINGS are the
+task's settings as JSON.
+
+Questions arrive as JSON lines on stdin; each is a task of one event loop, and is answered on stdout
+when it is done. A reply has one owner of its deadline: this process, which cancels it after
+`reply_timeout_s`. Every `Exception` and every result becomes an answer of valid types.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Awaitable
+from typing import Literal, cast
+
+import msgspec
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.rewards.process import (
+    RewardAnswer,
+    claim_pipes,
+    error_answer,
+    failed_answer,
+    reply_answer,
+)
+from rollstream.producers.sandbox.base import SandboxRefused
+from rollstream.producers.sandbox.factory import configure, plan_of
+from rollstream.producers.tasks.base import Environment, PlainTask
+from rollstream.producers.tasks.registry import load_task
+
+
+class ReplyQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for the environment's reply to the last of `turns`, as `Environment.reply` does. With
+    `cancelled` it ends the question of this number instead, which then has no answer.
+    """
+
+    number: int
+    reference: str = ""
+    state: str = ""
+    turns: list[list[int]] = []
+    cancelled: bool = False
+
+
+class NumberedAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Holds the outcome of one question: the environment's `tokens` and new `state`, or the
+    `reason` why there is no reply; `refused`: no call of this task can succeed on this machine.
+    The first line of a process is one of number 0.
+    """
+
+    number: int
+    kind: Literal["reply", "failed", "refused"]
+    tokens: tuple[int, ...] = ()
+    state: str = ""
+    reason: str = ""
+
+
+class ReplyLoop:
+    """Answers questions in one event loop; `write` appends a line to the pipe of answers."""
+
+    def __init__(self, environment: Environment, limit_s: float, sink: int) -> None:
+        self._environment, self._limit_s, self._sink = environment, limit_s, sink
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._encoder = msgspec.json.Encoder()
+
+    async def run(self, source: int) -> None:
+        """Answer the questions of the pipe `source` until it ends; then exit the process."""
+        loop, decoder = asyncio.get_running_loop(), msgspec.json.Decoder(ReplyQuestion)
+
+        def read() -> None:
+            with open(source, "rb") as lines:
+                for line in lines:
+                    loop.call_soon_threadsafe(self._begin, decoder.decode(line))
+            os._exit(0)
+
+        threading.Thread(target=read, daemon=True).start()
+        await asyncio.Event().wait()
+
+    def write(self, number: int, answer: RewardAnswer) -> None:
+        kind = answer.kind if answer.kind in ("reply", "refused") else "failed"
+        line = NumberedAnswer(number, kind, answer.tokens, answer.state, answer.reason)
+        data = self._encoder.encode(line) + b"\n"
+        while data:
+            data = data[os.write(self._sink, data) :]
+
+    def _begin(self, question: ReplyQuestion) -> None:
+        if question.cancelled:
+            task = self._tasks.pop(question.number, None)
+            if task is not None:
+                task.cancel()
+            return
+        self._tasks[question.number] = asyncio.get_running_loop().create_task(
+            self._answer(question)
+        )
+
+    async def _answer(self, question: ReplyQuestion) -> None:
+        try:
+            answer = await self._reply(question)
+        except asyncio.CancelledError:
+            if question.number not in self._tasks:
+                return
+            answer = failed_answer("reply() was cancelled by the task's own code")
+        if self._tasks.pop(question.number, None) is not None:
+            self.write(question.number, answer)
+
+    async def _reply(self, question: ReplyQuestion) -> RewardAnswer:
+        asked = self._environment.reply(question.reference, question.state, question.turns)
+        limit = asyncio.timeout(self._limit_s)
+        try:
+            async with limit:
+                return reply_answer(await cast("Awaitable[object]", asked))
+        except SandboxRefused as error:
+            return RewardAnswer("refused", reason=str(error))
+        except Exception as error:  # noqa: BLE001 (the task's code: any failure is an outcome)
+            if isinstance(error, TimeoutError) and limit.expired():
+                return failed_answer(f"took longer than {self._limit_s:g} s")
+            return error_answer(error)
+
+
+def main(settings: str) -> None:
+    """Build the task and write a greeting, with the reason if the task cannot be built. Then answer
+    questions until the pipe closes.
+    """
+    description = msgspec.json.decode(settings, type=PlainTask)
+    configure(plan_of(description.sandbox))
+    source, sink = claim_pipes()
+    encode = msgspec.json.Encoder().encode
+    try:
+        task = load_task(description)
+    except ConfigurationError as error:
+        os.write(sink, encode(NumberedAnswer(0, "failed", reason=str(error))) + b"\n")
+        return
+    assert isinstance(task, Environment), f"task {task.name} has no reply()"
+    os.write(sink, encode(NumberedAnswer(0, "reply")) + b"\n")
+    asyncio.run(ReplyLoop(task, description.reply_timeout_s, sink).run(source))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

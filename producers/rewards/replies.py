@@ -1,0 +1,215 @@
+"""Asks an environment whose `reply` is an `async def` (`ReplyPool`). One process (`environment.py`)
+waits for thousands of replies at once; they come in any order.
+
+The process owns the deadline of a reply (`task.reply_timeout_s`). It is replaced if it ends, or if
+it keeps a reply long after its deadline, because the task's code blocks its event loop. Every
+question has exactly one outcome, unless it is cancelled.
+"""
+
+import os
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.rewards.environment import NumberedAnswer, ReplyQuestion
+from rollstream.producers.rewards.worker import (
+    READ_BYTES,
+    START_S,
+    STARTS_MAX,
+    end_process,
+    ended_reason,
+    spawn_process,
+)
+from rollstream.producers.settings import TaskSettings
+
+GRACE_S = 5.0
+"""Time after its deadline in which the process must end a reply itself."""
+DEATHS_MAX = 3
+"""A reply that was under way at so many deaths of its process fails: it may be their cause."""
+
+
+@dataclass(slots=True)
+class _PendingReply:
+    """Holds a question without an outcome. `since` is the time from which its deadline counts."""
+
+    key: str
+    question: ReplyQuestion
+    since: float = 0.0
+    deaths: int = 0
+
+
+class ReplyPool:
+    """Gives every question one outcome: the process's answer, or a reason why there is none."""
+
+    def __init__(self, task: TaskSettings) -> None:
+        self._task = task
+        self._worker: _EnvironmentProcess | None = None
+        self._waiting: deque[_PendingReply] = deque()
+        self._held: dict[int, _PendingReply] = {}
+        """By the question's number, in the order in which they were given to the process."""
+        self._numbers: dict[str, int] = {}
+        self._next = 0
+        self._starts_failed = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._held)
+
+    def submit(self, key: str, reference: str, state: str, turns: list[list[int]]) -> None:
+        """Queue a question under this key, which no other present question has."""
+        self._next += 1
+        self._numbers[key] = self._next
+        self._waiting.append(_PendingReply(key, ReplyQuestion(self._next, reference, state, turns)))
+
+    def cancel(self, key: str) -> None:
+        """Drop a question: its reply is cancelled, and has no outcome. Ignores unknown keys."""
+        number = self._numbers.pop(key, None)
+        if number is None:
+            return
+        if self._held.pop(number, None) is None:
+            self._waiting = deque(one for one in self._waiting if one.question.number != number)
+        elif self._worker is not None:
+            self._worker.give(ReplyQuestion(number, cancelled=True))
+
+    def poll(self, now: float) -> list[tuple[str, NumberedAnswer]]:
+        """Serve the process without blocking, and return the new outcomes by key. Raises
+        `ConfigurationError` if the task cannot be built, or lacks its sandbox on this machine.
+        """
+        if self._worker is None:
+            if not self._waiting:
+                return []
+            self._worker = _EnvironmentProcess(self._task, now)
+        worker, decided = self._worker, list[tuple[str, NumberedAnswer]]()
+        has_ended = worker.has_ended()  # before the read, which then returns its last answers
+        for answer in worker.read():
+            one = self._held.pop(answer.number, None)
+            if one is not None and answer.kind == "refused":
+                self.close()
+                raise ConfigurationError(answer.reason)
+            if one is not None:
+                del self._numbers[one.key]
+                decided.append((one.key, answer))
+        if worker.refusal:
+            self.close()
+            raise ConfigurationError(worker.refusal)
+        if worker.is_ready:
+            self._starts_failed = 0
+            while self._waiting and not has_ended:
+                one = self._waiting.popleft()
+                one.since = now
+                self._held[one.question.number] = one
+                worker.give(one.question)
+            worker.write()
+        reason = worker.ended_reason() if has_ended else self._overdue(worker, now)
+        if reason:
+            self._replace(worker, reason, decided)
+        return decided
+
+    def close(self) -> None:
+        """End the process; unanswered questions are dropped."""
+        if self._worker is not None:
+            self._worker.kill()
+        self._worker = None
+        self._waiting.clear()
+        self._held.clear()
+        self._numbers.clear()
+
+    def _overdue(self, worker: "_EnvironmentProcess", now: float) -> str:
+        """Returns why the process must be replaced; "" if it need not be."""
+        if not worker.is_ready:
+            late = now - worker.started > START_S
+            return f"its process was not ready after {START_S:g} s" if late else ""
+        limit_s = self._task.reply_timeout_s
+        oldest = next(iter(self._held.values()), None)
+        if oldest is None or now - oldest.since <= limit_s + GRACE_S:
+            return ""
+        oldest.deaths = DEATHS_MAX
+        return f"took longer than {limit_s:g} s, and its process did not end it"
+
+    def _replace(
+        self,
+        worker: "_EnvironmentProcess",
+        reason: str,
+        decided: list[tuple[str, NumberedAnswer]],
+    ) -> None:
+        """End the process. Its questions are asked again, except those at too many deaths. Raises
+        `ConfigurationError` after `STARTS_MAX` processes in a row that were never ready.
+        """
+        worker.kill()
+        self._worker = None
+        if not worker.is_ready:
+            self._starts_failed += 1
+            if self._starts_failed >= STARTS_MAX:
+                self.close()
+                raise ConfigurationError(
+                    f"{STARTS_MAX} environment processes in a row ended before they were ready "
+                    f"({reason}); see what task {self._task.name!r} does when it is imported"
+                )
+        again: list[_PendingReply] = []
+        for number, one in self._held.items():
+            one.deaths += 1
+            if one.deaths < DEATHS_MAX:
+                again.append(one)
+                continue
+            del self._numbers[one.key]
+            decided.append((one.key, NumberedAnswer(number, "failed", reason=reason)))
+        self._held.clear()
+        self._waiting.extendleft(reversed(again))
+
+
+class _EnvironmentProcess:
+    """Exchanges lines with one process, without blocking."""
+
+    def __init__(self, task: TaskSettings, now: float) -> None:
+        self.started = now
+        self.is_ready = False
+        self.refusal = ""
+        """Why the task could not be built."""
+        self._process = spawn_process("rollstream.producers.rewards.environment", task)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        os.set_blocking(self._out, False)
+        self._outgoing, self._incoming = bytearray(), bytearray()
+        self._encoder = msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(NumberedAnswer)
+
+    def give(self, question: ReplyQuestion) -> None:
+        """Queue a line for the process; `write` sends it."""
+        self._outgoing += self._encoder.encode(question) + b"\n"
+
+    def write(self) -> None:
+        """Write as many queued bytes as the pipe accepts."""
+        with suppress(BlockingIOError, BrokenPipeError):  # a broken pipe shows in has_ended()
+            while self._outgoing:
+                del self._outgoing[: os.write(self._into, self._outgoing[:READ_BYTES])]
+
+    def read(self) -> list[NumberedAnswer]:
+        """Return the answers that have arrived. Lines that are no answers are the task's own output
+        and are dropped; the deadline ends the replies that they may have replaced.
+        """
+        with suppress(BlockingIOError):
+            while data := os.read(self._out, READ_BYTES):
+                self._incoming += data
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        self._incoming[:] = rest
+        found: list[NumberedAnswer] = []
+        for line in lines:
+            with suppress(msgspec.MsgspecError):
+                found.append(self._decoder.decode(line))
+        if found and not self.is_ready:
+            greeting = found.pop(0)
+            self.is_ready, self.refusal = True, greeting.reason
+        return found
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ended_reason(self) -> str:
+        return ended_reason(self._process)
+
+    def kill(self) -> None:
+        end_process(self._process)

@@ -1,0 +1,176 @@
+"""Starts and ends the processes that run a task's own code, without the run's credentials, and
+exchanges lines with one reward process (`RewardWorker`). `pool.py` and `replies.py` use it.
+
+Every process leads a process group, which ends with it. Only named environment variables reach it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rollstream.import_path import module_command
+from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
+
+START_S = 60.0  # until a process must be ready: the imports of a heavy task on a busy machine
+READ_BYTES = 1 << 16  # of one read from a pipe
+IN_FLIGHT_MAX = 64  # questions given to one process; the others wait in the pool for any process
+STARTS_MAX = 3  # processes in a row that end before their greeting
+
+_NAMES = """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR
+    VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LD_PRELOAD CUDA_HOME CUDA_VISIBLE_DEVICES
+    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE TOKENIZERS_PARALLELISM
+    HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE
+    TORCH_HOME XDG_CACHE_HOME
+"""
+_ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_")
+
+
+def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+    """Return those variables of `environment` that a task's code gets: paths of programs, libraries
+    and caches, language, threads, and those that `task.environment` names (`named`). Variables of
+    the run's credentials and settings (`OWN_VARIABLES`) are left out even if they are named.
+
+    A task's code may execute a part of a model's answer. An answer that prints its environment
+    finds neither the broker's password nor the store's keys.
+    """
+    wanted = {*_NAMES.split(), *named}
+    return {
+        name: text
+        for name, text in environment.items()
+        if (name in wanted or name.startswith(_ALLOWED_PREFIXES))
+        and not name.startswith(OWN_VARIABLES)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PendingQuestion:
+    """Holds a question without an outcome: its caller's key, the line for a process, and the most
+    seconds for the answer.
+    """
+
+    key: str
+    line: bytes
+    limit_s: float
+
+
+class RewardWorker:
+    """Runs one reward process and exchanges lines with it, without blocking. The process writes a
+    first line when its task is built or cannot be built: `greeting`, b"" until then. After that it
+    answers its questions in order. `held` are the unanswered ones, oldest first, so a process that
+    hangs or ends does so at `held[0]`.
+    """
+
+    def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
+        self.held: deque[PendingQuestion] = deque()
+        self.greeting = b""
+        self._progress_s = now
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
+        self._was_full = False
+        self._process = spawn_process("rollstream.producers.rewards.process", task, function)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        os.set_blocking(self._out, False)
+
+    def give(self, question: PendingQuestion, now: float) -> None:
+        """Queue a question for the process. If the process is idle its time limit runs from now,
+        else from the last bytes that the process writes before it takes up the question.
+        """
+        if self.greeting and not self.held:
+            self._progress_s = now
+        self.held.append(question)
+        self._outgoing += question.line
+
+    def write(self, now: float) -> None:
+        """Write as many queued bytes as the pipe accepts. If the pipe was full and accepts bytes
+        again, the process has read from it; this restarts its time limit, as an answer does.
+        """
+        if not self._outgoing:
+            return
+        count = 0
+        with suppress(BlockingIOError, BrokenPipeError):  # a broken pipe shows in has_ended()
+            count = os.write(self._into, self._outgoing)
+        if count and self._was_full:
+            self._progress_s = now
+        del self._outgoing[:count]
+        self._was_full = bool(self._outgoing)
+
+    def read(self, now: float) -> Iterator[tuple[PendingQuestion, bytes]]:
+        """Yield the answers that have arrived, each with its question."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._out, READ_BYTES):
+                self._incoming += data
+                self._progress_s = now
+        if b"\n" not in self._incoming:
+            return
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        self._incoming[:] = rest
+        if not self.greeting:
+            self.greeting = lines.pop(0)
+        for line in lines:
+            yield self.held.popleft(), line
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ended_reason(self) -> str:
+        """Return how the process ended; to be called after `has_ended` returned True."""
+        return ended_reason(self._process)
+
+    def overdue_reason(self, now: float) -> str:
+        """Return why the process must be replaced: it was not ready, or made no progress, within
+        its time limit. Return "" if it need not be replaced.
+        """
+        if not self.greeting:
+            late = now - self._progress_s > START_S
+            return f"its process was not ready after {START_S:g} s" if late else ""
+        if not self.held or now - self._progress_s <= self.held[0].limit_s:
+            return ""
+        return f"took longer than {self.held[0].limit_s:g} s"
+
+    def kill(self) -> None:
+        """End the process and all processes that it started (it leads a process group), and reap
+        it.
+        """
+        end_process(self._process)
+
+
+def spawn_process(module: str, task: TaskSettings, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a process that runs this module with the task's settings and the arguments. It is in a
+    session of its own, so that Ctrl-C in the terminal reaches
+    only the parent.
+    """
+    return subprocess.Popen(
+        module_command(module, task.model_dump_json(), *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env=allowed_variables(os.environ, task.environment)
+        | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,
+    )
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all processes of its group, and reap it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def ended_reason(process: subprocess.Popen[bytes]) -> str:
+    """Return how the process, which has ended, did so."""
+    code = process.returncode
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"its process ended ({how})"

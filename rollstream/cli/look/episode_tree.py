@@ -1,0 +1,65 @@
+"""Shows an episode of an agent as a tree of its turns (`episode_lines`), for the command
+`inspect`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Branch, Turn
+
+TEXT_MAX = 100  # characters of a turn's texts
+
+
+def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """Return a line per turn, indented by the number of branches before it on its path, and a last
+    one about the whole episode.
+    """
+    lines: list[str] = []
+    depths = _depths(record.turns, record.branches)
+    for number, (turn, depth) in enumerate(zip(record.turns, depths, strict=True), start=1):
+        lines += [f"{'   ' * depth}{line}" for line in _turn_lines(number, turn, record, decode)]
+    waiting = sum(turn.waiting_s for turn in record.turns)
+    generating = sum(turn.generating_s for turn in record.turns)
+    forks = ", ".join(sorted({turn.fork for turn in record.turns if turn.fork}))
+    lines.append(
+        f"{len(record.turns)} turns, {len(record.branches)} branches"
+        f"{f' ({forks})' if forks else ''}; generating {generating:.2f} s, waiting {waiting:.2f} s"
+    )
+    return lines
+
+
+def _turn_lines(
+    number: int, turn: Turn, record: Trajectory, decode: Callable[[Sequence[int]], str]
+) -> Iterator[str]:
+    fork = f", a branch ({turn.fork})" if turn.fork else ""
+    asked = f", overridden: {', '.join(turn.overridden)}" if turn.overridden else ""
+    yield (
+        f"{number}. {turn.generated - turn.start} + {turn.end - turn.generated} tokens, "
+        f"{turn.finish}, waited {turn.waiting_s:.2f} s, generated {turn.generating_s:.2f} s"
+        f"{fork}{asked}"
+    )
+    yield f"   > {_short(decode(record.tokens[turn.start : turn.generated].tolist()))}"
+    yield f"   < {_short(decode(record.tokens[turn.generated : turn.end].tolist()))}"
+
+
+def _depths(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
+    """Return for each turn the number of branches on its path."""
+    ends: list[tuple[int, int]] = []  # end of a turn, its depth
+    depths: list[int] = []
+    at_of = {branch.start: branch.at for branch in branches}
+    for turn in turns:
+        at = at_of.get(turn.start)
+        if at is None:
+            depth = depths[-1] if depths else 0
+        elif at < 0:
+            depth = 0
+        else:
+            depth = next((depth for end, depth in ends if end > at), 0) + 1
+        depths.append(depth)
+        ends.append((turn.end, depth))
+    return depths
+
+
+def _short(text: str) -> str:
+    line = text.replace("\n", "⏎")
+    return line if len(line) <= TEXT_MAX else f"{line[: TEXT_MAX // 2]} … {line[-TEXT_MAX // 2 :]}"

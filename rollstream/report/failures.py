@@ -1,0 +1,205 @@
+"""Folds a run's failed, released and waiting trajectories for the report (`EpisodeHistory`): how
+many failed for which cause, how they differ from trained ones, and for how long dialogues waited
+for their environments. No function here does I/O.
+
+A trajectory that fails is never trained. If long answers or hard prompts fail more often, that is a
+bias, so lengths are compared, and the rewards of trained samples in the groups of failed ones.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from rollstream.monitor.snapshot import RunWarning
+from rollstream.report import page
+from rollstream.streams import records
+from rollstream.streams.failures import failure_cause
+
+FAILED_MIN = 40  # fewer failures give no warning, for the reason of `history.DROPPED_MIN`
+SHARE_MIN = 0.02  # of the trained samples
+DIFFERENCE_MIN = 0.1  # of two medians or means, as a share of that of the trained samples
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCause:
+    """Counts the failures of one cause, with the median number of their generated tokens. `again`
+    counts failures of this cause after which the environment was asked again.
+    """
+
+    cause: str
+    failed: int
+    again: int
+    length: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeComparison:
+    """Compares failed trajectories with trained ones. `reward_near` is the mean reward of trained
+    samples whose group has a failed one, `reward_trained` that of all. `released` counts
+    trajectories that redundancy released. Dialogues and episodes of agents lasted `open_s` in all,
+    of which they waited for their environments or programs for `waiting_s`.
+    """
+
+    causes: tuple[FailedCause, ...] = ()
+    failed: int = 0
+    trained: int = 0
+    released: int = 0
+    length_failed: float | None = None
+    length_trained: float | None = None
+    reward_near: float | None = None
+    reward_trained: float | None = None
+    waiting_s: float = 0.0
+    open_s: float = 0.0
+
+    @property
+    def waiting_share(self) -> float | None:
+        """The share of their time in which dialogues waited; None if there are none."""
+        return self.waiting_s / self.open_s if self.open_s else None
+
+
+@dataclass(slots=True)
+class EpisodeHistory:
+    """Sorts trajectories into failed and trained ones. The ledger must be applied first, because it
+    decides what was trained, then the first completion of each trajectory. Memory grows by a name
+    and a number per trained sample, and two numbers per group.
+    """
+
+    _used: set[str] = field(default_factory=set[str])
+    _released: dict[int, int] = field(default_factory=dict[int, int])
+    """Released trajectories by step; a repeated step replaces its number."""
+    _trained: "array[float]" = field(default_factory=lambda: array("f"))
+    """Lengths of trained samples."""
+    _lengths: dict[str, "array[float]"] = field(default_factory=dict[str, "array[float]"])
+    """Lengths of failed trajectories by cause."""
+    _again: Counter[str] = field(default_factory=Counter[str])
+    _hit: set[int] = field(default_factory=set[int])
+    """Groups with a failed trajectory."""
+    _rewards: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    """Sum and number of the trained samples' own rewards, by group."""
+    _waiting_s: float = 0.0
+    _open_s: float = 0.0
+
+    def apply(self, record: records.Record) -> None:
+        match record:
+            case records.Take():
+                self._used.update(member.trajectory for member in record.members)
+            case records.StepDone():
+                self._released[record.step] = record.counts.get("released", 0)
+            case records.Trajectory():
+                self._finished(record)
+            case _:
+                pass
+
+    def compared(self) -> EpisodeComparison:
+        every = [length for lengths in self._lengths.values() for length in lengths]
+        near = [self._rewards[group] for group in self._hit if group in self._rewards]
+        names = sorted({*self._lengths, *self._again}, key=lambda name: (-self._count(name), name))
+        return EpisodeComparison(
+            causes=tuple(
+                FailedCause(
+                    name,
+                    self._count(name),
+                    self._again[name],
+                    float(median(self._lengths[name])) if name in self._lengths else None,
+                )
+                for name in names
+            ),
+            failed=len(every),
+            trained=len(self._trained),
+            released=sum(self._released.values()),
+            length_failed=float(median(every)) if every else None,
+            length_trained=float(median(self._trained)) if self._trained else None,
+            reward_near=_mean(near),
+            reward_trained=_mean(list(self._rewards.values())),
+            waiting_s=self._waiting_s,
+            open_s=self._open_s,
+        )
+
+    def _count(self, cause: str) -> int:
+        return len(self._lengths.get(cause, ()))
+
+    def _finished(self, record: records.Trajectory) -> None:
+        self._again.update(failure_cause(reason) for reason in record.failures)
+        if record.waiting_s is not None or record.turns:
+            turns_s = sum(turn.waiting_s for turn in record.turns)
+            self._waiting_s += (record.waiting_s or 0.0) + turns_s
+            self._open_s += max(0.0, record.finished_s - record.started_s)
+        if record.finish == "dead":
+            cause = failure_cause(record.reason)
+            self._lengths.setdefault(cause, array("f")).append(len(record.logprobs))
+            self._hit.add(record.group)
+        elif record.trajectory in self._used:
+            self._trained.append(len(record.logprobs))
+            if record.reward is not None:
+                total, number = self._rewards.get(record.group, (0.0, 0))
+                self._rewards[record.group] = total + record.reward, number + 1
+
+
+def _mean(sums: list[tuple[float, int]]) -> float | None:
+    number = sum(count for _, count in sums)
+    return sum(total for total, _ in sums) / number if number else None
+
+
+def failed_bias_warnings(found: EpisodeComparison) -> Iterator[RunWarning]:
+    """Yields a warning if failed trajectories differ from trained ones by more than a tenth, in
+    their median length or in the rewards of their groups. Yields none if few failed.
+    """
+    if found.failed < max(FAILED_MIN, SHARE_MIN * found.trained):
+        return
+    pairs = (
+        ("median length", found.length_failed, found.length_trained, "{:.0f}"),
+        ("mean reward of their groups", found.reward_near, found.reward_trained, "{:.3g}"),
+    )
+    differ = [
+        f"{name} {form.format(failed)} against {form.format(trained)}"
+        for name, failed, trained, form in pairs
+        if failed is not None and trained is not None
+        if abs(failed - trained) > DIFFERENCE_MIN * abs(trained)
+    ]
+    if differ:
+        yield RunWarning(
+            "failed_bias",
+            f"{found.failed} trajectories failed ({causes_text(found)}) and differ from the "
+            f"{found.trained} trained: {' and '.join(differ)}",
+            "what fails is not learnt from: repair its cause, or give it more time, turns or "
+            "retries (task.reply_timeout_s, task.turns_max, task.retries)",
+        )
+
+
+def causes_text(found: EpisodeComparison) -> str:
+    """Returns the causes with their numbers, the most frequent first."""
+    return ", ".join(f"{one.failed} {one.cause}" for one in found.causes if one.failed)
+
+
+def episode_card(found: EpisodeComparison) -> str:
+    """Returns a card with the failures by cause, compared with the trained samples, and the time in
+    which dialogues waited for their environments.
+    """
+    content = ""
+    if found.causes:
+        head = ["cause", "failed", "asked again", "median length"]
+        rows = [
+            (one.cause, str(one.failed), str(one.again), _number(one.length))
+            for one in found.causes
+        ]
+        rows.append(("(trained)", str(found.trained), "", _number(found.length_trained)))
+        content += page.table(head, rows)
+    facts: list[tuple[str, str]] = []
+    if found.failed and found.reward_near is not None:
+        text = f"{_number(found.reward_near)}, of all groups {_number(found.reward_trained)}"
+        facts.append(("mean reward in groups with a failure", text))
+    if found.released:
+        facts.append(("released, because enough others had ended", str(found.released)))
+    if found.waiting_share is not None:
+        generating = 1 - found.waiting_share
+        text = f"{found.waiting_share:.0%}, generating or queued {generating:.0%}"
+        facts.append(("time of dialogues: waiting for a reply", text))
+    content += page.table(["", ""], facts) if facts else ""
+    note = "what fails is never trained; a bias if lengths or rewards differ"
+    return page.wide("Failed, released and waiting", note, content) if content else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

@@ -1,0 +1,34 @@
+"""Classifies why a trajectory died (`failure_cause`), from the reason in its record, so that counts
+of failures have few names. The stage and the kind of a reason are fixed words of the rollout; the
+rest is text of the task's code. The function is pure, and all readers share it.
+"""
+
+STAGES = ("environment", "agent", "reward", "engine")
+"""What failed: a reason begins with one of these and a colon."""
+_KINDS = (
+    ("took longer than", "timeout"),
+    ("no turn within", "timeout"),
+    ("was not ready after", "timeout"),
+    ("turns_max of", "out of turns"),
+    ("tokens_max of", "out of tokens"),
+    ("its process ended", "crash"),
+    ("exit code", "crash"),
+)
+"""Beginnings of the rest of a reason, and the kind of failure that they name."""
+KINDS = ("timeout", "out of turns", "out of tokens", "crash", "error")
+REFUSED = "refused"
+OTHER = "other"
+
+
+def failure_cause(reason: str) -> str:
+    """Return the cause of a failure: `environment timeout`, `reward error` and the like, `refused`
+    for a trajectory that could not be trained (`admissible.py`), or `other`.
+    """
+    if reason.startswith(REFUSED):
+        return REFUSED
+    stage, colon, rest = reason.partition(":")
+    if not colon or stage not in STAGES:
+        return OTHER
+    text = rest.strip()
+    kind = next((kind for start, kind in _KINDS if text.startswith(start)), "error")
+    return f"{stage} {kind}"

@@ -1,0 +1,236 @@
+"""A rollout that runs episodes of agents, without dispatch and trainer: real log, engine, endpoint
+and programs, and assignments by hand (`AgentRollout`). Its model answers with random letters
+(`letter_model`), so turns end by themselves.
+"""
+
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from rollstream.producers.agents.chat_format import ChatFormat, chat_format
+from rollstream.producers.agents.endpoint import AgentEndpoint
+from rollstream.producers.agents.episodes import AgentEpisodes
+from rollstream.producers.agents.inbox import AgentInbox
+from rollstream.producers.agents.keys import SessionKeys
+from rollstream.producers.agents.programs import open_programs
+from rollstream.producers.agents.serving import EndpointThread, endpoint_url
+from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.engines.base import Engine, EngineOptions
+from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.rollout.ended_turns import EndedTurns
+from rollstream.producers.rollout.heartbeat import StatusSchedule
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
+from rollstream.producers.rollout.worker import TURN_S
+from rollstream.producers.settings import RolloutSettings, TaskSettings
+from rollstream.producers.tasks.text_tokenizer import END, TextTokenizer, byte_token
+from rollstream.storage.models import build_model
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Assignment, Partial, Trajectory
+from rollstream.streams.values import Sampling, Version
+from testbed.waiting import wait_for
+
+CONTEXT = 2048
+LETTERS = tuple(range(ord("a"), ord("z") + 1))
+SERVICE = AgentSettings(service=True)
+
+
+def letter_model(
+    answers: Iterable[int] = LETTERS, end: int = byte_token(END), vocabulary: int = 262,
+    mean: float = 8.0,
+) -> PreTrainedModel:  # fmt: skip
+    """Returns a model whose answers are random tokens of `answers`, `mean` of them on average, and
+    then the token `end`; it looks at nothing before.
+    """
+    model = build_model(
+        "Qwen3ForCausalLM",
+        {
+            "vocab_size": vocabulary, "hidden_size": 16, "intermediate_size": 32,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 8, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
+        },
+        seed=0,
+    )  # fmt: skip
+    state = model.state_dict()
+    chosen = list(answers)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
+                tensor.zero_()
+        state["model.embed_tokens.weight"].mul_(0.01)
+        state["model.embed_tokens.weight"][:, 0] = 1.0
+        # The first channel is about 4 after the norm: logits are 0, log(n / mean) or -20.
+        head = state["lm_head.weight"]
+        head[:, 0] = -5.0
+        head[chosen, 0] = 0.0
+        head[end, 0] = float(np.log(len(chosen) / mean)) / 4
+    return model
+
+
+@dataclass
+class AgentRollout:
+    """One rollout of episodes on this bus, in a thread of its own."""
+
+    bus: Bus
+    settings: AgentSettings = SERVICE
+    name: str = "rollout-0"
+    term: int = 1
+    context: int = CONTEXT
+    secret: bytes = b"0123456789abcdef"
+    task: TaskSettings = field(default_factory=TaskSettings)
+    chat: ChatFormat = field(default_factory=lambda: letters_format())
+    engine: Engine | None = None
+    done: list[Trajectory] = field(default_factory=list[Trajectory])
+    agents: AgentEpisodes = field(init=False)
+    in_progress: InProgress = field(init=False)
+    endpoint: EndpointThread = field(init=False)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _orders: list[Any] = field(default_factory=list[Any])
+    failures: list[BaseException] = field(default_factory=list[BaseException])
+
+    def start(self) -> "AgentRollout":
+        model = letter_model()
+        engine = self.engine or open_engine(
+            "torch", model.config, model.state_dict(), Version(0, 1),
+            EngineOptions(slots=8, context_max=CONTEXT, emit_every=4),
+        )  # fmt: skip
+        settings = RolloutSettings(slots=8, context_max=self.context)
+        publisher = RolloutPublisher(
+            self.bus, BackgroundSender(self.bus), self.name, self.term, settings,
+            StatusSchedule(1.0),
+        )  # fmt: skip
+        ended = EndedTurns(
+            RewardPool(self.task),
+            False,
+            self.term,
+            lambda: engine.version,
+            context_max=self.context,
+        )
+        self.agents = AgentEpisodes(
+            engine, ended, publisher, self.settings, self.chat, SessionKeys(self.secret),
+            open_programs(
+                self.settings.episode, self.settings.command, self.settings.processes, ()
+            ),
+            AgentInbox(),
+            prompt_text=lambda running: self.chat.user_text(running.assignment.tokens.tolist()),
+        )  # fmt: skip
+        self.endpoint = EndpointThread(
+            AgentEndpoint(self.agents, "letters", self.context).app(), self.settings.endpoint
+        )
+        self.agents.url = endpoint_url(self.settings.endpoint, self.endpoint.port)
+        self.in_progress = InProgress(engine, ended, publisher, False)
+        self.in_progress.run_agents(self.agents)
+        self.endpoint.start()
+        self._engine = engine
+        threading.Thread(target=self._guarded, daemon=True).start()
+        return self
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self.failures.append(error)
+            raise
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            while self._orders:
+                self._orders.pop(0)()
+            self.in_progress.take_requests()
+            if self.in_progress.running:
+                for emission in self._engine.poll(TURN_S):
+                    self.in_progress.grow(emission)
+            else:
+                self.agents.inbox.wait(0.005)
+            self.in_progress.collect_outcomes()
+            self.done += self.in_progress.done
+            self.in_progress.publish()
+
+    def in_loop(self, call: Any) -> None:
+        """Call in the rollout's loop, before its next iteration."""
+        self._orders.append(call)
+
+    def assign(self, order: Assignment) -> None:
+        self.in_loop(lambda: self.in_progress.start(order))
+        wait_for(lambda: self.failures or order.trajectory in self.agents.open)
+
+    def key(self, trajectory: str = "0.0") -> str:
+        return self.agents.open[trajectory].key
+
+    def finished(self) -> list[Trajectory]:
+        """Returns the finished episodes, once there is one."""
+        wait_for(lambda: self.failures or self.done)
+        assert not self.failures, self.failures
+        return self.done
+
+    @property
+    def url(self) -> str:
+        return self.agents.url
+
+    def kill(self) -> None:
+        """End as `kill -9` does: nothing more is written."""
+        self._stop.set()
+        self.endpoint.close()
+
+    def end(self) -> None:
+        self.kill()
+        self.agents.close()
+        self.in_progress.ended_turns.rewards.close()
+
+
+def letters_format() -> ChatFormat:
+    """Returns the chat of the built-in tokenizer."""
+
+    class _Task:
+        def tokenizer(self) -> TextTokenizer:
+            return TextTokenizer(None)
+
+    return chat_format(_Task())  # pyright: ignore[reportArgumentType]
+
+
+def assignment(trajectory: str = "0.0", tokens_max: int = 4000, **changed: Any) -> Assignment:
+    """Returns the order to start this episode."""
+    group, _, index = trajectory.partition(".")
+    fields: dict[str, Any] = {
+        "kind": "start", "trajectory": trajectory, "group": int(group), "index": int(index),
+        "attempt": 1, "rollout": "rollout-0", "rollout_term": 1, "version": Version(0, 1),
+        "task": "letters", "tokens": np.frombuffer(b"say a", np.uint8).astype(np.uint32),
+        "sampling": Sampling(tokens_max=tokens_max, stop=(byte_token(END),)), "seed": 0,
+        "reference": '{"answer": "a"}',
+    }  # fmt: skip
+    return Assignment(**(fields | changed))
+
+
+def resumed(bus: Bus, order: Assignment, **changed: Any) -> Assignment:
+    """Returns the order that resumes this episode from its newest partial, as dispatch would."""
+    reader = TopicReader(bus, "partials", from_begin(bus, "partials"))
+    found = [
+        each.address
+        for each in reader.read_to(bus.end("partials"))
+        if isinstance(each.record, Partial) and each.record.trajectory == order.trajectory
+    ]
+    from msgspec.structs import replace
+
+    return replace(
+        order, kind="resume", attempt=order.attempt + 1, partial=found[-1], first=found[0],
+        **changed,
+    )  # fmt: skip
+
+
+@contextmanager
+def agent_rollout(bus: Bus, **options: Any) -> Generator[AgentRollout]:
+    """A running rollout of episodes, which is ended with the block."""
+    rollout = AgentRollout(bus, **options).start()
+    try:
+        yield rollout
+    finally:
+        rollout.end()
+    assert not rollout.failures, rollout.failures

@@ -1,0 +1,42 @@
+"""Programs of agents for tests; each is called as `episode(client, task)`."""
+
+import asyncio
+from typing import Any
+
+
+async def two_turns(client: Any, task: dict[str, Any]) -> float:
+    """Asks twice; the reward is the share of answers with a letter of the reference."""
+    messages = [{"role": "user", "content": task["prompt"]}]
+    good = 0
+    for _ in range(2):
+        answer = await client.chat.completions.create(model="m", messages=messages, max_tokens=4)
+        text = answer.choices[0].message.content or ""
+        good += any(letter in str(task["reference"]) for letter in text)
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "+1="}]
+    return good / 2
+
+
+async def judged(client: Any, task: dict[str, Any]) -> None:
+    """Leaves the reward to the task."""
+    await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": task["prompt"]}]
+    )
+
+
+async def failing(client: Any, task: dict[str, Any]) -> float:
+    await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "a"}], max_tokens=2
+    )
+    raise ValueError("the tool broke")
+
+
+async def hanging(client: Any, task: dict[str, Any]) -> float:
+    await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "a"}], max_tokens=2
+    )
+    await asyncio.Event().wait()
+    return 0.0
+
+
+async def silent(client: Any, task: dict[str, Any]) -> float:
+    return 1.0

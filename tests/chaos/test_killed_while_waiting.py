@@ -1,0 +1,45 @@
+"""`kill -9` of a rollout whose episodes wait for their environment: real processes, a sleeping
+environment, the paced engine. The episodes resume elsewhere from their partials.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from benchmarks.agents.world import CONFIGURATION, options
+from benchmarks.runs.watched import watched
+from rollstream.cli.main import main
+from rollstream.streams.records import Assignment, GroupClosed, Partial, Trajectory
+from testbed.run_process import read, role
+
+SETTINGS = (
+    "trainer.steps=4",
+    "rollouts.count=2",
+    "rollouts.slots=16",
+    "rollouts.partial_s=0.2",
+    "dispatch.heartbeat_timeout_s=3",
+    "dispatch.max_lag=2",
+    "task.redundancy=2",
+    *options(turns=3, shape="fixed", scale=0.5),
+)
+
+
+@pytest.mark.slow
+def test_episodes_that_wait_in_a_killed_rollout_resume_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with watched(folder, SETTINGS, CONFIGURATION) as run:
+        run.until(lambda: any(b[-1].parked >= 8 for b in run.beats.values()))
+        run.until(lambda: len(read(folder, "partials", Partial)) > 0)
+        victim = max(run.beats, key=lambda name: run.beats[name][-1].parked)
+        os.kill(role(run.process, victim).pid, signal.SIGKILL)
+        run.until(lambda: 4 in run.steps)
+        resumes = [one for one in read(folder, "assignments", Assignment) if one.kind == "resume"]
+        assert resumes
+        parts = {one.trajectory: one for one in read(folder, "partials", Partial)}
+        finished = {one.trajectory for one in read(folder, "trajectories", Trajectory)}
+        assert {one.trajectory for one in resumes} <= parts.keys()
+        assert any(one.trajectory in finished for one in resumes)
+        assert not [one for one in read(folder, "ledger", GroupClosed) if one.reason == "dead"]
+    assert main(["audit", str(folder)]) == 0
