@@ -82,12 +82,12 @@ class TimedEngine:
                 self.seconds.append(now - self._began[each.trajectory])
         return found
 
-    def tokens_per_s(self, skipped_s: float) -> float:
-        """Returns tokens per second between two emissions, the first of them `skipped_s` seconds
-        after the very first: whole bursts, because turns of equal length end together.
+    def tokens_per_s(self, seconds: float) -> float:
+        """Returns tokens per second between two emissions about `seconds` apart, the first of them
+        `SETTLE_S` after the very first: whole bursts, because turns of equal length end together.
         """
-        first_s = next(at for at, _ in self.tokens if at >= self.tokens[0][0] + skipped_s)
-        later = [(at, count) for at, count in self.tokens if at > first_s]
+        first_s = next(at for at, _ in self.tokens if at >= self.tokens[0][0] + SETTLE_S)
+        later = [(at, count) for at, count in self.tokens if first_s < at <= first_s + seconds]
         return sum(count for _, count in later) / (later[-1][0] - first_s)
 
 
@@ -107,7 +107,7 @@ def in_process(seconds: float) -> float:
         for emission in engine.poll(TURN_S):
             if emission.finish == "stop":
                 engine.append(emission.trajectory, added)
-    return engine.tokens_per_s(SETTLE_S)
+    return engine.tokens_per_s(seconds)
 
 
 def through_http(rollout: AgentRollout, engine: TimedEngine, seconds: float) -> float:
@@ -115,7 +115,7 @@ def through_http(rollout: AgentRollout, engine: TimedEngine, seconds: float) -> 
     keys = [rollout.key(name) for name in rollout.agents.open]
     asking = [sys.executable, "-m", "benchmarks.agents.asking", rollout.url]
     subprocess.check_output([*asking, str(seconds + 2 * SETTLE_S), "4096", *keys])
-    return engine.tokens_per_s(SETTLE_S)
+    return engine.tokens_per_s(seconds)
 
 
 def cases(quick: bool) -> Iterator[Case]:
