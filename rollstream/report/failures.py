@@ -180,8 +180,11 @@ def episode_card(found: EpisodeComparison) -> str:
     content = ""
     if found.causes:
         head = ["cause", "failed", "asked again", "median length"]
-        rows = [(one.cause, one.failed, one.again, _number(one.length)) for one in found.causes]
-        rows.append(("(trained)", found.trained, "", _number(found.length_trained)))
+        rows = [
+            (one.cause, str(one.failed), str(one.again), _number(one.length))
+            for one in found.causes
+        ]
+        rows.append(("(trained)", str(found.trained), "", _number(found.length_trained)))
         content += page.table(head, rows)
     facts: list[tuple[str, str]] = []
     if found.failed and found.reward_near is not None:

@@ -68,8 +68,7 @@ def test_dispatch_and_the_rule_agree_on_every_order(living: list[bool], needed: 
 
 
 def test_a_rollout_takes_one_more_for_each_that_waits_for_its_environment() -> None:
-    busy = {"running": 2, "parked": 6, "parked_max": 4}
-    state = state_with_group(status("a", **busy), status("b"))
+    state = state_with_group(status("a", running=2, parked=6, parked_max=4), status("b"))
     assert (slot_room(8, 0.5, 4), slot_room(8, 0.5, 0)) == (16, 12)
     assert free_room(state, 0.5).new == {"a": 16, "b": 12}
     order_all(state, "a")

@@ -24,7 +24,9 @@ class SlowScript(Scripted):
         # Every turn ends: a random model draws one of these soon.
         self.stop = tuple(range(0, self.tokenizer().size, 2))
 
-    async def reply(self, reference: str, state: str, turns: Turns) -> Reply:
+    async def reply(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, reference: str, state: str, turns: Turns
+    ) -> Reply:
         script = json.loads(reference)["script"]
         named = int(state or 1)
         if named >= len(script):
@@ -45,7 +47,9 @@ class Faults(Scripted):
     def prompt(self, seed: int, position: int) -> TaskPrompt:
         raise NotImplementedError("the pool's tests ask it directly")
 
-    async def reply(self, reference: str, state: str, turns: Turns) -> Reply:
+    async def reply(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, reference: str, state: str, turns: Turns
+    ) -> Reply:
         match reference:
             case "raise":
                 raise ZeroDivisionError("one over nothing")
