@@ -30,7 +30,7 @@ from rollstream.producers.scoring.functions import (
     TrajectoryFacts,
     load_function,
 )
-from rollstream.producers.tasks.base import Environment, PlainTask, Reply, Score, Task
+from rollstream.producers.tasks.base import Environment, PlainTask, Prepared, Reply, Score, Task
 from rollstream.producers.tasks.registry import load_task
 
 _REASON_MAX = 300  # most characters of the reason for a failure; the rest is cut off
@@ -227,6 +227,8 @@ def main(settings: str, function_path: str = "") -> None:
     with open(sink, "wb", buffering=0) as out:
         try:
             task = load_task(description)
+            if isinstance(task, Prepared):
+                task.prepare()
             function = load_function(function_path) if function_path else None
         except ConfigurationError as error:
             out.write(encode(RewardAnswer("failed", reason=str(error))) + b"\n")

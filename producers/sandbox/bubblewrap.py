@@ -8,7 +8,6 @@ program that left all namespaces would be no user with rights. `process.py` star
 bounds.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -137,9 +136,13 @@ def limited_command(
 
 
 class Bubblewrap:
-    """Makes sandboxes with `bwrap`. `program` is its path."""
+    """Makes sandboxes with `bwrap`. `program` is its path; without `has_groups` control groups are
+    not used where there are some.
+    """
 
-    def __init__(self, options: SandboxOptions, program: str | None = None) -> None:
+    def __init__(
+        self, options: SandboxOptions, program: str | None = None, has_groups: bool = True
+    ) -> None:
         found = program or shutil.which(PROGRAM)
         if not sys.platform.startswith("linux") or found is None:
             raise SandboxRefused(
@@ -149,7 +152,7 @@ class Bubblewrap:
             )
         self._program = found
         self._mounts = host_mounts(options.readable)
-        self._groups = find_control_groups()
+        self._groups = find_control_groups() if has_groups else None
 
     def open(self, limits: SandboxLimits) -> SandboxSession:
         """Return a new sandbox. Raises `SandboxRefused` if the machine does not allow namespaces,
@@ -241,8 +244,3 @@ def own_user(number: int, uid_map: str | None = None) -> int | None:
         if any(first <= base and base + users <= first + count for first, _, count in ranges):
             return base + (os.getpid() * 64 + number % 64) % users
     return None
-
-
-def describe(report: Mapping[str, str]) -> str:
-    """Return a report as JSON text."""
-    return json.dumps(report, indent=2)

@@ -1,10 +1,11 @@
 """Writes annotations, such as late rewards, about every finished trajectory (`rollstream score`).
 
-A `Scorer` reads a batch of trajectories, has them scored in reward processes by the task's judge or
-by a function of the user, publishes the annotations, and commits the batch after them. Scorers
-share the partitions of `trajectories` as a consumer group. After a kill the successor scores the
-batch again, and of several annotations of a (trajectory, name) the first counts, so none is lost or
-counted twice. One that counts describes the tokens that are trained (`first_completions`).
+A `Scorer` reads a batch of trajectories, has them scored by the task's judge, by a function of the
+user or by a service, publishes the annotations, and commits the batch after them. Scorers share the
+partitions of `trajectories` as a consumer group. After a kill the successor reads the batch again
+and scores what is not in the log yet (`recorded.py`); of several annotations of a (trajectory,
+name) the first counts, so none is lost or counted twice. One that counts describes the tokens that
+are trained (`first_completions`).
 """
 
 import logging
@@ -13,14 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from rollstream.errors import DecodeError, PositionLost
 from rollstream.metric_values import MetricValues
-from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
+from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
 from rollstream.producers.scoring.functions import TrajectoryFacts
-from rollstream.producers.tasks.base import turns_of
+from rollstream.producers.scoring.recorded import RecordedAnnotations
+from rollstream.producers.tasks.base import Turns, turns_of
 from rollstream.streams.admissible import NUMBER_MAX, is_bounded_number
 from rollstream.streams.bus import Bus, GroupReader, Message
 from rollstream.streams.codec import decode
@@ -30,10 +33,22 @@ from rollstream.streams.writer import KeyedRecord, publish_all
 UNNAMED_SCORE = ""  # name of the score in a verdict if a function returns one number
 log = logging.getLogger(__name__)
 GROUP, TOPIC = "scoring", "trajectories"
+COUNTED = ("scored", "dead", "recorded")
 WAIT_S = 0.2  # for the first record of a batch
 PAUSE_S = 0.002  # between two polls of the pool of reward processes
 KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
 BATCH_PER_PROCESS = 16  # records per reward process; bounds the work repeated after a kill
+
+
+class ScorerPool(Protocol):
+    """Gives every submitted trajectory one verdict: `RewardPool`, or a service (`ServicePool`)."""
+
+    def submit(self, key: str, reference: str, turns: Turns) -> None: ...
+    def submit_finished(
+        self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
+    ) -> None: ...
+    def poll(self) -> list[tuple[str, RewardOutcome]]: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +137,19 @@ class Scorer:
     """
 
     bus: Bus
-    pool: RewardPool
+    pool: ScorerPool
     writes: AnnotationPlan
     batch: int
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Counts the `annotations` that this process published, and trajectories: those `scored`, and
-    `dead` ones, which got a reason instead of a score.
+    """Counts the `annotations` that this process published, and trajectories: those `scored`,
+    `dead` ones, which got a reason instead of a score, and `recorded` ones, whose annotations were
+    in the log already.
     """
+    recorded: RecordedAnnotations = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.recorded = RecordedAnnotations(self.bus)
 
     def run(self, stop: threading.Event) -> None:
         """Score until `stop` is set, then close the pool. A batch that is incomplete by then is not
@@ -166,12 +186,16 @@ class Scorer:
     def _score(
         self, records: Mapping[str, Trajectory], reader: GroupReader, stop: threading.Event
     ) -> bool:
-        """Score the records and publish the annotations of each as soon as its verdict is there.
-        Returns False if `stop` was set before all were published.
+        """Score the records that are not annotated yet, and publish the annotations of each as soon
+        as its verdict is there. Returns False if `stop` was set before all were published.
         """
-        for record in records.values():
-            self._submit(record)
-        outstanding, alive_s = set(records), self.clock()
+        self.recorded.advance()
+        outstanding = {name for name in records if not self.recorded.has(name, self.writes.names)}
+        self.counts["recorded"] += len(records) - len(outstanding)
+        for name, record in records.items():
+            if name in outstanding:
+                self._submit(record)
+        alive_s = self.clock()
         while outstanding:
             decided = [(records[trajectory], outcome) for trajectory, outcome in self.pool.poll()]
             self._publish(decided)
@@ -211,7 +235,7 @@ class Scorer:
         begin = self.bus.begin(TOPIC)
         at = {p: committed[p].offset if p in committed else begin[p] for p in ends}
         return {
-            "score_trajectories_total": {name: self.counts[name] for name in ("scored", "dead")},
+            "score_trajectories_total": {name: self.counts[name] for name in COUNTED},
             "score_annotations_total": self.counts["annotations"],
             "score_behind_records": sum(max(0, end - at[p]) for p, end in ends.items()),
         }

@@ -152,6 +152,15 @@ def is_asynchronous(task: Task) -> bool:
 
 
 @runtime_checkable
+class Prepared(Protocol):
+    """A task whose calls need something that takes its time, such as a server that it starts. A
+    reward process calls `prepare` before its first question, without the time limit of a call.
+    """
+
+    def prepare(self) -> None: ...
+
+
+@runtime_checkable
 class Teacher(Protocol):
     """A task that can make documents for the warm-up. A task with the method `documents` is one."""
 

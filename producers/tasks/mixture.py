@@ -18,6 +18,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import (
     Document,
     Environment,
+    Prepared,
     Reply,
     Score,
     Task,
@@ -203,6 +204,11 @@ class EnvironmentMixture(TaskMixture):
     """A mixture in which some parts have several turns. The reply to an answer of a part with a
     single turn is empty, which ends the dialogue.
     """
+
+    def prepare(self) -> None:
+        for part in self._parts:
+            if isinstance(part.task, Prepared):
+                part.task.prepare()
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         part, own = self._part_of(reference)

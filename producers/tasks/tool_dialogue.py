@@ -61,6 +61,10 @@ class ToolDialogue(Dataset):
             raise ConfigurationError(f"{_WHERE}: turns_max and calls_s must be above 0")
         self._options, self._server = options, ToolServer(options.server)
 
+    def prepare(self) -> None:
+        """Start the server and list its tools."""
+        assert self._listed is not None
+
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         """Return the results of the calls in the last turn; no tokens, which ends the dialogue, for
         a turn without calls and for the last turn that is allowed.

@@ -10,7 +10,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
@@ -19,10 +20,11 @@ from rollstream.producers.tasks.text import ToolSchema
 if TYPE_CHECKING:
     from mcp import Client
 
-START_S = 60.0  # until the server has listed its tools, on a busy machine
+START_S = 300.0  # until the server has listed its tools, on a busy machine
 STOP_S = 10.0
 TOOLS_MAX = 512
 RESULT_MAX = 16_384  # characters of one result
+_CLOSED = -32000  # the code of the protocol's library for a server that has ended
 _PAGES_MAX = 64  # of a server's list of tools
 Answer = TypeVar("Answer")
 
@@ -97,8 +99,10 @@ class ToolServer:
             return session.ask(request, deadline)
         except ToolServerFailed:
             raise
-        except MCPError as error:  # the server refuses this request and lives on
-            raise ToolServerFailed(str(error)) from error
+        except MCPError as error:
+            if error.code == _CLOSED:
+                self.close()  # else the server refuses this request and lives on
+            raise ToolServerFailed(error.message) from error
         except TimeoutError:
             self.close()
             raise ToolServerFailed("the tool did not answer in time") from None
@@ -135,7 +139,8 @@ class _Session:
             raise
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # the loop has ended with its server
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
@@ -167,8 +172,8 @@ def _cause(error: BaseException) -> str:
     """Return the first cause in a group of errors, which task groups raise."""
     found: Any = error
     while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]  # pyright: ignore[reportUnknownMemberType]
-    return f"{type(found).__name__}: {found}"[:500]
+        found = cast(Any, found).exceptions[0]
+    return f"{type(cast(object, found)).__name__}: {found}"[:500]
 
 
 def _schema(tool: Any) -> ToolSchema:

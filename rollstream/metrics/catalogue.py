@@ -233,7 +233,7 @@ ARCHIVE = (
 SCORE = (
     *_families("counter", [
         ("score_trajectories_total", "trajectories",
-         "trajectories scored, or dead and without a score", "outcome"),
+         "trajectories scored, dead and without a score, or recorded before", "outcome"),
         ("score_annotations_total", "annotations", "annotations published"),
     ]),
     *_families("gauge", [

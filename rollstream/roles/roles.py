@@ -27,8 +27,7 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.scoring.functions import load_function
+from rollstream.producers.scoring.build import batch_size, scorer_pool
 from rollstream.producers.scoring.scorer import BATCH_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.catalogue import ROLES
 from rollstream.roles.context import (
@@ -286,21 +285,13 @@ def _relay_folder(context: RoleContext) -> Path:
 
 def build_scorer(context: RoleContext) -> Scorer:
     """Build the scorer, which runs the task's reward or the function of `scoring.function` in a
-    pool of processes; it resumes at the committed positions of its consumer group.
+    pool of processes, or asks a service; it resumes at the committed positions of its group.
     """
     c = context.configuration
-    load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
-    if c.scoring.function:
-        load_function(c.scoring.function)
-    limits = {
-        "reward_timeout_s": c.scoring.timeout_s,
-        "reward_processes": c.scoring.processes,
-    }
+    task = load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
     return Scorer(
         context.bus,
-        RewardPool(
-            task_settings(c, context.folder).model_copy(update=limits), function=c.scoring.function
-        ),
+        scorer_pool(c.scoring, task_settings(c, context.folder), task.tokenizer),
         AnnotationPlan(c.scoring.names, not c.scoring.function, context.name),
-        BATCH_PER_PROCESS * c.scoring.processes,
+        batch_size(c.scoring, BATCH_PER_PROCESS),
     )

@@ -63,7 +63,7 @@ def test_a_servers_tools_have_the_form_of_openais_protocol(server: ToolServer):
 
 def test_a_tools_result_is_text_and_so_is_its_error(server: ToolServer):
     assert server.call("add", {"a": 1, "b": 2}, Deadline(LONG_S)) == "3"
-    assert "out of paper" in server.call("fail", {}, Deadline(LONG_S))
+    assert server.call("fail", {}, Deadline(LONG_S)).startswith("error: ")
     assert server.call("add", {"a": "many"}, Deadline(LONG_S)).startswith("error: ")
 
 

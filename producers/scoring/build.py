@@ -1,0 +1,97 @@
+"""Builds the pool of a scorer from its settings (`scorer_pool`): reward processes for the task's
+judge or a function, or requests to a service for `scoring.function = "http"` and `"judge"`.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.rewards.pool import RewardPool
+from rollstream.producers.scoring.functions import load_function
+from rollstream.producers.scoring.requests import HttpRequest, JudgeRequest, ScoreRequest
+from rollstream.producers.scoring.scorer import ScorerPool
+from rollstream.producers.scoring.service import ServicePlan, ServicePool
+from rollstream.producers.settings import ScoringSettings, TaskSettings
+from rollstream.producers.tasks.base import Tokenizer
+
+SERVICES = ("http", "judge")
+"""Values of `scoring.function` that name a service in place of a function."""
+_CHAT = "/chat/completions"
+
+
+def scorer_pool(
+    scoring: ScoringSettings,
+    task: TaskSettings,
+    tokenizer: Callable[[], Tokenizer],
+    environment: Mapping[str, str] = os.environ,
+) -> ScorerPool:
+    """Return the pool. Raises `ConfigurationError` for a function that cannot be imported, and for
+    a service without what it needs.
+    """
+    if scoring.function in SERVICES:
+        request = _judge_request(scoring) if scoring.function == "judge" else None
+        asked: ScoreRequest = request or HttpRequest(scoring.names)
+        plan = service_plan(scoring, environment)
+        return ServicePool(plan, asked, tokenizer())
+    if scoring.function:
+        load_function(scoring.function)
+    limits = {"reward_timeout_s": scoring.timeout_s, "reward_processes": scoring.processes}
+    return RewardPool(task.model_copy(update=limits), function=scoring.function)
+
+
+def batch_size(scoring: ScoringSettings, per_process: int) -> int:
+    """Return how many trajectories a scorer takes at a time: enough for all of its calls."""
+    if scoring.function in SERVICES:
+        return 4 * scoring.service.concurrency
+    return per_process * scoring.processes
+
+
+def service_plan(scoring: ScoringSettings, environment: Mapping[str, str]) -> ServicePlan:
+    """Return how to reach the service. Raises `ConfigurationError` for a missing URL or key."""
+    service = scoring.service
+    if service.url is None:
+        raise ConfigurationError(
+            f'scoring.function = "{scoring.function}" needs scoring.service.url'
+        )
+    headers = {"Content-Type": "application/json"}
+    if service.key_env is not None:
+        key = environment.get(service.key_env, "")
+        if not key:
+            raise ConfigurationError(
+                f"scoring.service.key_env: the environment has no variable {service.key_env}"
+            )
+        headers["Authorization"] = f"Bearer {key}"
+    url = service.url
+    if scoring.function == "judge" and not url.endswith(_CHAT):
+        url = url.rstrip("/") + _CHAT
+    return ServicePlan(
+        url,
+        headers,
+        service.concurrency,
+        service.requests_per_s,
+        service.answer_bytes_max,
+        scoring.timeout_s,
+    )
+
+
+def _judge_request(scoring: ScoringSettings) -> JudgeRequest:
+    judge = scoring.judge
+    if not judge.model:
+        raise ConfigurationError('scoring.function = "judge" needs scoring.judge.model')
+    try:
+        groups = re.compile(judge.pattern).groups
+    except re.error as error:
+        raise ConfigurationError(f"scoring.judge.pattern: {error}") from error
+    if groups != 1:
+        raise ConfigurationError(
+            f"scoring.judge.pattern has {groups} groups; it needs one, which is the number"
+        )
+    return JudgeRequest(
+        judge.model,
+        judge.prompt,
+        judge.pattern,
+        judge.score_max,
+        judge.tokens_max,
+        judge.temperature,
+    )

@@ -1,0 +1,56 @@
+"""Knows which annotations are in the log already (`RecordedAnnotations`), so a scorer asks for none
+of them again, also after a restart.
+
+The interleaving: scorer A publishes an annotation and is killed before it commits its batch. Its
+successor B reads the batch again, then reads `annotations` up to its present end, and so sees every
+annotation that A published: whatever is recorded is not asked twice. A question of A without a
+recorded answer is asked again. If A lives on as a zombie, both may ask; the first record counts.
+"""
+
+from collections.abc import Collection
+
+from rollstream.errors import PositionLost
+from rollstream.streams.admissible import is_usable_annotation
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Annotation
+
+TOPIC = "annotations"
+TRAJECTORIES_MAX = 1 << 20
+"""Most trajectories that are remembered. Those before them were committed long ago: uncommitted are
+a batch of each scorer.
+"""
+
+
+class RecordedAnnotations:
+    """Follows `annotations` from its first kept record. Annotations that the trainer would not use
+    count as not recorded.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._reader: TopicReader | None = None
+        self._names: dict[str, set[str]] = {}
+
+    def advance(self) -> None:
+        """Read up to the present end of the log. After a truncation the kept records are read."""
+        end = self._bus.end(TOPIC)
+        try:
+            self._read_to(end)
+        except PositionLost:
+            self._reader = None
+            self._read_to(end)
+
+    def has(self, trajectory: str, names: Collection[str]) -> bool:
+        """Whether all annotations of these names of the trajectory are recorded."""
+        return self._names.get(trajectory, set()).issuperset(names)
+
+    def _read_to(self, end: dict[int, int]) -> None:
+        if self._reader is None:
+            self._reader = TopicReader(self._bus, TOPIC, from_begin(self._bus, TOPIC))
+        for received in self._reader.read_to(end):
+            record = received.record
+            if isinstance(record, Annotation) and is_usable_annotation(record):
+                self._names.setdefault(record.trajectory, set()).add(record.name)
+        while len(self._names) > TRAJECTORIES_MAX:
+            del self._names[next(iter(self._names))]

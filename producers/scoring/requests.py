@@ -1,0 +1,150 @@
+"""What scorers ask by HTTP, and how they read the answers (`ScoreRequest`): pure functions of a
+finished trajectory and of bytes.
+
+`HttpRequest` sends the texts and facts of a trajectory as JSON and reads numbers. `JudgeRequest`
+asks a judge model by OpenAI's protocol and finds the score in what it writes. The answer that is
+judged was written by a model, which may try to instruct the judge: it is inserted once, verbatim,
+and placeholders in it stay text.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from rollstream.producers.scoring.functions import Finished
+
+JUDGED_MAX = 1 << 16  # characters of a judge's text that are searched
+_PLACE = re.compile(r"\{(prompt|answer|reference)\}")
+
+
+class UnreadableAnswer(ValueError):
+    """An answer has no score; the message names the reason."""
+
+
+class ScoreRequest(Protocol):
+    """Makes the body of a request, and reads the scores from the body of its answer. A single
+    unnamed score has the name "".
+    """
+
+    def body(self, finished: Finished) -> bytes: ...
+    def scores(self, body: bytes) -> Mapping[str, float]:
+        """Raises `UnreadableAnswer`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """Asks for the annotations of these names. The answer is a JSON number, or an object of numbers
+    by name.
+    """
+
+    names: tuple[str, ...]
+
+    def body(self, finished: Finished) -> bytes:
+        facts = finished.facts
+        return _encoded(
+            {
+                "trajectory": facts.trajectory,
+                "group": facts.group,
+                "index": facts.index,
+                "task": facts.task,
+                "finish": facts.finish,
+                "prompt": finished.prompt,
+                "answer": finished.answer,
+                "reference": finished.reference,
+                "reward": facts.reward,
+                "scores": facts.scores,
+                "names": self.names,
+            }
+        )
+
+    def scores(self, body: bytes) -> Mapping[str, float]:
+        value = _decoded(body)
+        if isinstance(value, Mapping):
+            table = cast(Mapping[str, object], value)
+            return {name: _number(table[name]) for name in self.names if name in table}
+        return {"": _number(value)}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRequest:
+    """Asks `model` with the text `prompt`, in which `{prompt}`, `{answer}` and `{reference}` are
+    replaced. The score is the last match of `pattern`'s group in the judge's text, divided by
+    `score_max`; one outside of 0 to `score_max` cannot be read.
+    """
+
+    model: str
+    prompt: str
+    pattern: str
+    score_max: float
+    tokens_max: int
+    temperature: float
+
+    def body(self, finished: Finished) -> bytes:
+        texts = {
+            "prompt": finished.prompt,
+            "answer": finished.answer,
+            "reference": finished.reference,
+        }
+        content = _PLACE.sub(lambda found: texts[found.group(1)], self.prompt)
+        return _encoded(
+            {
+                "model": self.model,
+                "messages": [{"role": "user", "content": content}],
+                "max_tokens": self.tokens_max,
+                "temperature": self.temperature,
+            }
+        )
+
+    def scores(self, body: bytes) -> Mapping[str, float]:
+        text = _judged_text(_decoded(body))[-JUDGED_MAX:]
+        found = re.findall(self.pattern, text)
+        if not found:
+            raise UnreadableAnswer(f"the judge gave no score: …{text[-80:]!r}")
+        score = _number_of(found[-1])
+        if not 0 <= score <= self.score_max:
+            raise UnreadableAnswer(f"the judge gave {score:g}, outside of 0 to {self.score_max:g}")
+        return {"": score / self.score_max}
+
+
+def _judged_text(value: object) -> str:
+    try:
+        text = cast(Any, value)["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        raise UnreadableAnswer("not an answer of OpenAI's protocol") from None
+    if not isinstance(text, str):
+        raise UnreadableAnswer("the judge gave no text")
+    return text
+
+
+def _number_of(text: object) -> float:
+    try:
+        return float(cast(str, text))
+    except (TypeError, ValueError):
+        raise UnreadableAnswer(f"{text!r} is no number") from None
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnreadableAnswer(f"a {type(value).__name__} in place of a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UnreadableAnswer("a number that is not finite")
+    return number
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()
+
+
+def _decoded(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableAnswer(f"not JSON: {error}"[:200]) from None

@@ -1,0 +1,203 @@
+"""Scores finished trajectories by HTTP requests to a service (`ServicePool`): one of the user's, or
+a judge model behind any URL that speaks OpenAI's protocol (`requests.py`).
+
+One deadline bounds a score with all its attempts. Failures that may pass (no connection, 408, 425,
+429, 5xx, an answer that cannot be read) are tried again after growing pauses, and not before the
+time that `Retry-After` names. Requests at a time, requests per second and bytes of an answer have
+bounds. The key is read from the environment, sent as a header, and is in no message.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import httpx2
+
+from rollstream.deadline import Deadline
+from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
+from rollstream.producers.scoring.functions import Finished, TrajectoryFacts
+from rollstream.producers.scoring.requests import ScoreRequest, UnreadableAnswer
+from rollstream.producers.tasks.base import Tokenizer, Turns
+
+PAUSE_S, PAUSE_S_MAX = 0.5, 30.0
+UNREADABLE_MAX = 3  # answers of one score that cannot be read: a judge model is paid for each
+_PASSING = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """How to reach a service: `url` and `headers` of each request, and the bounds."""
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    concurrency: int
+    requests_per_s: float | None
+    answer_bytes_max: int
+    timeout_s: float
+
+
+class RequestPace:
+    """Spaces requests evenly, so that no second has more than `per_s` of them, and holds all of
+    them back while the service asks for it. Threads share it.
+    """
+
+    def __init__(self, per_s: float | None, clock: Callable[[], float]) -> None:
+        self._gap_s = 1 / per_s if per_s else 0.0
+        self._clock = clock
+        self._next_s = clock()
+        self._lock = threading.Lock()
+
+    def wait_s(self) -> float:
+        """Take the next place, and return the seconds until it."""
+        with self._lock:
+            now = self._clock()
+            place = max(now, self._next_s)
+            self._next_s = place + self._gap_s
+            return place - now
+
+    def hold(self, seconds: float) -> None:
+        """Let no further place be earlier than in `seconds`."""
+        with self._lock:
+            self._next_s = max(self._next_s, self._clock() + seconds)
+
+
+class ServicePool:
+    """Gives every submitted trajectory exactly one verdict, as `RewardPool` does. `close` ends the
+    waiting; requests under way end at their deadline.
+    """
+
+    def __init__(
+        self,
+        plan: ServicePlan,
+        request: ScoreRequest,
+        tokenizer: Tokenizer,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._plan, self._request, self._tokenizer = plan, request, tokenizer
+        self._clock, self._draw = clock, draw
+        self._pace = RequestPace(plan.requests_per_s, clock)
+        self._done: SimpleQueue[tuple[str, RewardOutcome]] = SimpleQueue()
+        self._stop = threading.Event()
+        self._threads = ThreadPoolExecutor(plan.concurrency, "score")
+        limits = httpx2.Limits(max_connections=plan.concurrency)
+        self._client = httpx2.Client(limits=limits, follow_redirects=False)
+        # At INFO httpx2 logs every request, with its URL.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+    def submit(self, key: str, reference: str, turns: Turns) -> None:
+        raise AssertionError("a service has no task to judge by")
+
+    def submit_finished(
+        self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
+    ) -> None:
+        """Queue a finished trajectory."""
+        finished = Finished(facts, reference, turns, self._tokenizer.decode)
+        self._threads.submit(self._score, key, finished)
+
+    def poll(self) -> list[tuple[str, RewardOutcome]]:
+        """Return the new verdicts, each with its key."""
+        return [self._done.get() for _ in range(self._done.qsize())]
+
+    def close(self) -> None:
+        """Drop the queued trajectories; unanswered ones get no verdict."""
+        self._stop.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._client.close()
+
+    def _score(self, key: str, finished: Finished) -> None:
+        try:
+            verdict = RewardVerdict(scores=self._scores(finished))
+        except _Failed as error:
+            verdict = RewardVerdict(reason=str(error))
+        except Exception as error:  # noqa: BLE001 (the boundary of a thread)
+            verdict = RewardVerdict(reason=f"{type(error).__name__}: {error}"[:300])
+        if not self._stop.is_set():
+            self._done.put((key, verdict))
+
+    def _scores(self, finished: Finished) -> Mapping[str, float]:
+        deadline = Deadline(self._plan.timeout_s, self._clock)
+        body = self._request.body(finished)
+        pause_s, unreadable, reason = PAUSE_S, 0, "its turn did not come"
+        while True:
+            if not self._wait(self._pace.wait_s(), deadline):
+                raise _Failed(f"no score within {self._plan.timeout_s:g} s; last: {reason}")
+            try:
+                return self._request.scores(self._answer(body, deadline))
+            except UnreadableAnswer as error:
+                unreadable, reason = unreadable + 1, str(error)
+                if unreadable == UNREADABLE_MAX:
+                    raise _Failed(f"{UNREADABLE_MAX} answers could not be read: {reason}") from None
+            except _Passing as error:
+                reason = str(error)
+                if error.retry_after_s is not None:
+                    self._pace.hold(error.retry_after_s)
+            if not self._wait(pause_s * (0.5 + self._draw() / 2), deadline):
+                raise _Failed(f"no score within {self._plan.timeout_s:g} s; last: {reason}")
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _wait(self, seconds: float, deadline: Deadline) -> bool:
+        """Wait; False if the deadline is before the end of the wait, or the pool was closed."""
+        if seconds >= deadline.remaining_s():
+            return False
+        return not self._stop.wait(seconds)
+
+    def _answer(self, body: bytes, deadline: Deadline) -> bytes:
+        """Return the body of a successful answer. Raises `_Passing` for a failure that may pass."""
+        left_s = max(0.001, deadline.remaining_s())
+        try:
+            with self._client.stream(
+                "POST", self._plan.url, content=body, headers=self._plan.headers, timeout=left_s
+            ) as answer:
+                _check_status(answer)
+                return self._read(answer, deadline)
+        except httpx2.TimeoutException:
+            raise _Passing("no answer in time") from None
+        except httpx2.TransportError as error:
+            raise _Passing(f"{type(error).__name__}") from None
+
+    def _read(self, answer: httpx2.Response, deadline: Deadline) -> bytes:
+        found = bytearray()
+        for piece in answer.iter_bytes():
+            found += piece
+            if len(found) > self._plan.answer_bytes_max:
+                raise UnreadableAnswer(f"more than {self._plan.answer_bytes_max} bytes")
+            if deadline.passed() or self._stop.is_set():
+                raise _Passing("the answer did not end in time")
+        return bytes(found)
+
+
+class _Failed(Exception):
+    """There will be no score; the message is the annotation's reason."""
+
+
+class _Passing(Exception):
+    """A failure that may pass, perhaps not before a time that the service named."""
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+def _check_status(answer: httpx2.Response) -> None:
+    status = answer.status_code
+    if status in _PASSING or status >= 500:
+        raise _Passing(f"status {status}", retry_after_s(answer.headers.get("retry-after", "")))
+    if status != 200:
+        raise _Failed(f"the service refused with status {status}")
+
+
+def retry_after_s(text: str) -> float | None:
+    """Return the seconds of a header `Retry-After`; None without one, and for a date, which would
+    compare two machines' clocks.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < 1e9 else None

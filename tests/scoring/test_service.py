@@ -1,0 +1,236 @@
+"""Scorers ask a service or a judge model by HTTP, through its failures, and never twice."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.scoring.build import scorer_pool
+from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
+from rollstream.producers.scoring.service import RequestPace, ServicePool, retry_after_s
+from rollstream.producers.settings import ScoringSettings, TaskSettings
+from rollstream.producers.tasks.registry import load_task
+from rollstream.streams.bus import Bus
+from rollstream.streams.connect import open_bus
+from rollstream.streams.topics import catalogue
+from testbed.waiting import wait_for
+from tests.scoring.judging_server import judged, judging, ok
+from tests.scoring.scoring_samples import finished, is_caught_up, notes, post, running
+from tests.support.hand_clock import HandClock
+
+KEY = "sk-very-secret"
+TIMEOUT_S = 300.0
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    one = open_bus(f"sqlite:{tmp_path / 'bus'}")
+    one.create(catalogue(2))
+    yield one
+    one.close()
+
+
+def scoring(url: str, **changed: object) -> ScoringSettings:
+    service = {"url": url, "key_env": "JUDGE_KEY", **changed.pop("service", {})}  # type: ignore[dict-item]
+    return ScoringSettings.model_validate(
+        {"function": "http", "timeout_s": TIMEOUT_S, "service": service, **changed}
+    )
+
+
+def asking(bus: Bus, settings: ScoringSettings, name: str = "scorer-0") -> Scorer:
+    task = TaskSettings()
+    tokenizer = load_task(task).tokenizer
+    pool = scorer_pool(settings, task, tokenizer, {"JUDGE_KEY": KEY})
+    if isinstance(pool, ServicePool):
+        pool._draw = lambda: -0.99  # pauses of milliseconds
+    return Scorer(bus, pool, AnnotationPlan(settings.names, False, name), batch=16)
+
+
+def scores(bus: Bus) -> dict[str, list[float]]:
+    return {note.trajectory: note.values.tolist() for note in notes(bus)}
+
+
+def reason(bus: Bus) -> str:
+    (note,) = notes(bus)
+    assert len(note.values) == 0
+    return note.reason
+
+
+def run(bus: Bus, settings: ScoringSettings) -> None:
+    with running(asking(bus, settings)):
+        wait_for(lambda: is_caught_up(bus))
+
+
+def test_a_service_gets_texts_and_facts_and_gives_numbers(bus: Bus):
+    post(bus, finished("7.0", reference="130"))
+    with judging(lambda n, body: ok({"quality": 0.5, "length": len(body["answer"])})) as server:
+        run(bus, scoring(server.url + "/score", names=["quality", "length"]))
+    (asked,) = server.asked
+    assert (asked.path, asked.key) == ("/score", f"Bearer {KEY}")
+    assert asked.body["answer"] == "=130"
+    assert asked.body["reference"] == "130"
+    assert {note.name: note.values.tolist() for note in notes(bus)} == {
+        "quality": [0.5], "length": [4.0]
+    }  # fmt: skip
+
+
+def test_a_judge_is_asked_by_openais_protocol(bus: Bus):
+    post(bus, finished("0.0", reference="{answer}"))
+    prompt = "Q {prompt} A {answer} R {reference}"
+    judge = {"model": "big", "prompt": prompt}
+    with judging(lambda n, body: judged("Score: 3? No.\nScore: 7.5")) as server:
+        run(bus, scoring(server.url + "/v1", function="judge", judge=judge))
+    (asked,) = server.asked
+    assert (asked.path, asked.body["model"]) == ("/v1/chat/completions", "big")
+    content = asked.body["messages"][0]["content"]
+    assert content == "Q 336%68 A =130 R {answer}"
+    assert scores(bus) == {"0.0": [0.75]}
+
+
+def test_failures_that_may_pass_are_tried_again(bus: Bus):
+    answers = [
+        (500, {}, b"broken"),
+        (429, {"retry-after": "0.01"}, b""),
+        (200, {}, b"{not json"),
+        (503, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, b""),
+        ok(0.25),
+    ]
+    post(bus, finished("0.0"))
+    with judging(lambda n, body: answers[n]) as server:
+        run(bus, scoring(server.url))
+    assert len(server.asked) == 5
+    assert scores(bus) == {"0.0": [0.25]}
+
+
+def test_a_service_that_is_not_there_yet_is_waited_for(bus: Bus):
+    post(bus, finished("0.0"))
+    with judging(lambda n, body: ok(1)) as gone:
+        pass
+    run(bus, scoring(gone.url, timeout_s=0.3))
+    assert reason(bus) == "no score within 0.3 s; last: ConnectError"
+
+
+def test_a_hanging_service_ends_at_the_deadline(bus: Bus):
+    post(bus, finished("0.0"))
+    with judging(lambda n, body: None) as server:
+        run(bus, scoring(server.url, timeout_s=0.3))
+    assert reason(bus) == "no score within 0.3 s; last: no answer in time"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((401, {}, b"who are you?"), "the service refused with status 401"),
+        ((302, {"location": "/"}, b""), "the service refused with status 302"),
+        (ok("high"), "3 answers could not be read: a str in place of a number"),
+        ((200, {}, b"NaN"), "3 answers could not be read: a number that is not finite"),
+        ((200, {}, b"[" * 4000), "3 answers could not be read: not JSON"),
+        ((200, {}, b"1" * 5000), "3 answers could not be read: more than 4096 bytes"),
+        (ok({"other": 1}), "not among what was given"),
+    ],
+)
+def test_what_a_service_cannot_score_has_a_reason(bus: Bus, answer: tuple, expected: str):
+    post(bus, finished("0.0"))
+    with judging(lambda n, body: answer) as server:
+        run(bus, scoring(server.url, service={"answer_bytes_max": 4096}))
+    assert reason(bus).startswith(expected)
+
+
+@pytest.mark.parametrize("text", ["It is good.", "Score: 11", "Score: -1"])
+def test_a_judge_without_a_score_has_a_reason(bus: Bus, text: str):
+    post(bus, finished("0.0"))
+    with judging(lambda n, body: judged(text)) as server:
+        run(bus, scoring(server.url, function="judge", judge={"model": "m"}))
+    assert reason(bus).startswith("3 answers could not be read: the judge gave")
+
+
+def test_the_key_is_in_no_log_and_no_annotation(bus: Bus, caplog: pytest.LogCaptureFixture):
+    post(bus, finished("0.0"), finished("0.1"))
+    with caplog.at_level(logging.DEBUG), judging(lambda n, body: (403, {}, KEY.encode())) as server:
+        one = asking(bus, scoring(server.url))
+        assert KEY not in repr(one.pool)
+        with running(one):
+            wait_for(lambda: is_caught_up(bus))
+    assert KEY not in caplog.text
+    assert all(KEY not in note.reason for note in notes(bus))
+
+
+def test_requests_at_a_time_are_bounded(bus: Bus):
+    post(bus, *(finished(f"{n}.0") for n in range(12)))
+
+    def answer(number: int, body: dict) -> tuple[int, dict[str, str], bytes]:
+        if number < 3:
+            wait_for(lambda: held.at_once == 3 or len(held.asked) > 3)
+        return ok(1)
+
+    with judging(answer) as held:
+        run(bus, scoring(held.url, service={"concurrency": 3}))
+    assert held.at_once_max == 3
+    assert len(scores(bus)) == 12
+
+
+def test_what_is_in_the_log_is_never_asked_again(bus: Bus):
+    """The first scorer is stopped between its annotations and their commit."""
+    post(bus, finished("0.0"), finished("1.0"), finished("2.0"))
+
+    def first(number: int, body: dict):
+        return None if body["trajectory"] == "1.0" else ok(0.5)
+
+    with judging(first) as server:
+        with running(asking(bus, scoring(server.url))):
+            wait_for(lambda: len(notes(bus)) == 2)
+            server.ended.set()
+        assert not is_caught_up(bus)
+    with judging(lambda n, body: ok(0.75)) as again:
+        second = asking(bus, scoring(again.url), "scorer-1")
+        with running(second):
+            wait_for(lambda: is_caught_up(bus))
+    assert again.trajectories() == ["1.0"]
+    assert second.counts["recorded"] == 2
+    assert scores(bus) == {"0.0": [0.5], "1.0": [0.75], "2.0": [0.5]}
+
+
+def test_a_later_completion_of_an_annotated_trajectory_is_not_asked(bus: Bus):
+    with judging(lambda n, body: ok(1)) as server:
+        post(bus, finished("0.0"))
+        with running(asking(bus, scoring(server.url))):
+            wait_for(lambda: len(notes(bus)) == 1)
+            post(bus, finished("0.0", attempt=2))
+            wait_for(lambda: is_caught_up(bus))
+    assert server.trajectories() == ["0.0"]
+
+
+def test_requests_are_spaced_evenly_and_held_back_together():
+    clock = HandClock()
+    pace = RequestPace(4.0, clock)
+    assert [pace.wait_s() for _ in range(3)] == [0.0, 0.25, 0.5]
+    pace.hold(10)
+    assert pace.wait_s() == 10.0
+    assert RequestPace(None, clock).wait_s() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("3", 3.0), ("0.5", 0.5), ("-1", None), ("nan", None), ("soon", None)]
+)
+def test_retry_after_is_read_in_seconds(text: str, seconds: float | None):
+    assert retry_after_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"service": {"url": None}}, "needs scoring.service.url"),
+        ({"service": {"key_env": "NO_KEY"}}, "has no variable NO_KEY"),
+        ({"function": "judge"}, "needs scoring.judge.model"),
+        ({"function": "judge", "judge": {"model": "m", "pattern": "("}}, "scoring.judge.pattern"),
+        ({"function": "judge", "judge": {"model": "m", "pattern": "x"}}, "has 0 groups"),
+    ],
+)
+def test_a_service_without_what_it_needs_is_refused(changed: dict, message: str):
+    settings = scoring("http://127.0.0.1:1", **changed)
+    with pytest.raises(ConfigurationError, match=message):
+        scorer_pool(
+            settings, TaskSettings(), load_task(TaskSettings()).tokenizer, {"JUDGE_KEY": "k"}
+        )
