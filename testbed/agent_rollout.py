@@ -181,8 +181,8 @@ class AgentRollout:
         self.endpoint.close()
 
     def end(self) -> None:
-        self.kill()
         self.agents.close()
+        self.kill()
         self.in_progress.ended_turns.rewards.close()
 
 
