@@ -47,8 +47,8 @@ def letter_model(
     answers: Iterable[int] = LETTERS, end: int = byte_token(END), vocabulary: int = 262,
     mean: float = 8.0,
 ) -> PreTrainedModel:  # fmt: skip
-    """Returns a model whose answers are random tokens of `answers`, about `mean` of them on average,
-    and then the token `end`. Their probabilities depend somewhat on the tokens before.
+    """Returns a model whose answers are random tokens of `answers`, about `mean` of them, and then
+    the token `end`. Their probabilities depend somewhat on the tokens before.
     """
     model = build_model(
         "Qwen3ForCausalLM",
