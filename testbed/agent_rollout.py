@@ -47,8 +47,8 @@ def letter_model(
     answers: Iterable[int] = LETTERS, end: int = byte_token(END), vocabulary: int = 262,
     mean: float = 8.0,
 ) -> PreTrainedModel:  # fmt: skip
-    """Returns a model whose answers are random tokens of `answers`, `mean` of them on average, and
-    then the token `end`; it looks at nothing before.
+    """Returns a model whose answers are random tokens of `answers`, about `mean` of them, and then
+    the token `end`. Their probabilities depend somewhat on the tokens before.
     """
     model = build_model(
         "Qwen3ForCausalLM",
@@ -62,13 +62,11 @@ def letter_model(
     state = model.state_dict()
     chosen = list(answers)
     with torch.no_grad():
-        for name, tensor in state.items():
-            if name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
-                tensor.zero_()
-        state["model.embed_tokens.weight"].mul_(0.01)
         state["model.embed_tokens.weight"][:, 0] = 1.0
-        # The first channel is about 4 after the norm: logits are 0, log(n / mean) or -20.
+        # The first channel is about 4 after the norm: it adds 0, log(n / mean) or -20 to the
+        # logits. The other channels are small and depend on the tokens before.
         head = state["lm_head.weight"]
+        head.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
         head[:, 0] = -5.0
         head[chosen, 0] = 0.0
         head[end, 0] = float(np.log(len(chosen) / mean)) / 4
@@ -181,8 +179,8 @@ class AgentRollout:
         self.endpoint.close()
 
     def end(self) -> None:
-        self.kill()
         self.agents.close()
+        self.kill()
         self.in_progress.ended_turns.rewards.close()
 
 

@@ -1,6 +1,7 @@
-"""Asks an endpoint as many programs would, from a process of its own at low priority:
-`python -m benchmarks.agents.asking URL SECONDS TURN_TOKENS KEY…` runs one client per key at the
-same time, each in a loop of turns, and prints the seconds of each turn as JSON.
+"""Asks an endpoint as many programs would, from a process of its own:
+`python -m benchmarks.agents.asking [--in-turn] URL SECONDS TURN_TOKENS KEY…` runs one client per
+key at the same time, at low priority, each in a loop of turns, and prints the seconds of each turn
+as JSON. With `--in-turn` one client asks for the sessions in turn, at the usual priority.
 """
 
 import asyncio
@@ -61,7 +62,7 @@ async def _all(url: str, seconds: float, tokens: int, keys: list[str], in_turn: 
 
 
 if __name__ == "__main__":
-    os.nice(19)
     in_turn = sys.argv[1] == "--in-turn"
+    os.nice(0 if in_turn else 19)
     address, limit, count, *sessions = sys.argv[1 + in_turn :]
     asyncio.run(_all(address, float(limit), int(count), sessions, in_turn))

@@ -24,8 +24,9 @@ from rollstream.producers.engines.paced.settings import (
     PacedSettings,
     RooflineSettings,
 )
+from rollstream.producers.rollout.worker import TURN_S
 from rollstream.streams.connect import open_bus
-from rollstream.streams.records import ENVIRONMENT, PROMPT
+from rollstream.streams.records import PROMPT
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Version
 from testbed.agent_rollout import AgentRollout, agent_rollout, assignment
@@ -34,6 +35,7 @@ SLOTS, STEP_S, TURN = 16, 0.008, 128
 SESSIONS = 32  # for the throughput: slots are busy while answers are on their way
 OPEN = 256  # for the latency
 CONTEXT = 1 << 16
+SETTLE_S = 3.0  # of the first turns, which begin together
 
 
 def paced_engine(turn: int = TURN) -> Engine:
@@ -49,12 +51,16 @@ def paced_engine(turn: int = TURN) -> Engine:
 
 
 class TimedEngine:
-    """Notes for each trajectory the seconds from its submission to the end of its newest turn."""
+    """Notes for each trajectory the seconds from its submission to the end of its newest turn, and
+    when tokens were emitted.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._began: dict[str, float] = {}
         self.seconds: list[float] = []
+        self.tokens: list[tuple[float, int]] = []
+        """The time of each emission, and its number of tokens."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -71,14 +77,23 @@ class TimedEngine:
         found = self._engine.poll(deadline_s)
         now = time.monotonic()
         for each in found:
+            self.tokens.append((now, len(each.tokens)))
             if each.finish is not None:
                 self.seconds.append(now - self._began[each.trajectory])
         return found
 
+    def tokens_per_s(self, seconds: float) -> float:
+        """Returns tokens per second between two emissions about `seconds` apart, the first of them
+        `SETTLE_S` after the very first: whole bursts, because turns of equal length end together.
+        """
+        first_s = next(at for at, _ in self.tokens if at >= self.tokens[0][0] + SETTLE_S)
+        later = [(at, count) for at, count in self.tokens if first_s < at <= first_s + seconds]
+        return sum(count for _, count in later) / (later[-1][0] - first_s)
+
 
 def in_process(seconds: float) -> float:
     """Returns tokens per second of the same turns, asked for in the engine's own thread."""
-    engine = paced_engine()
+    engine = TimedEngine(paced_engine())
     prompt = np.arange(20, dtype=np.uint32)
     sampling = Sampling(tokens_max=CONTEXT, stop=(258,))
     for name in map(str, range(SESSIONS)):
@@ -86,35 +101,21 @@ def in_process(seconds: float) -> float:
             GenerationRequest(name, 0, prompt, np.full(20, PROMPT, np.uint8), sampling, 0,
                               np.empty(0, np.float32), hold=True)
         )  # fmt: skip
-    began, tokens = time.monotonic(), 0
+    end_s = time.monotonic() + seconds + 2 * SETTLE_S
     added = np.arange(8, dtype=np.uint32)
-    assert ENVIRONMENT
-    while (now := time.monotonic()) - began < seconds:
-        for emission in engine.poll(0.01):
-            tokens += len(emission.tokens)
+    while time.monotonic() < end_s:
+        for emission in engine.poll(TURN_S):
             if emission.finish == "stop":
                 engine.append(emission.trajectory, added)
-    return tokens / (now - began)
+    return engine.tokens_per_s(seconds)
 
 
-def through_http(rollout: AgentRollout, seconds: float) -> float:
+def through_http(rollout: AgentRollout, engine: TimedEngine, seconds: float) -> float:
+    """Returns tokens per second of turns that a process asks for over HTTP."""
     keys = [rollout.key(name) for name in rollout.agents.open]
-    before = sum(e.running.generated for e in rollout.agents.open.values())
     asking = [sys.executable, "-m", "benchmarks.agents.asking", rollout.url]
-    process = subprocess.Popen([*asking, str(seconds + 5), "4096", *keys], stdout=subprocess.PIPE)
-    while sum(e.running.generated for e in rollout.agents.open.values()) == before:
-        time.sleep(0.01)
-    time.sleep(1.0)  # the first turns
-    began = time.monotonic()
-    first = _generated(rollout)
-    time.sleep(seconds)
-    tokens, took = _generated(rollout) - first, time.monotonic() - began
-    process.communicate()
-    return tokens / took
-
-
-def _generated(rollout: AgentRollout) -> int:
-    return sum(episode.running.generated for episode in rollout.agents.open.values())
+    subprocess.check_output([*asking, str(seconds + 2 * SETTLE_S), "4096", *keys])
+    return engine.tokens_per_s(seconds)
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -130,10 +131,11 @@ def _endpoint(seconds: float, pairs: int) -> Case:
         with tempfile.TemporaryDirectory() as folder:
             bus = open_bus(f"sqlite:{Path(folder) / 'bus'}")
             bus.create(catalogue(1))
-            with agent_rollout(bus, engine=paced_engine(), context=CONTEXT) as rollout:
+            engine = TimedEngine(paced_engine())
+            with agent_rollout(bus, engine=engine, context=CONTEXT) as rollout:
                 for number in range(SESSIONS):
                     rollout.assign(assignment(f"{number}.0", tokens_max=CONTEXT))
-                http.append(through_http(rollout, seconds))
+                http.append(through_http(rollout, engine, seconds))
             bus.close()
     note = f"{SESSIONS} sessions, turns of {TURN} tokens, clients at niceness 19"
     return paired("agents_endpoint", http, "tokens/s", "in the process", direct, 0.95, note)

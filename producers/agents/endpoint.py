@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
@@ -280,6 +280,10 @@ class AgentEndpoint:
                 return await answer(request)
             except RollstreamError as error:
                 return error_response(error)
+            except ClientDisconnect:  # there is no one to answer
+                return Response(status_code=400)
+            except asyncio.CancelledError:  # the endpoint closes
+                return error_response(EpisodeMoved("the rollout is leaving"))
 
         return guarded
 

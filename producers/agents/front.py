@@ -10,12 +10,13 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -152,10 +153,11 @@ class EndpointFront:
 
     async def _body(self, request: Request) -> bytes | None:
         data = bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > self.body_bytes_max:
-                return None
+        with suppress(ClientDisconnect):  # the answer reaches no one
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > self.body_bytes_max:
+                    return None
         return bytes(data)
 
     async def _read(self) -> None:
