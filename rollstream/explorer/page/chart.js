@@ -19,14 +19,17 @@ export function Chart({ title, series, unit = "step", group, onPick, height = HE
   const theme = useTheme();
   const shape = series.map((s) => `${s.name}/${s.colour}/${s.dash ?? ""}`).join();
   useEffect(() => {
-    const options = chartOptions({ series, unit, group, height, zero, onPick, box: box.current });
-    plot.current = new uPlot(options, joined(series), box.current);
-    const observer = new ResizeObserver(() =>
-      plot.current.setSize({ width: box.current.clientWidth, height }));
-    observer.observe(box.current);
-    return () => { observer.disconnect(); plot.current.destroy(); };
+    const element = box.current; // the reference is empty again before the last observation
+    if (!element) return undefined;
+    const options = chartOptions({ series, unit, group, height, zero, onPick, box: element });
+    const drawn = new uPlot(options, joined(series), element);
+    plot.current = drawn;
+    const observer = new ResizeObserver(() => drawn.setSize({ width: element.clientWidth, height }));
+    observer.observe(element);
+    return () => { observer.disconnect(); drawn.destroy(); plot.current = null; };
   }, [shape, theme, unit, height]);
   useEffect(() => {
+    if (!plot.current) return;
     const isWhole = !isZoomed(plot.current); // a reader who zoomed in stays there
     plot.current.setData(joined(series), isWhole);
     if (!isWhole) plot.current.redraw();
@@ -41,7 +44,7 @@ export function Chart({ title, series, unit = "step", group, onPick, height = HE
 
 function isZoomed(plot) {
   const xs = plot.data[0], { min, max } = plot.scales.x;
-  return xs.length > 1 && (min > xs[0] || max < xs.at(-1));
+  return xs.length > 1 && min !== null && max !== null && (min > xs[0] || max < xs.at(-1));
 }
 
 function chartLabel(title, series) {

@@ -148,8 +148,8 @@ export function Crumbs({ parts }) {
 
 /** A set of definitions: `[term, description]`; missing descriptions are left out. */
 export function Facts({ facts }) {
-  return html`<dl class="facts">${facts.filter(([, value]) => value !== null
-    && value !== undefined && value !== "").map(([term, value]) =>
+  return html`<dl class="facts">${facts.filter(([, value]) =>
+    ![null, undefined, "", false].includes(value)).map(([term, value]) =>
     html`<div><dt>${term}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 

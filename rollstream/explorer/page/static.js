@@ -20,12 +20,14 @@ export async function answer(key) {
   return JSON.parse(body);
 }
 
+let exported; // promise of the export's table of contents
+
 function contents() {
-  opened.contents ??= fetch("data/static.json").then((response) => {
+  exported ??= fetch("data/static.json").then((response) => {
     if (!response.ok) throw new ApiError(response.status, "The export's data/static.json is missing.");
     return response.json();
   });
-  return opened.contents;
+  return exported;
 }
 
 /** Opens a Parquet file once: its footer is read, the rest by ranges when it is needed. */
@@ -41,8 +43,7 @@ async function open(name) {
 
 /** The body under a key: only the row group whose statistics enclose the key is read. */
 async function lookUp(key) {
-  const { responses } = { responses: (await contents()).runs };
-  const { file, metadata } = await open(responses);
+  const { file, metadata } = await open((await contents()).runs);
   let start = 0;
   for (const group of metadata.row_groups) {
     const rows = Number(group.num_rows);

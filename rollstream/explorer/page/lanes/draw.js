@@ -15,9 +15,8 @@ export function heightOf(scene) {
 
 function laneHeight(scene, lane) {
   if (lane === "trainer") return TRAINER;
-  if (scene.items.length === 0) return BINS;
   const rows = Math.min(ROWS_MAX, scene.rows.get(lane) ?? 1);
-  return Math.max(LANE_MIN, rows * rowHeight(scene));
+  return Math.max(scene.bins.length ? BINS : LANE_MIN, rows * rowHeight(scene));
 }
 
 function rowHeight(scene) {
@@ -135,8 +134,9 @@ function drawLanes(on) {
   const { scene, tops, shade, axis } = on;
   for (const one of scene.steps) bar(on, one, tops.get("trainer"), TRAINER, shade(one.version), "step");
   for (const one of scene.bins) {
-    const most = scene.most.get(one.lane) || 1, h = (BINS * one.running) / most;
-    bar(on, one, tops.get(one.lane) + BINS - h, h, shade(one.version), "bin", 0);
+    const most = scene.most.get(one.lane) || 1, whole = laneHeight(scene, one.lane);
+    const h = (whole * one.running) / most;
+    bar(on, one, tops.get(one.lane) + whole - h, h, shade(one.version), "bin", 0);
   }
   const row = rowHeight(scene);
   for (const one of scene.items) {

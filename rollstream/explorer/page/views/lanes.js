@@ -2,8 +2,8 @@
 // lines. Drag to move, pinch or ctrl and the wheel to zoom, down to one decode. The window is in
 // the address (`from`, `to`: seconds since the run's begin). The table below has the same content.
 
-import { html, useCallback, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import { get, isStatic, runPath, Changes } from "../api.js";
+import { html, useCallback, useContext, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
+import { Changes, get, isStatic, runPath } from "../api.js";
 import { clock, count, duration } from "../format.js";
 import { axisOf, draw, heightOf, palette, spotAt, words } from "../lanes/draw.js";
 import { moved, scaled, sceneOf, tilesOf, within } from "../lanes/tiles.js";
@@ -11,7 +11,6 @@ import { Card, Failure, Table, Tiles } from "../parts.js";
 import { adjust, go } from "../router.js";
 import { Line } from "../text.js";
 import { useTheme } from "../theme.js";
-import { useContext } from "../vendor/preact.js";
 import { Finish, trajectoryLink } from "./rows.js";
 
 const SETTLED_MS = 140; // after the last movement, before tiles are asked for
@@ -29,7 +28,7 @@ export default function Lanes({ run, query }) {
   const scene = useMemo(() => sceneOf(tiles), [tiles]);
   const change = (next) => setWindow(within(next, span));
   return html`<header class="page-head"><div><h1>Swimlanes</h1>
-      <p class="note">Who generated what, when, under which version; darker is newer${""}.</p></div>
+      <p class="note">Who generated what, when, under which version; darker is newer.</p></div>
       <${Controls} window=${window} span=${span} onChange=${change} busy=${busy} /></header>
     ${error && html`<${Failure} error=${error} />`}
     <${Card} kind="lanes"><${Picture} run=${run} scene=${scene} window=${window} span=${span} onChange=${change} />
@@ -98,12 +97,13 @@ function Picture({ run, scene, window, span, onChange }) {
   const [width, setWidth] = useState(0);
   const newest = Math.max(run.step ?? 0, ...scene.steps.map((s) => s.version), 1);
   useEffect(() => {
-    const observer = new ResizeObserver(() => setWidth(canvas.current.clientWidth));
-    observer.observe(canvas.current);
+    const element = canvas.current;
+    const observer = new ResizeObserver(() => setWidth(element.clientWidth));
+    observer.observe(element);
     return () => observer.disconnect();
   }, []);
   useEffect(() => {
-    if (canvas.current.clientWidth) spots.current = draw(canvas.current, scene, window, { begin: span[0], newest, colours });
+    if (canvas.current?.clientWidth) spots.current = draw(canvas.current, scene, window, { begin: span[0], newest, colours });
   }, [scene, window.from, window.to, colours, width]);
   const place = (event) => {
     const box = canvas.current.getBoundingClientRect();
@@ -159,8 +159,9 @@ function useWheel(canvas, act) {
       event.preventDefault();
       present.current(event);
     };
-    canvas.current.addEventListener("wheel", wheel, { passive: false });
-    return () => canvas.current?.removeEventListener("wheel", wheel);
+    const element = canvas.current;
+    element.addEventListener("wheel", wheel, { passive: false });
+    return () => element.removeEventListener("wheel", wheel);
   }, []);
 }
 

@@ -48,11 +48,12 @@ function Picture({ data, chosen, onChoose }) {
   const [tip, setTip] = useState(null);
   const map = useMemo(() => geometry(data, width), [data, width]);
   useEffect(() => {
-    const observer = new ResizeObserver(() => setWidth(box.current.clientWidth));
-    observer.observe(box.current);
+    const element = box.current;
+    const observer = new ResizeObserver(() => setWidth(element.clientWidth));
+    observer.observe(element);
     return () => observer.disconnect();
   }, []);
-  useEffect(() => { if (width) paint(canvas.current, map, data, { chosen, drag }); }, [map, data, chosen?.join(), drag, theme]);
+  useEffect(() => { if (width && canvas.current) paint(canvas.current, map, data, { chosen, drag }); }, [map, data, chosen?.join(), drag, theme]);
   const place = (event) => {
     const from = canvas.current.getBoundingClientRect();
     return [event.clientX - from.left, event.clientY - from.top];

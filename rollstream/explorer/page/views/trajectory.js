@@ -113,7 +113,8 @@ function Turns({ data, measure, shown, at, onAt }) {
 }
 
 function Turn({ turn, data, measure, shown }) {
-  const versions = data.versions.filter((v) => v.start < turn.end && v.end > turn.start);
+  const versions = turn.kind !== "generated" ? []
+    : data.versions.filter((v) => v.start < turn.end && v.end > turn.start);
   return html`<section class=${`turn ${turn.kind}`} aria-label=${`${turn.kind}, ${turn.end - turn.start} tokens`}>
     <header><strong>${turn.kind}</strong><span>${count(turn.end - turn.start)} tokens</span>
       ${turn.kind === "generated" && html`<span>${versions.map((v) => `v${v.version}`).join(" → ")}</span>`}
