@@ -1,7 +1,7 @@
 // The frame of the explorer: rail of views, choice of the run, keys, and the view that the address
 // names. A view is a function of `{ run, route }`; `run` is the run's object of `api/runs`.
 
-import { html, render, useEffect, useRef, useState } from "./vendor/preact.js";
+import { Component, html, render, useEffect, useRef, useState } from "./vendor/preact.js";
 import { Changes, get, isStatic, useEvents } from "./api.js";
 import { count } from "./format.js";
 import { Help, useKeys } from "./keys.js";
@@ -86,8 +86,9 @@ function Frame({ listed }) {
       <${Rail} listed=${listed} place=${place} run=${run} events=${events}
         onHelp=${() => setHelpOpen(true)} />
       <main id="main" tabindex="-1">${run
-        ? html`<${View} key=${`${place.run}/${place.view}/${place.rest.join("/")}`} listed=${listed}
-            view=${place.view} run=${run} rest=${place.rest} query=${route.query} />`
+        ? html`<${Guarded} key=${`${place.run}/${place.view}/${place.rest.join("/")}`}>
+            <${View} listed=${listed} view=${place.view} run=${run} rest=${place.rest}
+              query=${route.query} /></${Guarded}>`
         : html`<${Failure} error=${new Error(`there is no run ${place.run} here`)} />`}</main>
     </div>
     <${Help} isOpen=${isHelpOpen} onClose=${() => setHelpOpen(false)} />
@@ -100,6 +101,18 @@ function present(run, latest) {
   const { change, index } = latest ?? {};
   return { ...run, step: change?.step ?? run.step, phase: change?.phase ?? run.phase,
     index: index ?? run.index };
+}
+
+/** Shows what went wrong in a view in its place, so that the other views stay reachable. */
+class Guarded extends Component {
+  componentDidCatch(error) {
+    console.error(error);
+    this.setState({ error });
+  }
+
+  render({ children }, { error }) {
+    return error ? html`<${Failure} error=${error} />` : children;
+  }
 }
 
 function View({ view, ...given }) {

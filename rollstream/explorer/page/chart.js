@@ -8,6 +8,8 @@ import { number } from "./format.js";
 import { colour, useTheme } from "./theme.js";
 
 const HEIGHT = 210;
+const WHOLE_STEPS = [1, 2, 5].flatMap((n) => Array.from({ length: 9 }, (_, e) => n * 10 ** e))
+  .sort((a, b) => a - b); // x counts steps, versions or tokens
 
 /**
  * `series` are `{ name, points: [[x, y]…], colour: 1…8, dash?, width? }`; the x values of all series
@@ -78,7 +80,7 @@ function chartOptions({ series, unit, group, height, zero, onPick, box }) {
       sync: group ? { key: group, setSeries: false } : undefined },
     scales: { x: { time: false }, y: { range: (_, low, high) => yRange(low, high, zero) } },
     axes: [
-      { ...axis, grid: { show: false }, size: 28, values: (_, ticks) => ticks.map(tick) },
+      { ...axis, grid: { show: false }, size: 28, incrs: WHOLE_STEPS, values: (_, ticks) => ticks.map(tick) },
       { ...axis, size: 52, values: (_, ticks) => ticks.map(tick) },
     ],
     series: [{ label: unit }, ...series.map((s) => ({

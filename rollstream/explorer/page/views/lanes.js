@@ -19,12 +19,9 @@ const COARSER_MAX = 12; // levels that an export may lack
 export default function Lanes({ run, query }) {
   const span = run.span ?? [0, 1];
   const [first, setFirst] = useState(Number(query.get("first") ?? 0)); // first of 64 lanes
-  const given = [query.get("from"), query.get("to")].map((text) => text === null || text === "" ? NaN : Number(text));
-  const asked = given.every(Number.isFinite) && given[0] < given[1]
-    ? { from: span[0] + given[0], to: span[0] + given[1] } : { from: span[0], to: span[1] };
-  const [window, setWindow] = useState(() => within(asked, span));
+  const [window, setWindow] = useState(() => within(askedWindow(query, span), span));
   const { tiles, error, busy } = useTiles(run, window, first);
-  useAddress(window, span);
+  useAddress(window, span, query, (next) => setWindow(within(next, span)));
   const scene = useMemo(() => sceneOf(tiles), [tiles]);
   const change = (next) => setWindow(within(next, span));
   return html`<header class="page-head"><div><h1>Swimlanes</h1>
@@ -70,13 +67,29 @@ async function tilesWithin(run, { from, to }, first, cache, signal) {
   }
 }
 
-function useAddress(window, span) {
+/** Keeps address and window alike: a rest of the window writes it, another address moves it. */
+function useAddress(window, span, query, onChange) {
+  const text = `${query.get("from") ?? ""}/${query.get("to") ?? ""}`;
+  const written = useRef(text); // the address that belongs to the present window
   const isFirst = useRef(true);
   useEffect(() => {
     if (isFirst.current) { isFirst.current = false; return undefined; }
-    const timer = setTimeout(() => adjust({ from: (window.from - span[0]).toFixed(3), to: (window.to - span[0]).toFixed(3) }), 300);
+    const from = (window.from - span[0]).toFixed(3), to = (window.to - span[0]).toFixed(3);
+    const timer = setTimeout(() => { written.current = `${from}/${to}`; adjust({ from, to }); }, 300);
     return () => clearTimeout(timer);
   }, [window.from, window.to]);
+  useEffect(() => {
+    if (text === written.current) return;
+    written.current = text;
+    onChange(askedWindow(query, span));
+  }, [text]);
+}
+
+/** The window that an address names, else the whole run. */
+function askedWindow(query, [begin, end]) {
+  const given = ["from", "to"].map((name) => (query.get(name) ? Number(query.get(name)) : NaN));
+  return given.every(Number.isFinite) && given[0] < given[1]
+    ? { from: begin + given[0], to: begin + given[1] } : { from: begin, to: end };
 }
 
 function Controls({ window, span, onChange, busy }) {

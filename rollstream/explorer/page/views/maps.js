@@ -11,7 +11,7 @@ import { Results } from "./search.js";
 
 const KINDS = [["lag", "lag × reward"], ["length", "length × difficulty"]];
 const WORDS = { lag: "lag (steps)", reward: "reward", tokens: "generated tokens", group_reward: "mean reward of the group" };
-const HEIGHT = 340, LEFT = 52, BOTTOM = 40, TOP = 10, RIGHT = 12;
+const HEIGHT = 340, LEFT = 70, BOTTOM = 40, TOP = 10, RIGHT = 12;
 const WHOLE = new Set(["lag", "tokens"]); // axes that count: the end of a selection is the last inside
 
 export default function Maps({ run, rest, query }) {
@@ -127,7 +127,7 @@ function labels(g, map, data) {
   const everyY = Math.ceil(map.ny / 8);
   for (let n = 0; n <= map.ny; n += everyY) g.fillText(number(data.y.edges[n]), LEFT - 8, map.y(n - 1) + 4);
   g.save();
-  g.translate(12, TOP + (map.ny * map.h) / 2);
+  g.translate(14, TOP + (map.ny * map.h) / 2);
   g.rotate(-Math.PI / 2);
   g.textAlign = "center";
   g.fillText(WORDS[data.y.name], 0, 0);

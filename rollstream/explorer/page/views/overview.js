@@ -21,6 +21,7 @@ const CHARTS = [
   ["Effective sample size", "share; low where trainer and rollouts disagree", [["ess", "ESS"]]],
   ["Seconds per step", "", [["seconds", "whole"], ["busy_s", "busy"], ["wait_s", "waiting", true]]],
   ["Gradient norm", "before clipping", [["gradient_norm", "norm"]]],
+  ["Tokens trained", "in a step", [["tokens_trained", "tokens"]]],
 ];
 
 export default function Overview({ run, query, listed }) {
@@ -67,13 +68,13 @@ function Now({ data, run }) {
   const last = (name) => (metrics.values[name] ?? []).findLast((v) => v !== null);
   const accuracy = evaluations.at(-1);
   return html`<${Tiles} tiles=${[
-    ["step", now.steps ? `${count(now.step)} of ${count(now.steps)}` : count(now.step),
+    ["step", now.steps ? `${count(now.step)}\u202f/\u202f${count(now.steps)}` : count(now.step),
       link("r", [run.run, "steps"])],
-    ["mean reward of the last step", fixed(last("reward_mean"))],
-    ...(accuracy ? [["held-out accuracy, greedy", fixed(accuracy.accuracy_greedy)]] : []),
-    ["groups trained", `${count(outcomes.groups.trained)} of ${count(outcomes.groups.admitted)}`,
+    ["mean reward, last step", fixed(last("reward_mean"))],
+    ...(accuracy ? [["held-out accuracy", fixed(accuracy.accuracy_greedy)]] : []),
+    ["groups trained of admitted", `${count(outcomes.groups.trained)}\u202f/\u202f${count(outcomes.groups.admitted)}`,
       link("r", [run.run, "groups"])],
-    ["tokens per second", count(now.tokens_per_s)],
+    ["tokens/s", count(now.tokens_per_s)],
     ["mean lag when trained", fixed(last("lag_consumed_mean"))],
     ["restarts", count(now.restarts)],
     ["time", duration(now.seconds)],

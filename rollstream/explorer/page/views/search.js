@@ -43,7 +43,7 @@ function Fields({ filters, tasks }) {
       <label class="field wide"><span>text</span><${Typed} type="search" value=${filters.q} onChange=${set("q")} /></label>
       <${Choice} label="Kind of text" value=${filters.mode} onChange=${set("mode")} options=${[["", "plain"], ["re", "regex", "RE2 syntax"]]} />
       <${Choice} label="Where" value=${filters.in} onChange=${set("in")} options=${[["", "answers"], ["prompt", "prompts"], ["all", "all"]]} />
-      ${tasks?.length > 1 && html`<${Select} label="task" value=${filters.task} onChange=${set("task")} options=${[["", "any"], ...tasks.map((t) => [t, t])]} />`}
+      ${Array.isArray(tasks) && tasks.length > 1 && html`<${Select} label="task" value=${filters.task} onChange=${set("task")} options=${[["", "any"], ...tasks.map((t) => [t, t])]} />`}
       <${Select} label="finish" value=${filters.finish} onChange=${set("finish")} options=${[["", "any"], ["stop", "stop"], ["length", "length"], ["dead", "dead"]]} />
       <${Select} label="order" value=${filters.order} onChange=${set("order")} options=${ORDERS} /></div>
     <details class="more-filters" open=${isOpen}><summary>More filters</summary><div class="form">

@@ -10,15 +10,16 @@ import { Line } from "../text.js";
 import { stepLink } from "./rows.js";
 
 export default function Weights({ run }) {
+  const steps = useApi(runPath(run.run, "steps"), {}, { run: run.run });
   const state = useApi(runPath(run.run, "weights"), {}, { run: run.run });
   return html`<header class="page-head"><div><h1>Weights</h1>
       <p class="note">A version is immutable; a delta is stored as its difference from its parent.</p></div></header>
     <${Loaded} state=${state}>${(data) => html`
       ${data.note && html`<p class="hint"><${Line} text=${data.note} limit=${400} /></p>`}
       <${Sizes} data=${data} />
-      <div class="grid two"><${Delays} data=${data} /><${Holders} holders=${data.holders} latest=${data.latest} /></div>
+      <div class="grid two"><${Delays} data=${data} steps=${steps.data?.steps ?? []} /><${Holders} holders=${data.holders} latest=${data.latest} /></div>
       ${data.relays.length > 0 && html`<${Relays} relays=${data.relays} />`}
-      <${Versions} run=${run} versions=${data.versions} />`}</${Loaded}>`;
+      ${data.versions.length > 0 && html`<${Versions} run=${run} versions=${data.versions} />`}`}</${Loaded}>`;
 }
 
 function Sizes({ data }) {
@@ -34,15 +35,16 @@ function Sizes({ data }) {
   ]} />`;
 }
 
-/** Seconds from a version's publication to each rollout that served it. */
-export function delaysOf(data) {
-  const published = new Map(data.versions.map((v) => [v.version, v.announced_s ?? v.done_s]));
+/** Seconds from the end of the step that made a version to each rollout that served it. */
+export function delaysOf(data, steps) {
+  const published = new Map([...steps.map((one) => [one.step, one.done_s]),
+    ...data.versions.filter((v) => v.done_s != null).map((v) => [v.version, v.done_s])]);
   return data.applied.map(([time, rollout, version]) => ({ rollout, version, behind: time - published.get(version) }))
     .filter((one) => Number.isFinite(one.behind));
 }
 
-function Delays({ data }) {
-  const delays = delaysOf(data);
+function Delays({ data, steps }) {
+  const delays = delaysOf(data, steps);
   if (!delays.length) return html`<${Card} title="How late rollouts took them"><p class="empty">Not known: the versions' times are gone from the log.</p></${Card}>`;
   const rollouts = [...new Set(delays.map((one) => one.rollout))].toSorted();
   const series = rollouts.slice(0, 8).map((rollout, n) => ({ name: rollout, colour: n + 1,
