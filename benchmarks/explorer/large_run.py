@@ -131,9 +131,7 @@ def _message(number: int) -> Message:
         started_s=finished_s - 0.2 - float(random.exponential(3)),
         finished_s=finished_s,
     )
-    return Message(
-        "trajectories", 0, number, time_ms(number), b"%d" % number, encode(record)
-    )
+    return Message("trajectories", 0, number, time_ms(number), b"%d" % number, encode(record))
 
 
 def _admissions(groups: int) -> Iterator[tuple[Record, int]]:
@@ -187,9 +185,7 @@ def _done(step: int, time_s: float) -> StepDone:
     )
 
 
-def _write_topic(
-    store: Path, topic: str, role: str, records: Iterator[tuple[Record, int]]
-) -> None:
+def _write_topic(store: Path, topic: str, role: str, records: Iterator[tuple[Record, int]]) -> None:
     messages = [
         Message(topic, 0, at, now, role.encode(), encode(record, Envelope(role, 1, at)))
         for at, (record, now) in enumerate(records)

@@ -118,9 +118,7 @@ class RunIndex:
         """Returns the rows of a query as JSON objects by column; NaN is None."""
         cursor = self.cursor().execute(sql, list(parameters))
         names = [column[0] for column in cursor.description or ()]
-        return [
-            dict(zip(names, map(json_value, row), strict=True)) for row in cursor.fetchall()
-        ]
+        return [dict(zip(names, map(json_value, row), strict=True)) for row in cursor.fetchall()]
 
     def columns(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, list[Any]]:
         """Returns the rows of a query as one list per column."""
@@ -138,7 +136,9 @@ class RunIndex:
         found = self.cursor().execute(sql, list(parameters)).fetchall()
         return found[0][0] if found else None
 
-    def insert(self, sql: str, table: pa.Table, parameters: Mapping[str, Any] | None = None) -> None:
+    def insert(
+        self, sql: str, table: pa.Table, parameters: Mapping[str, Any] | None = None
+    ) -> None:
         """Run a statement that reads the Arrow table under the name `batch`. Only the thread that
         ingests calls it.
         """

@@ -18,7 +18,17 @@ from rollstream.storage.archive.schema import arrow_schema
 from rollstream.storage.log_view import LogView, TopicView
 from rollstream.streams.topics import NUMBER_MAX, is_in_key_partition
 
-ENVELOPE = ("partition", "offset", "timestamp", "key", "schema", "term", "sequence", "void", "reason")
+ENVELOPE = (
+    "partition",
+    "offset",
+    "timestamp",
+    "key",
+    "schema",
+    "term",
+    "sequence",
+    "void",
+    "reason",
+)
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "admissions": ("group", "wave", "trajectories", "deadline_s", "prompt", "role"),
     "ledger": (
@@ -150,13 +160,17 @@ FROM batch WHERE {_VALID}'opened/1'
 class IndexReader:
     """Reads a run into its index, from one thread; `view` is that thread's own reader. Damaged
     archived files are left out, and their rows are in `holes`. `report` is called with the
-    progress after each batch.
+    progress after each batch, `stopped` before each, so that a long read can be ended.
     """
 
     def __init__(
-        self, view: LogView, index: RunIndex, report: Callable[[IndexProgress], None]
+        self,
+        view: LogView,
+        index: RunIndex,
+        report: Callable[[IndexProgress], None],
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._view, self._index, self._report = view, index, report
+        self._view, self._index, self._report, self._stopped = view, index, report, stopped
         self._topics: dict[str, TopicView] = {}
         self.holes: list[str] = []
 
@@ -168,6 +182,8 @@ class IndexReader:
         self._progress(total=total)
         for topic in COLUMNS:
             for batch in self._batches(topic, ends[topic]):
+                if self._stopped():
+                    return False
                 self._insert(topic, batch)
         self._progress(total=total, complete=True)
         changed = self._index.changes != before
