@@ -1,0 +1,1 @@
+"""The explorer: `rollstream explore` serves a run to a browser, read-only."""
