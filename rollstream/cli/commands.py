@@ -49,6 +49,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         report="write RUN/report.html and print a summary; several runs share one page",
         query="query a run's log and archive in SQL; --tables lists the views",
         explore="open runs in the browser: steps, groups, tokens, time, weights, search",
+        trace="write a trace of a run, which ui.perfetto.dev opens",
         tail="print a topic's records, one readable line each",
         inspect="show a trajectory: text by version, reward, the steps that trained it",
         config="explain settings: value, where it is set, type, default, meaning",

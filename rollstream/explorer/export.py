@@ -1,9 +1,8 @@
 """Writes a run, or several, as static files that any file host serves (`export`): the page, every
 answer that its views ask for, and one row per trajectory for searches in the browser.
 
-An answer is a row of `responses.parquet`, found by its canonical URL: rows are sorted, and small row
-groups state their first and last key, so a browser reads one of them by a range request. Nothing
-links a file of another host.
+An answer is a row of `responses.parquet`, found by its canonical URL: rows are sorted, and small
+row groups state their first and last key, so a browser reads one of them by a range request.
 """
 
 import json

@@ -283,7 +283,9 @@ class IndexReader:
 
 
 def _light(table: pa.Table, topic: str) -> pa.Table:
-    """Returns the columns that the index needs; null for those that an older release's file lacks."""
+    """Returns the columns that the index needs, with nulls for those that files of an older release
+    lack.
+    """
     wanted = [f for f in arrow_schema(topic) if f.name in (*ENVELOPE, *COLUMNS[topic])]
     columns = [
         table.column(field.name)

@@ -1,4 +1,4 @@
-"""Serves the explorer over HTTP (`serve`): the page's files, the routes of `routes.py` as JSON, and
+"""Serves the explorer over HTTP (`ExplorerServer`): the page's files, the routes of `routes.py` as JSON, and
 the events. starlette and uvicorn do the protocol, `security.py` guards it.
 
 At most `REQUESTS_MAX` answers are computed or wait at a time, in `THREADS` threads; others get 429.
@@ -165,40 +165,48 @@ def bind(host: str, port: int | None) -> socket.socket:
     raise AssertionError("port 0 is always free")
 
 
-def serve(
-    explorer: Explorer,
-    hub: EventHub,
-    bound: socket.socket,
-    rule: AccessRule,
-    started: Callable[[], None],
-) -> None:
-    """Serve until SIGINT or SIGTERM. `started` is called once the server accepts requests."""
-    app = ExplorerApp(explorer, hub)
-    config = uvicorn.Config(
-        app.application(rule),
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        lifespan="off",
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        limit_concurrency=CONNECTIONS_MAX,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=SHUTDOWN_S,
-        h11_max_incomplete_event_size=32 << 10,
-    )
-    try:
-        _Server(config, hub, started).run(sockets=[bound])
-    finally:
-        app.close()
-        bound.close()
+class ExplorerServer:
+    """Serves an explorer under a rule. `started` is called once the server accepts requests."""
+
+    def __init__(
+        self, explorer: Explorer, hub: EventHub, rule: AccessRule, started: Callable[[], None]
+    ) -> None:
+        self._app = ExplorerApp(explorer, hub)
+        config = uvicorn.Config(
+            self._app.application(rule),
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            h11_max_incomplete_event_size=32 << 10,
+        )
+        self._server = _Uvicorn(config, hub, started)
+
+    def run(self, bound: socket.socket) -> None:
+        """Serve on the bound socket until `end` is called, or, in a main thread, until SIGINT or
+        SIGTERM.
+        """
+        try:
+            self._server.run(sockets=[bound])
+        finally:
+            self._app.close()
+            bound.close()
+
+    def end(self) -> None:
+        """End `run` from another thread."""
+        self._server.should_exit = True
 
 
-class _Server(uvicorn.Server):
-    """Tells the hub its loop once the server has started, and ends the streams at shutdown."""
+class _Uvicorn(uvicorn.Server):
+    """Gives the hub its loop once the server has started, and ends the streams at shutdown."""
 
     def __init__(self, config: uvicorn.Config, hub: EventHub, started: Callable[[], None]) -> None:
         super().__init__(config)

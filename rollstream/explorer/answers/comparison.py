@@ -59,7 +59,7 @@ def compare_step(runs: Sequence[ExploredRun], step: int) -> dict[str, Any]:
         "runs": lines,
         "metrics": metrics,
         "same_state": None if None in done or "" in hashes else len(hashes) == 1,
-        "same_members": None if None in done else all(one.keys() == members[0].keys() for one in members),
+        "same_members": None if None in done else len({frozenset(one) for one in members}) == 1,
         "settings": different_settings(runs),
         "trajectories": [
             {

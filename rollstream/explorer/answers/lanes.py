@@ -2,8 +2,8 @@
 terms and fences of that time. A tile with few trajectories has them one by one, with their decodes
 where the log has the partials; one with many has means per bin.
 
-Tiles lie on the clock: tile `i` of level `z` is the time `[i · 2^z, (i + 1) · 2^z)` in seconds since
-the epoch. So an answer never depends on how far a living run has come.
+Tile `i` of level `z` is the time `[i · 2^z, (i + 1) · 2^z)` in seconds since the epoch. So an
+answer never depends on how far a living run has come.
 """
 
 from collections.abc import Mapping, Sequence

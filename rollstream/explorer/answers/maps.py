@@ -8,7 +8,7 @@ from typing import Any
 
 from rollstream.errors import ObjectMissing
 from rollstream.explorer.explored_run import ExploredRun
-from rollstream.explorer.filters import GROUP_REWARDS, row_filter
+from rollstream.explorer.filters import GROUP_REWARDS, RowFilter, row_filter
 
 BINS = 48
 POINTS_MAX = 2000
@@ -31,66 +31,73 @@ MAPS: Mapping[str, tuple[MapAxis, MapAxis]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class MapSelection:
+    """Holds the SQL of the selected trajectories with their values `x` and `y`, and its parameters."""
+
+    source: str
+    parameters: list[Any]
+
+
 def show_map(run: ExploredRun, kind: str, given: Mapping[str, str]) -> dict[str, Any]:
     """Answers `map/{kind}`; the filters are those of `search`."""
     if kind not in MAPS:
         raise ObjectMissing(f"no map {kind[:40]!r}; maps: {', '.join(MAPS)}")
     x, y = MAPS[kind]
-    chosen = row_filter(given)
+    chosen = _selection(x, y, row_filter(given))
+    ends = run.index.row(
+        f"SELECT min(x) AS x_min, max(x) AS x_max, min(y) AS y_min, max(y) AS y_max, "
+        f"count(*) AS total FROM {chosen.source}", chosen.parameters
+    )  # fmt: skip
+    assert ends is not None
+    x_edges = _edges(ends["x_min"], ends["x_max"], x.whole)
+    y_edges = _edges(ends["y_min"], ends["y_max"], y.whole)
+    return {
+        "kind": kind,
+        "x": {"name": x.name, "edges": x_edges},
+        "y": {"name": y.name, "edges": y_edges},
+        "cells": _cells(run, chosen, x_edges, y_edges) if ends["total"] else [],
+        "points": _points(run, chosen, ends["total"]),
+        "total": ends["total"],
+        "index": run.index.progress.line(),
+    }
+
+
+def _selection(x: MapAxis, y: MapAxis, chosen: RowFilter) -> MapSelection:
     grouped = chosen.needs_groups or "group_reward" in (x.name, y.name)
     joined = f't LEFT JOIN {GROUP_REWARDS} ON of_group = "group"' if grouped else "t"
     source = (
         f"(SELECT {x.sql} AS x, {y.sql} AS y, trajectory, step, p, o FROM {joined} "
         f"WHERE {chosen.condition}) WHERE x IS NOT NULL AND y IS NOT NULL"
     )
-    values = list(chosen.parameters)
-    ends = run.index.row(
-        f"SELECT min(x) AS x_min, max(x) AS x_max, min(y) AS y_min, max(y) AS y_max, "
-        f"count(*) AS total FROM {source}", values
-    )  # fmt: skip
-    assert ends is not None
-    if not ends["total"]:
-        return _answer(run, kind, x, [], y, [], [], {}, 0)
-    x_edges = _edges(ends["x_min"], ends["x_max"], x.whole)
-    y_edges = _edges(ends["y_min"], ends["y_max"], y.whole)
-    cells = run.index.cursor().execute(
-        f"SELECT {_bin('x', x_edges)} AS xb, {_bin('y', y_edges)} AS yb, count(*) FROM {source} "
-        "GROUP BY ALL ORDER BY ALL", values
-    ).fetchall()  # fmt: skip
-    every = max(1, ends["total"] // POINTS_MAX)
-    points = run.index.columns(
-        f"SELECT trajectory, x, y, step FROM {source} AND hash(p, o) % {every} = 0 "
-        f"ORDER BY trajectory LIMIT {POINTS_MAX}", values
-    )  # fmt: skip
-    listed = [list(cell) for cell in cells]
-    return _answer(run, kind, x, x_edges, y, y_edges, listed, points, ends["total"])
+    return MapSelection(source, list(chosen.parameters))
 
 
-def _answer(
-    run: ExploredRun,
-    kind: str,
-    x: MapAxis,
-    x_edges: Sequence[float],
-    y: MapAxis,
-    y_edges: Sequence[float],
-    cells: Sequence[Any],
-    points: Mapping[str, Any],
-    total: int,
-) -> dict[str, Any]:
-    empty = {"trajectory": [], "x": [], "y": [], "step": []}
-    return {
-        "kind": kind,
-        "x": {"name": x.name, "edges": x_edges},
-        "y": {"name": y.name, "edges": y_edges},
-        "cells": cells,
-        "points": points or empty,
-        "total": total,
-        "index": run.index.progress.line(),
-    }
+def _cells(
+    run: ExploredRun, chosen: MapSelection, x_edges: Sequence[float], y_edges: Sequence[float]
+) -> list[list[int]]:
+    sql = (
+        f"SELECT {_bin('x', x_edges)} AS xb, {_bin('y', y_edges)} AS yb, count(*) "
+        f"FROM {chosen.source} GROUP BY ALL ORDER BY ALL"
+    )
+    return [list(cell) for cell in run.index.cursor().execute(sql, chosen.parameters).fetchall()]
 
 
-def _edges(low: float, high: float, is_whole: bool) -> list[float]:
-    """Returns the edges of at most `BINS` equal bins over the values from `low` to `high`."""
+def _points(run: ExploredRun, chosen: MapSelection, total: int) -> dict[str, list[Any]]:
+    every = max(1, total // POINTS_MAX)
+    return run.index.columns(
+        f"SELECT trajectory, x, y, step FROM {chosen.source} AND hash(p, o) % {every} = 0 "
+        f"ORDER BY trajectory LIMIT {POINTS_MAX}",
+        chosen.parameters,
+    )
+
+
+def _edges(low: float | None, high: float | None, is_whole: bool) -> list[float]:
+    """Returns the edges of at most `BINS` equal bins over the values from `low` to `high`; [] if
+    there are none.
+    """
+    if low is None or high is None:
+        return []
     if is_whole:
         width = max(1, -(-int(high - low + 1) // BINS))
         count = int(high - low) // width + 1

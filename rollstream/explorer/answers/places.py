@@ -1,4 +1,4 @@
-"""Answers `records/{topic}/{partition}/{offset}`: one record as it is, with links to what it names."""
+"""Answers `records/{topic}/{partition}/{offset}`: one record, with links to what it names."""
 
 from typing import Any
 

@@ -40,7 +40,8 @@ def show_step(run: ExploredRun, step: int) -> dict[str, Any]:
     done = step_row(run, step)
     takes = run.index.rows(
         "SELECT k.*, s.step IS NOT NULL AS superseded FROM takes k LEFT JOIN superseded s "
-        'USING (step, "update", micro_batch) WHERE k.step = ? ORDER BY k."update", k.micro_batch, k.o',
+        'USING (step, "update", micro_batch) WHERE k.step = ? '
+        'ORDER BY k."update", k.micro_batch, k.o',
         [step],
     )
     if done is None and not takes:
@@ -150,7 +151,8 @@ def _left_out(run: ExploredRun, step: int, groups: Sequence[int]) -> list[dict[s
     within = f'WHERE "group" BETWEEN {min(groups)} AND {max(groups)}'
     rows = run.index.rows(
         'SELECT trajectory, "group", finish, reason, reward, version_oldest, finished_s FROM t '
-        f'{within} AND list_contains(?, "group") AND step IS NULL ORDER BY "group", index LIMIT 1000',
+        f'{within} AND list_contains(?, "group") AND step IS NULL '
+        'ORDER BY "group", index LIMIT 1000',
         [list(groups)],
     )
     rule = run.rule

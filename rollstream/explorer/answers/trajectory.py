@@ -6,6 +6,7 @@ log-probability of a token are not in the log; the answer states that.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -220,7 +221,7 @@ def _turns(sequence: TokenSequence, chain: Chain) -> list[dict[str, Any]]:
     changes = np.flatnonzero(np.diff(sequence.sources)) + 1
     edges = [0, *changes.tolist(), len(sequence.sources)]
     found: list[dict[str, Any]] = []
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges):
         kind = KINDS.get(int(sequence.sources[start]), "environment")
         waited = chain.waited(start, end) if kind == "environment" else None
         found.append(

@@ -102,8 +102,17 @@ def show_weights(run: ExploredRun, stored: StoredWeights) -> dict[str, Any]:
 def _line(version: Version, manifest: Manifest | None) -> dict[str, Any]:
     head = {"version": version.number, "term": version.term, "name": str(version)}
     if manifest is None:
-        return {**head, "kind": "unfinished", "parent": None, "anchor": None, "bytes": None,
-                "full_bytes": None, "files": None, "tensors": None, "created_s": None, "hash": ""}  # fmt: skip
+        absent = (
+            "parent",
+            "anchor",
+            "bytes",
+            "full_bytes",
+            "changed",
+            "files",
+            "tensors",
+            "created_s",
+        )
+        return {**head, "kind": "unfinished", "hash": "", **dict.fromkeys(absent)}
     delta = manifest.delta
     return {
         **head,
