@@ -5,7 +5,7 @@
 import { html, useCallback, useContext, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { Changes, get, isStatic, runPath } from "../api.js";
 import { clock, count, duration } from "../format.js";
-import { axisOf, draw, heightOf, palette, spotAt, words } from "../lanes/draw.js";
+import { axisOf, draw, heightOf, palette, spotAt, versionsIn, words } from "../lanes/draw.js";
 import { moved, scaled, sceneOf, tilesOf, within } from "../lanes/tiles.js";
 import { Card, Failure, Table, Tiles } from "../parts.js";
 import { adjust, go } from "../router.js";
@@ -29,7 +29,7 @@ export default function Lanes({ run, query }) {
       <${Controls} window=${window} span=${span} onChange=${change} busy=${busy} /></header>
     ${error && html`<${Failure} error=${error} />`}
     <${Card} kind="lanes"><${Picture} run=${run} scene=${scene} window=${window} span=${span} onChange=${change} />
-      <${Key} scene=${scene} />
+      <${Key} scene=${scene} window=${window} />
       <${LanePages} tiles=${tiles} first=${first} onFirst=${(n) => { setFirst(n); adjust({ first: n || null }); }} /></${Card}>
     <${InWindow} run=${run} scene=${scene} window=${window} begin=${span[0]} />`;
 }
@@ -108,7 +108,6 @@ function Picture({ run, scene, window, span, onChange }) {
   const colours = useMemo(palette, [theme]);
   const [tip, setTip] = useState(null);
   const [width, setWidth] = useState(0);
-  const newest = Math.max(run.step ?? 0, ...scene.steps.map((s) => s.version), 1);
   useEffect(() => {
     const element = canvas.current;
     const observer = new ResizeObserver(() => setWidth(element.clientWidth));
@@ -116,7 +115,7 @@ function Picture({ run, scene, window, span, onChange }) {
     return () => observer.disconnect();
   }, []);
   useEffect(() => {
-    if (canvas.current?.clientWidth) spots.current = draw(canvas.current, scene, window, { begin: span[0], newest, colours });
+    if (canvas.current?.clientWidth) spots.current = draw(canvas.current, scene, window, { begin: span[0], colours });
   }, [scene, window.from, window.to, colours, width]);
   const place = (event) => {
     const box = canvas.current.getBoundingClientRect();
@@ -199,10 +198,11 @@ function openSpot(run, { kind, of }) {
   else if (isOpenable({ kind })) go("r", [run.run, "trajectories", of.trajectory]);
 }
 
-function Key({ scene }) {
+function Key({ scene, window }) {
+  const [oldest, newest] = versionsIn(scene, window);
   const isBinned = scene.bins.length > 0 && scene.items.length === 0;
   return html`<ul class="legend lanes-key">
-    <li><span class="shades" aria-hidden="true">${[0, 2, 4, 6, 8, 9].map((n) => html`<i class=${`v${n}`}></i>`)}</span>old to new version</li>
+    <li><span class="shades" aria-hidden="true">${[0, 2, 4, 6, 8, 9].map((n) => html`<i class=${`v${n}`}></i>`)}</span>v${oldest} to v${newest}</li>
     <li><span class="sign serving" aria-hidden="true">▾</span>weights taken</li><li><span class="sign move" aria-hidden="true">↓</span>move</li>
     <li><span class="sign term" aria-hidden="true">┆</span>new term, fence</li><li><span class="sign kill" aria-hidden="true">✕</span>killed</li>
     ${isBinned && html`<li>height: how many run at once; zoom in for each</li>`}
