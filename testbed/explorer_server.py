@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollstream.analysis.locate import locate_run
+from rollstream.explorer.address import bind
 from rollstream.explorer.events import EventHub
 from rollstream.explorer.routes import Explorer
 from rollstream.explorer.security import access_rule
-from rollstream.explorer.server import ExplorerServer, bind
+from rollstream.explorer.server import ExplorerServer
 from testbed.waiting import wait_for
 
 READ_S = 60.0

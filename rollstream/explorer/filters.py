@@ -11,7 +11,7 @@ from rollstream.errors import ConfigurationError
 ROW = """trajectory, "group", index, task, rollout, rollout_term, finish, reason, reward, tokens,
 version, version_last, trainer_version, trainer_version - version_oldest AS lag,
 step - 1 - version_oldest AS lag_consumed, step, started_s, finished_s, wave, moves, guessed,
-accepted, attempt, p, o"""
+accepted, attempt, appended_s, p, o"""
 """The columns of a ROW; `p` and `o` are the place of its record."""
 GROUP_REWARDS = """
 (SELECT "group" AS of_group, avg(reward) AS group_reward FROM t GROUP BY ALL)

@@ -28,7 +28,7 @@ CREATE TABLE t (
     rollout VARCHAR, rollout_term INTEGER, finish VARCHAR, reason VARCHAR, reward DOUBLE,
     tokens INTEGER, version INTEGER, version_last INTEGER, version_oldest INTEGER,
     trainer_version INTEGER, step INTEGER, started_s DOUBLE, finished_s DOUBLE, wave INTEGER,
-    moves INTEGER, guessed INTEGER, accepted INTEGER, p INTEGER, o BIGINT
+    moves INTEGER, guessed INTEGER, accepted INTEGER, appended_s DOUBLE, p INTEGER, o BIGINT
 );
 CREATE TABLE admitted (
     "group" BIGINT, wave INTEGER, admitted_s DOUBLE, deadline_s DOUBLE, names VARCHAR[],

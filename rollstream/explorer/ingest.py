@@ -65,7 +65,7 @@ INSERT INTO t BY NAME SELECT trajectory, "group", index, attempt, task, rollout,
     trainer_version.number AS trainer_version, m.step AS step, started_s, finished_s, wave, moves,
     drafts.guessed AS guessed,
     list_sum(list_filter(drafts.runs, lambda run, place: place % 2 = 0)) AS accepted,
-    partition AS p, "offset" AS o
+    epoch_ms(timestamp) / 1000 AS appended_s, partition AS p, "offset" AS o
 FROM batch b LEFT JOIN (
     SELECT p, o, max(step) AS step FROM members WHERE p BETWEEN $p_min AND $p_max
     AND o BETWEEN $o_min AND $o_max GROUP BY ALL

@@ -1,5 +1,5 @@
-"""Serves the explorer over HTTP (`ExplorerServer`): the page's files, the routes of `routes.py` as JSON, and
-the events. starlette and uvicorn do the protocol, `security.py` guards it.
+"""Serves the explorer over HTTP (`ExplorerServer`): the page's files, the routes of `routes.py` as
+JSON, and the events. starlette and uvicorn do the protocol, `security.py` guards it.
 
 At most `REQUESTS_MAX` answers are computed or wait at a time, in `THREADS` threads; others get 429.
 No answer is larger than `ANSWER_BYTES`.
@@ -31,7 +31,6 @@ REQUESTS_MAX = 16
 THREADS = 3
 ANSWER_BYTES = 16 << 20
 CONNECTIONS_MAX = 64
-PORT = 7461
 SHUTDOWN_S = 1
 KEEP_ALIVE_S = 15
 
@@ -144,25 +143,6 @@ async def _not_found(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     log.error("a request failed", exc_info=error)
     return error_response(500, "an error of the explorer; its log has the details")
-
-
-def bind(host: str, port: int | None) -> socket.socket:
-    """Returns a bound socket: at `port`, or, with None, at `PORT` if it is free and else at any
-    free one. Raises `ConfigurationError` if the address is not available.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for candidate in (port,) if port is not None else (PORT, 0):
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            found.bind((host, candidate))
-        except OSError as error:
-            found.close()
-            if candidate == PORT and port is None:
-                continue
-            raise ConfigurationError(f"{host}:{candidate}: {error.strerror}") from None
-        return found
-    raise AssertionError("port 0 is always free")
 
 
 class ExplorerServer:

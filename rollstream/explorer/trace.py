@@ -106,8 +106,8 @@ def _in_order(run: ExploredRun, rollout: str) -> Iterator[dict[str, Any]]:
     after: tuple[float, str] = (-1e300, "")
     while True:
         rows = run.index.rows(
-            'SELECT trajectory, "group", task, finish, reward, tokens, version, version_last, step, '
-            "moves, attempt, started_s, finished_s FROM t "
+            'SELECT trajectory, "group", task, finish, reward, tokens, version, version_last, '
+            "step, moves, attempt, started_s, finished_s FROM t "
             "WHERE rollout = ? AND (started_s, trajectory) > (?, ?) "
             f"ORDER BY started_s, trajectory LIMIT {ROWS}",
             [rollout, *after],

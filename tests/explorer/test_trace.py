@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import defaultdict
+from itertools import pairwise
 
 from rollstream.analysis.locate import locate_run
 from rollstream.cli.main import main
@@ -38,6 +39,6 @@ def test_slices_of_one_row_do_not_overlap(tmp_path):
     assert sum(map(len, rows.values())) == 1312
     for slices in rows.values():
         ordered = sorted(slices)
-        assert all(a[1] <= b[0] for a, b in zip(ordered, ordered[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(ordered))
     named = {e["pid"] for e in events if e["ph"] == "M"}
     assert {event["pid"] for event in events} <= named

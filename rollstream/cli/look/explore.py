@@ -7,6 +7,7 @@ that is made and printed once.
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import webbrowser
@@ -21,6 +22,7 @@ from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
+from rollstream.supervisor.process import end_with_parent
 
 if TYPE_CHECKING:
     from rollstream.explorer.security import AccessRule
@@ -45,11 +47,15 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--token-file", metavar="FILE", help=help)
     command.add_argument("--sql", action="store_true", help="let the page run SQL queries")
     command.add_argument("--no-browser", action="store_true", help="only print the URL")
+    help = "lower the priority of the server by N, so that it takes nothing from training"
+    command.add_argument("--nice", metavar="N", type=int, default=0, help=help)
     command.add_archive_run()
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or export. Raises `ConfigurationError` for a run that does not exist."""
+    end_with_parent()
+    os.nice(max(0, arguments.nice))
     allocate_tables_with_malloc()
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     if len(arguments.runs) > RUNS_MAX:
@@ -86,7 +92,7 @@ def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:
 def _access(arguments: argparse.Namespace) -> tuple["AccessRule", socket]:
     """Returns who may read, and the bound socket."""
     from rollstream.explorer import security
-    from rollstream.explorer.server import bind
+    from rollstream.explorer.address import bind
 
     token = security.read_token(arguments.token_file)
     if not token and not security.is_loopback(arguments.host):

@@ -62,7 +62,7 @@ def read_chain(
     since_s = group["admitted_s"] if group else (row["started_s"] if row else None)
     if since_s is None:
         return Chain()
-    until_s = row["finished_s"] + AFTER_S if row else OPEN_S + since_s
+    until_s = row["appended_s"] + AFTER_S if row else OPEN_S + since_s
     since_s -= BEFORE_S
     spread = run.records.partitions("partials")
     place = partition_of(name.encode(), spread) if spread else None
@@ -138,7 +138,8 @@ def _completion(row: Mapping[str, Any] | None) -> list[dict[str, Any]]:
             "rollout_term": row["rollout_term"],
             "finish": row["finish"],
             "reason": row["reason"],
-            "time_s": row["finished_s"],
+            "finished_s": row["finished_s"],
+            "time_s": row["appended_s"],
             "at": row["at"],
         }
     ]

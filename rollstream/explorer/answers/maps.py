@@ -33,7 +33,7 @@ MAPS: Mapping[str, tuple[MapAxis, MapAxis]] = {
 
 @dataclass(frozen=True, slots=True)
 class MapSelection:
-    """Holds the SQL of the selected trajectories with their values `x` and `y`, and its parameters."""
+    """Holds the SQL of the selected trajectories with their `x` and `y`, and its parameters."""
 
     source: str
     parameters: list[Any]

@@ -66,11 +66,10 @@ def show_settings(run: ExploredRun) -> dict[str, Any]:
 
 
 def span_of(run: ExploredRun) -> list[float] | None:
-    """Returns the times of the run's first and last known event; None without any."""
+    """Returns the times of the run's first and last trajectory or step; None without any."""
     row = run.index.row(
-        "SELECT least((SELECT min(started_s) FROM t), (SELECT min(time_s) FROM served), "
-        "(SELECT min(time_s) FROM done)) AS first, greatest((SELECT max(finished_s) FROM t), "
-        "(SELECT max(time_s) FROM served), (SELECT max(time_s) FROM done)) AS last"
+        "SELECT least((SELECT min(started_s) FROM t), (SELECT min(time_s) FROM done)) AS first, "
+        "greatest((SELECT max(finished_s) FROM t), (SELECT max(time_s) FROM done)) AS last"
     )
     if row is None or row["first"] is None:
         return None
