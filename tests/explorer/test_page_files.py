@@ -25,14 +25,16 @@ def test_each_library_has_its_licence_beside_it() -> None:
 def test_modules_import_files_of_the_page_by_relative_paths() -> None:
     for path in OWN:
         for target in IMPORT.findall(path.read_text()):
-            assert target.startswith("./") or target.startswith("../"), f"{path.name}: {target}"
+            assert target.startswith(("./", "../")), f"{path.name}: {target}"
             assert (path.parent / target).resolve().is_relative_to(PAGE), f"{path.name}: {target}"
             assert (path.parent / target).is_file(), f"{path.name}: {target}"
 
 
 def test_no_text_can_become_markup_or_code() -> None:
     """The page has no call that parses a string as HTML or script."""
-    banned = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")
+    banned = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
+    )
     for path in OWN:
         assert not banned.search(path.read_text()), path.name
     assert "style=" not in (PAGE / "index.html").read_text()

@@ -1,5 +1,5 @@
-"""A run whose every text is hostile: each of `HOSTILE` is a token, an answer, and the name of a task,
-a rollout, a score, an annotation and a scorer, and a reason. One answer is a line of 10 MB.
+"""A run whose every text is hostile: each of `HOSTILE` is a token, an answer, and the name of a
+task, a rollout, a score, an annotation and a scorer, and a reason. One answer is a line of 10 MB.
 """
 
 import json
@@ -27,7 +27,7 @@ HOSTILE = (
     f"<math><mi xlink:href='javascript:{CALL}'>x</mi></math>",
     f"<details open ontoggle={CALL}>",
     f"<input autofocus onfocus={CALL}>",
-    f"<style>@import 'http://192.0.2.1/x.css'; *{{display:none}}</style>",
+    "<style>@import 'http://192.0.2.1/x.css'; *{display:none}</style>",
     "<link rel=stylesheet href=http://192.0.2.1/x.css>",
     "<img src=http://192.0.2.1/pixel.png>",
     "<object data=http://192.0.2.1/x></object>",

@@ -1,12 +1,12 @@
-"""Texts of a run that try to become markup or script, to reorder what is beside them, or to fill the
-page: they are shown as text and do nothing (`explorer_executed` and `explorer_foreign` are 0).
+"""Texts of a run that try to become markup or script, to reorder what is beside them, or to fill
+the page: they are shown as text and do nothing.
 """
 
 import pytest
 from playwright.sync_api import expect
 
+from testbed.explorer_server import serving
 from tests.explorer.browser.hostile_run import HOSTILE, make_hostile_run
-from tests.explorer.browser.served import served
 
 pytestmark = pytest.mark.slow
 UNSEEN = {*range(0x20), 0x7F, 0x9B, *range(0x200B, 0x2010), *range(0x2028, 0x202F), 0x2060,
@@ -17,8 +17,8 @@ UNSEEN = {*range(0x20), 0x7F, 0x9B, *range(0x200B, 0x2010), *range(0x2028, 0x202
 def hostile(tmp_path_factory):
     work = tmp_path_factory.mktemp("hostile")
     folder = make_hostile_run(work / "<img src=x onerror=alert(1)>")
-    with served([folder], work) as origin:
-        yield origin
+    with serving([str(folder)]) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def test_hostile_texts_are_shown_in_every_view_and_none_runs(watch, hostile, tmp_path) -> None:
