@@ -18,6 +18,7 @@ const COARSER_MAX = 12; // levels that an export may lack
 
 export default function Lanes({ run, query }) {
   const span = run.span ?? [0, 1];
+  const theme = useTheme();
   const [first, setFirst] = useState(Number(query.get("first") ?? 0)); // first of 64 lanes
   const [window, setWindow] = useState(() => within(askedWindow(query, span), span));
   const { tiles, error, busy } = useTiles(run, window, first);
@@ -25,7 +26,8 @@ export default function Lanes({ run, query }) {
   const scene = useMemo(() => sceneOf(tiles), [tiles]);
   const change = (next) => setWindow(within(next, span));
   return html`<header class="page-head"><div><h1>Swimlanes</h1>
-      <p class="note">Who generated what, when, under which version; darker is newer.</p></div>
+      <p class="note">Who generated what, when, under which version;
+        ${theme === "dark" ? "lighter" : "darker"} is newer.</p></div>
       <${Controls} window=${window} span=${span} onChange=${change} busy=${busy} /></header>
     ${error && html`<${Failure} error=${error} />`}
     <${Card} kind="lanes"><${Picture} run=${run} scene=${scene} window=${window} span=${span} onChange=${change} />
@@ -233,7 +235,7 @@ function InWindow({ run, scene, window, begin }) {
     ${items.length > 0 && html`<${Card} title="Trajectories in this window"><${Table} label="Trajectories in this window" rows=${items} limit=${20}
       href=${(one) => trajectoryLink(run.run, one.trajectory)} columns=${[
         { key: "trajectory", label: "trajectory", cell: (o) => html`<${Line} text=${o.trajectory} />` },
-        { key: "lane", label: "rollout", cell: (o) => html`<${Line} text=${o.lane} limit=${40} />` },
+        { key: "lane", label: "rollout", kind: "keep", cell: (o) => html`<${Line} text=${o.lane} limit=${28} />` },
         { key: "version", label: "versions", kind: "n", cell: (o) => o.last != null && o.last !== o.version ? `v${o.version} → v${o.last}` : `v${o.version}` },
         { key: "tokens", label: "tokens", kind: "n", cell: (o) => count(o.tokens) },
         { key: "finish", label: "finish", cell: (o) => html`<${Finish} finish=${o.finish} />` },

@@ -64,7 +64,7 @@ export function TrajectoryTable({ run, rows, label, more = [], query, without = 
 
 export const GROUP_COLUMNS = (run) => [
   { key: "group", label: "group", cell: (g) => String(g.group) },
-  { key: "task", label: "task", cell: (g) => html`<${Line} text=${g.task} limit=${40} />` },
+  { key: "task", label: "task", kind: "keep", cell: (g) => html`<${Line} text=${g.task} limit=${28} />` },
   { key: "ended", label: "ended", cell: (g) => html`<${Ended} group=${g} />` },
   { key: "reward_mean", label: "reward", kind: "n", cell: (g) => fixed(g.reward_mean) },
   { key: "reward_std", label: "± std", kind: "n", cell: (g) => fixed(g.reward_std) },
