@@ -32,7 +32,9 @@ def test_modules_import_files_of_the_page_by_relative_paths() -> None:
 
 def test_no_text_can_become_markup_or_code() -> None:
     """The page has no call that parses a string as HTML or script."""
-    banned = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")
+    banned = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
+    )
     for path in OWN:
         assert not banned.search(path.read_text()), path.name
     assert "style=" not in (PAGE / "index.html").read_text()
