@@ -1,4 +1,4 @@
-"""`rollstream explore` as a user starts it: it prints its URL, serves, and leaves nothing behind."""
+"""`rollstream explore` as a user starts it: it prints its URL, serves and leaves nothing behind."""
 
 import os
 import signal
