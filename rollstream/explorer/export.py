@@ -146,7 +146,8 @@ def _write_answers(explorer: Explorer, path: Path) -> int:
             rows = [(key.name, body) for key in some if (body := _body(explorer, key))]
             if rows:
                 columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-                writer.write_table(pa.table(columns, schema), row_group_size=ROW_GROUP)
+                table = pa.Table.from_arrays(columns, schema=schema)
+                writer.write_table(table, row_group_size=ROW_GROUP)
                 count += len(rows)
     return count
 
@@ -167,9 +168,10 @@ def _keys(explorer: Explorer) -> Iterator[ExportKey]:
         yield from _keys_of(explorer, run)
     if len(explorer.runs) > 1:
         named = ",".join(run.number for run in explorer.runs)
+        first = explorer.runs[0].index
+        steps = first.columns("SELECT DISTINCT step FROM done ORDER BY step")["step"]
         for given in ((), (("runs", named),)):
             yield ExportKey("compare", given)
-            steps = run.index.columns("SELECT DISTINCT step FROM done")["step"]
             yield from (ExportKey(f"compare/steps/{step}", given) for step in steps)
 
 
@@ -226,7 +228,7 @@ def _tiles(run: ExploredRun, base: str) -> Iterator[ExportKey]:
     if span is None:
         return
     z = max(lanes.LEVEL_MIN, math.ceil(math.log2(max(span[1] - span[0], 0.1))))
-    wanted = {math.floor(span[0] / 2.0**z), math.floor(span[1] / 2.0**z)}
+    wanted: set[int] = {math.floor(span[0] / 2.0**z), math.floor(span[1] / 2.0**z)}
     while wanted and z >= lanes.LEVEL_MIN:
         for tile in sorted(wanted):
             yield ExportKey(f"{base}/lanes", (("i", str(tile)), ("z", str(z))))
@@ -262,6 +264,6 @@ def _rows_with_texts(run: ExploredRun) -> Iterator[list[dict[str, Any]]]:
             for row in rows:
                 one = tokens.get(row.pop("at")["offset"])
                 for name, source in (("answer", GENERATED), ("prompt", PROMPT)):
-                    wanted = [] if one is None else one.tokens[one.sources == source].tolist()
-                    row[name] = run.text.text(wanted)
+                    tokens_of = None if one is None else one.tokens[one.sources == source]
+                    row[name] = "" if tokens_of is None else run.text.text(tokens_of.tolist())
             yield rows

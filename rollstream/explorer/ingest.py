@@ -8,7 +8,7 @@ both orders of arrival. Only light columns of archived files are read, never tok
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -272,7 +272,8 @@ class IndexReader:
         if not wrong:
             return batch
         kept = [pair not in wrong for pair in zip(groups, places, strict=True)]
-        return batch.filter(pa.array(kept))
+        rows: Any = batch
+        return rows.filter(pa.array(kept))
 
     def _progress(self, **changed: Any) -> None:
         progress = self._index.progress
@@ -286,18 +287,22 @@ def _light(table: pa.Table, topic: str) -> pa.Table:
     """Returns the columns that the index needs, with nulls for those that files of an older release
     lack.
     """
-    wanted = [f for f in arrow_schema(topic) if f.name in (*ENVELOPE, *COLUMNS[topic])]
+    wanted: list[Any] = [
+        field.with_nullable(True)
+        for field in cast("Any", arrow_schema(topic))
+        if field.name in (*ENVELOPE, *COLUMNS[topic])
+    ]
     columns = [
         table.column(field.name)
         if field.name in table.schema.names
-        else pa.nulls(len(table), field.type)
+        else cast("Any", pa).nulls(len(table), field.type)
         for field in wanted
     ]
-    return pa.table(columns, pa.schema([field.with_nullable(True) for field in wanted]))
+    return pa.Table.from_arrays(columns, schema=pa.schema(wanted))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables, promote_options="default")
+    return pa.concat_tables(tables)
 
 
 def _bounds(batch: pa.Table) -> dict[str, int] | None:
@@ -315,7 +320,7 @@ def _bounds(batch: pa.Table) -> dict[str, int] | None:
     return found
 
 
-def _member_bounds(batch: pa.Table) -> dict[str, int]:
+def _member_bounds(batch: pa.Table) -> dict[str, Any]:
     """Returns the range of offsets of all members of takes in the batch."""
     import pyarrow.compute as pc
 

@@ -80,7 +80,8 @@ class FreeSql:
         timer.start()
         try:
             answer = session.answer(sql)
-            rows, size, cut = [], 0, False
+            rows: list[list[Any]] = []
+            size, cut = 0, False
             for batch in answer.batches:
                 for row in batch:
                     values = [json_value(value) for value in row]

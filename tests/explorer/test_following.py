@@ -2,6 +2,8 @@
 
 import json
 
+from msgspec.structs import replace
+
 from rollstream.streams.topics import catalogue
 from testbed.explorer_server import serving
 from testbed.waiting import wait_for
@@ -61,9 +63,16 @@ def test_a_trajectory_that_still_runs_has_the_text_of_its_partials(tmp_path):
     dispatch = asked_run.FencedWriter(bus, "admissions", "dispatch", 1)
     dispatch.open()
     dispatch.append([("0", asked_run.admitted(0))])
+    assignments = asked_run.FencedWriter(bus, "assignments", "dispatch", 1)
+    assignments.open()
+    assignments.append([("0.0", asked_run.order("start"), 1)])
+    asked_run.publish(bus, "partials", "0.0", replace(asked_run.partial(), start=1))
     with serving([str(folder)]) as server:
-        found = server.json("r/0/trajectories/0.1")
-        assert found["running"] is True
-        assert found["row"] is None
-        assert found["total"] == 0
+        found = server.json("r/0/trajectories/0.0")
+        assert (found["running"], found["row"], found["total"]) == (True, None, 4)
+        assert "".join(found["tokens"]["piece"]).endswith(asked_run.ANSWER[:3])
+        assert [one["kind"] for one in found["chain"]] == ["assignment", "partial"]
+        assert found["chain_complete"] is True
+        empty = server.json("r/0/trajectories/0.1")
+        assert (empty["running"], empty["total"]) == (True, 0)
     bus.close()

@@ -30,7 +30,8 @@ def chosen_runs(runs: Sequence[ExploredRun], given: Mapping[str, str]) -> list[E
 def compare_runs(runs: Sequence[ExploredRun]) -> dict[str, Any]:
     """Answers `compare`."""
     hashes = [_hashes(run) for run in runs]
-    common = sorted(set.intersection(*(set(one) for one in hashes))) if hashes else []
+    shared: set[int] = set(hashes[0]).intersection(*hashes[1:]) if hashes else set()
+    common = sorted(shared)
     differing = (step for step in common if len({one[step] for one in hashes}) > 1)
     return {
         "runs": [run.number for run in runs],

@@ -11,6 +11,7 @@ from rollstream.explorer.answers.rows import select_rows
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import limited, whole
 from rollstream.streams.records import Take
+from rollstream.streams.values import Member
 
 MEMBERS_MAX = 4096
 METRICS = (
@@ -115,7 +116,7 @@ def _members(
     left = MEMBERS_MAX
     for take in takes:
         record = records.get((take["p"], take["o"]))
-        members = [] if record is None else record.members[:left]
+        members: Sequence[Member] = () if record is None else record.members[:left]
         left -= len(members)
         found.append(
             {

@@ -5,7 +5,7 @@ Tokens that still run are joined from the partials in the log. Token entropy and
 log-probability of a token are not in the log; the answer states that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from rollstream.explorer.answers.rows import with_group_rewards
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import limited, whole
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Annotation, Trajectory
-from rollstream.streams.values import accepted_mask, accepted_tokens
+from rollstream.streams.values import Span, accepted_mask, accepted_tokens
 
 TOKENS_MAX = 20_000
 KINDS = {PROMPT: "prompt", GENERATED: "generated", ENVIRONMENT: "environment"}
@@ -138,7 +138,7 @@ def _spread(sequence: TokenSequence, values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _by_span(sequence: TokenSequence, count: int, value: Any) -> list[Any]:
+def _by_span(sequence: TokenSequence, count: int, value: Callable[[Span], int]) -> list[Any]:
     found: list[Any] = [None] * count
     for span in sequence.spans:
         found[span.start : span.end] = [value(span)] * (span.end - span.start)

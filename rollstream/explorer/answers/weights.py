@@ -46,7 +46,8 @@ class StoredWeights:
     def _list(self) -> list[dict[str, Any]]:
         store = self._store = self._store or open_store(self._url)
         pointer = believed_pointer(store)
-        self.latest = None if pointer is None else pointer.version.number
+        believed = None if pointer is None else pointer.version
+        self.latest = None if believed is None else believed.number
         found: list[dict[str, Any]] = []
         newest = sorted(stored_versions(store), key=lambda s: s.version, reverse=True)
         for stored in newest[:VERSIONS_MAX]:
