@@ -120,7 +120,7 @@ class RunQuestions:
         ends = self._run.index.row(WAIT_ENDS)
         if ends is None or not ends["trajectories"]:
             return None
-        width = max(1e-3, ends["p90_s"] * 1.5 / WAIT_BINS)
+        width = round_seconds(ends["p90_s"] * 1.5 / WAIT_BINS)
         counted = self._run.index.rows(
             f"SELECT greatest(0, least({WAIT_BINS - 1}, floor(seconds / ?)))::INT AS bin, "
             f"count(*) AS trajectories FROM ({WAITS}) GROUP BY ALL ORDER BY ALL", [width]
@@ -172,6 +172,13 @@ class RunQuestions:
                 }
         except RollstreamError:  # a damaged file: the views that read it name it
             return {"lags": None, "sureness": None, "scores": None}
+
+
+def round_seconds(least: float) -> float:
+    """Returns the least of 0.001, 0.002, 0.005, 0.01, … that is at least `least`."""
+    wanted = max(1e-3, least)
+    scale = 10.0 ** math.floor(math.log10(wanted))
+    return next(step * scale for step in (1, 2, 5, 10) if step * scale >= wanted * (1 - 1e-9))
 
 
 def round_width(length: int, bins: int) -> int:

@@ -26,7 +26,7 @@ export default function Lanes({ run, query }) {
   const scene = useMemo(() => sceneOf(tiles), [tiles]);
   const change = (next) => setWindow(within(next, span));
   return html`<header class="page-head"><div><h1>Swimlanes</h1>
-      <p class="note">Who generated what, when, under which version;
+      <p class="note">Who generated what, when, under which version;${" "}
         ${theme === "dark" ? "lighter" : "darker"} is newer.</p></div>
       <${Controls} window=${window} span=${span} onChange=${change} busy=${busy} /></header>
     ${error && html`<${Failure} error=${error} />`}

@@ -79,7 +79,7 @@ function Scores({ rows }) {
     { key: "name", label: "score", cell: (name) => html`<${Line} text=${name} limit=${60} />` },
     ...bands.map((band) => ({ key: `b${band}`, label: `from v${band}`, kind: "n", cell: (name) => {
       const found = at(name, band);
-      return found && html`<span title=${`${count(found.answers)} answers`}>${Math.round((100 * found.answers) / total.get(band))} %
+      return found && html`<span title=${`${count(found.answers)} answers`}>${Math.round((100 * found.answers) / total.get(band))} %${" "}
         <span class="soft">${fixed(found.reward)}</span></span>`;
     } }))]} /><p class="note">share of the answers, and their mean reward</p>`;
 }
