@@ -139,7 +139,8 @@ class ExploredRun:
         is_first = True
         while not self._stop.is_set():
             if is_first or self._clock() - self._watched_s < WATCHED_S:
-                self._observe(feed, plan, state)
+                if view.bus is not None:  # an archive has no heartbeats, and nothing lives there
+                    self._observe(feed, plan, state)
                 self._ready.set()
                 changed = reader.refresh()
                 self.trouble = ""
