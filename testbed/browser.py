@@ -1,6 +1,7 @@
-"""A real browser for tests: Debian's Chromium, driven by playwright. `install_chromium` finds it, or
-installs it where that is possible; `WatchedPage` opens pages and collects what no page of ours may
-do: a request to another origin, a violation of the content security policy, an error or a dialog.
+"""A real browser for tests: Debian's Chromium, driven by playwright. `install_chromium` finds it,
+or installs it where that is possible; `WatchedPage` opens pages and collects what no page of ours
+may do: a request to another origin, a violation of the content security policy, an error or a
+dialog.
 """
 
 import os
@@ -48,7 +49,7 @@ def _chromium() -> str | None:
 
 @contextmanager
 def running_browser() -> "Generator[Browser]":
-    """A headless Chromium, which ends with the block. It sends nothing of its own to the network."""
+    """A headless Chromium, which ends with the block; it sends nothing of its own."""
     from playwright.sync_api import sync_playwright
 
     quiet = ["--disable-background-networking", "--disable-component-update", "--no-first-run"]

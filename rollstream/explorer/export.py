@@ -177,7 +177,7 @@ def _keys(explorer: Explorer) -> Iterator[ExportKey]:
 
 def _keys_of(explorer: Explorer, run: ExploredRun) -> Iterator[ExportKey]:
     base = f"r/{run.number}"
-    for name in ("settings", "overview", "weights", "audit", "map/lag", "map/length"):
+    for name in ("settings", "overview", "questions", "weights", "audit", "map/lag", "map/length"):
         yield ExportKey(f"{base}/{name}")
     for name in ("steps", "groups"):
         yield from _pages(explorer, f"{base}/{name}")

@@ -18,6 +18,7 @@ import msgspec
 from rollstream.analysis.locate import RunLocation
 from rollstream.errors import ObjectMissing
 from rollstream.explorer.answers import comparison, groups, lanes, maps, overview, places, steps
+from rollstream.explorer.answers.questions import RunQuestions
 from rollstream.explorer.answers.search import search
 from rollstream.explorer.answers.trajectory import show_trajectory
 from rollstream.explorer.answers.verdict import RunVerdict
@@ -55,6 +56,7 @@ class Explorer:
         ]
         self._by_number = {run.number: run for run in self.runs}
         self._weights = {run.number: StoredWeights(run.location.store) for run in self.runs}
+        self._questions = {run.number: RunQuestions(run) for run in self.runs}
         self._verdicts = {run.number: _verdict(run, publish) for run in self.runs}
         self._sql: dict[str, FreeSql] = {}
         if with_sql:
@@ -159,6 +161,8 @@ class Explorer:
 
     def _of_store(self, run: ExploredRun, words: Sequence[str], given: Given) -> Any:
         match words:
+            case ["questions"]:
+                return self._questions[run.number].show()
             case ["weights"]:
                 return show_weights(run, self._weights[run.number])
             case ["audit"]:

@@ -25,7 +25,7 @@ def test_each_library_has_its_licence_beside_it() -> None:
 def test_modules_import_files_of_the_page_by_relative_paths() -> None:
     for path in OWN:
         for target in IMPORT.findall(path.read_text()):
-            assert target.startswith("./") or target.startswith("../"), f"{path.name}: {target}"
+            assert target.startswith(("./", "../")), f"{path.name}: {target}"
             assert (path.parent / target).resolve().is_relative_to(PAGE), f"{path.name}: {target}"
             assert (path.parent / target).is_file(), f"{path.name}: {target}"
 

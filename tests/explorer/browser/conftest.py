@@ -1,14 +1,15 @@
-"""A browser for the tests of one file, and a server of the explorer as a user starts it."""
+"""A browser for the tests of one file, and pages that fail the test for what a page may not do."""
 
 from collections.abc import Generator
 
 import pytest
+from playwright.sync_api import expect
 
-from testbed.browser import NoBrowser, WatchedPage, running_browser
-from testbed.repository import ROOT
-from tests.explorer.browser.served import served
+from testbed.browser import WAIT_MS, NoBrowser, WatchedPage, running_browser
+from testbed.explorer_server import serving
+from testbed.repository import EXAMPLES
 
-ARCHIVE = ROOT / "examples" / "archive"
+expect.set_options(timeout=WAIT_MS)  # a test continues at once; this only ends a hang
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +23,10 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def archive() -> Generator[str]:
     """The origin of a server that shows the example archive."""
-    with served([ARCHIVE], tmp_path_factory.mktemp("served")) as origin:
-        yield origin
+    with serving([str(EXAMPLES / "archive")], with_sql=True) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ export function axisOf(window, width) {
 }
 
 /** Draws everything; returns spots `{ x, y, w, h, kind, of }` in the order of drawing. */
-export function draw(canvas, scene, window, { begin, newest, colours }) {
+export function draw(canvas, scene, window, { begin, colours }) {
   const width = canvas.clientWidth, height = heightOf(scene), ratio = devicePixelRatio || 1;
   canvas.width = width * ratio;
   canvas.height = height * ratio;
@@ -54,13 +54,23 @@ export function draw(canvas, scene, window, { begin, newest, colours }) {
   g.font = `12px ${colours.font}`;
   const axis = axisOf(window, width);
   const spots = [];
+  const [oldest, newest] = versionsIn(scene, window);
+  const share = (version) => (version - oldest) / (newest - oldest + 1);
   const shade = (version) => version == null ? colours.track
-    : colours.shades[Math.min(SHADES - 1, Math.floor((SHADES * Math.max(0, version)) / (newest + 1)))];
+    : colours.shades[Math.max(0, Math.min(SHADES - 1, Math.floor(SHADES * share(version))))];
   const on = { g, scene, window, axis, colours, spots, shade, width, height, begin, tops: topsOf(scene) };
   drawAxis(on);
   drawTracks(on);
   clipped(on, () => { drawLanes(on); drawServing(on); drawMoves(on); drawMoments(on); });
   return spots;
+}
+
+/** The oldest and the newest version in a window: the shades are spread over these. */
+export function versionsIn(scene, { from, to }) {
+  const seen = [scene.items, scene.bins, scene.steps].flatMap((list) => list.filter((one) =>
+    one.version != null && one.start < to && (one.end ?? to) > from));
+  const numbers = seen.flatMap((one) => [one.version, one.last ?? one.version]);
+  return numbers.length ? [Math.min(...numbers), Math.max(...numbers)] : [0, 0];
 }
 
 function topsOf(scene) {

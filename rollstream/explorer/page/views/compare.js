@@ -53,7 +53,7 @@ function Curve({ metric, overviews, names, runs }) {
 
 function Settings({ settings, names }) {
   return html`<${Card} title="Settings that differ">${settings.length ? html`<${Table} label="Settings that differ" rows=${settings} limit=${100} columns=${[
-    { key: "name", label: "setting", cell: (s) => html`<code><${Line} text=${s.name} /></code>` },
+    { key: "name", label: "setting", kind: "keep", cell: (s) => html`<code><${Line} text=${s.name} limit=${60} /></code>` },
     ...names.map((name, n) => ({ key: `v${n}`, label: html`<${Line} text=${name} limit=${40} />`, cell: (s) => html`<${Line} text=${s.values[n]} limit=${200} />` })),
   ]} />` : html`<p class="empty">None: all have the same settings.</p>`}</${Card}>`;
 }
@@ -70,7 +70,7 @@ function CompareStep({ step, runs, names }) {
   const state = useApi(`compare/steps/${encodeURIComponent(step)}`, { runs: runs.join(",") }, { run: runs[0] });
   const to = (other) => link("compare", ["steps", other], { runs: runs.join(",") });
   return html`<${Crumbs} parts=${[["Compare", link("compare", [], { runs: runs.join(",") })], [`Step ${step}`]]} />
-    <header class="page-head"><h1>Step ${count(step)} of ${count(runs.length)} runs</h1>
+    <header class="page-head"><h1>Step ${count(step)} in ${count(runs.length)} runs</h1>
       <${Neighbours} what="step" previous=${step > 1 && to(Number(step) - 1)} next=${to(Number(step) + 1)} /></header>
     <${Loaded} state=${state}>${(data) => html`
       <p class="hint">${sameness(data.same_members, "The same trajectories", "Not the same trajectories")}; ${

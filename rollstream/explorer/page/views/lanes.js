@@ -5,7 +5,7 @@
 import { html, useCallback, useContext, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { Changes, get, isStatic, runPath } from "../api.js";
 import { clock, count, duration } from "../format.js";
-import { axisOf, draw, heightOf, palette, spotAt, words } from "../lanes/draw.js";
+import { axisOf, draw, heightOf, palette, spotAt, versionsIn, words } from "../lanes/draw.js";
 import { moved, scaled, sceneOf, tilesOf, within } from "../lanes/tiles.js";
 import { Card, Failure, Table, Tiles } from "../parts.js";
 import { adjust, go } from "../router.js";
@@ -18,6 +18,7 @@ const COARSER_MAX = 12; // levels that an export may lack
 
 export default function Lanes({ run, query }) {
   const span = run.span ?? [0, 1];
+  const theme = useTheme();
   const [first, setFirst] = useState(Number(query.get("first") ?? 0)); // first of 64 lanes
   const [window, setWindow] = useState(() => within(askedWindow(query, span), span));
   const { tiles, error, busy } = useTiles(run, window, first);
@@ -25,11 +26,12 @@ export default function Lanes({ run, query }) {
   const scene = useMemo(() => sceneOf(tiles), [tiles]);
   const change = (next) => setWindow(within(next, span));
   return html`<header class="page-head"><div><h1>Swimlanes</h1>
-      <p class="note">Who generated what, when, under which version; darker is newer.</p></div>
+      <p class="note">Who generated what, when, under which version;${" "}
+        ${theme === "dark" ? "lighter" : "darker"} is newer.</p></div>
       <${Controls} window=${window} span=${span} onChange=${change} busy=${busy} /></header>
     ${error && html`<${Failure} error=${error} />`}
     <${Card} kind="lanes"><${Picture} run=${run} scene=${scene} window=${window} span=${span} onChange=${change} />
-      <${Key} scene=${scene} />
+      <${Key} scene=${scene} window=${window} />
       <${LanePages} tiles=${tiles} first=${first} onFirst=${(n) => { setFirst(n); adjust({ first: n || null }); }} /></${Card}>
     <${InWindow} run=${run} scene=${scene} window=${window} begin=${span[0]} />`;
 }
@@ -108,7 +110,6 @@ function Picture({ run, scene, window, span, onChange }) {
   const colours = useMemo(palette, [theme]);
   const [tip, setTip] = useState(null);
   const [width, setWidth] = useState(0);
-  const newest = Math.max(run.step ?? 0, ...scene.steps.map((s) => s.version), 1);
   useEffect(() => {
     const element = canvas.current;
     const observer = new ResizeObserver(() => setWidth(element.clientWidth));
@@ -116,7 +117,7 @@ function Picture({ run, scene, window, span, onChange }) {
     return () => observer.disconnect();
   }, []);
   useEffect(() => {
-    if (canvas.current?.clientWidth) spots.current = draw(canvas.current, scene, window, { begin: span[0], newest, colours });
+    if (canvas.current?.clientWidth) spots.current = draw(canvas.current, scene, window, { begin: span[0], colours });
   }, [scene, window.from, window.to, colours, width]);
   const place = (event) => {
     const box = canvas.current.getBoundingClientRect();
@@ -199,10 +200,11 @@ function openSpot(run, { kind, of }) {
   else if (isOpenable({ kind })) go("r", [run.run, "trajectories", of.trajectory]);
 }
 
-function Key({ scene }) {
+function Key({ scene, window }) {
+  const [oldest, newest] = versionsIn(scene, window);
   const isBinned = scene.bins.length > 0 && scene.items.length === 0;
   return html`<ul class="legend lanes-key">
-    <li><span class="shades" aria-hidden="true">${[0, 2, 4, 6, 8, 9].map((n) => html`<i class=${`v${n}`}></i>`)}</span>old to new version</li>
+    <li><span class="shades" aria-hidden="true">${[0, 2, 4, 6, 8, 9].map((n) => html`<i class=${`v${n}`}></i>`)}</span>v${oldest} to v${newest}</li>
     <li><span class="sign serving" aria-hidden="true">▾</span>weights taken</li><li><span class="sign move" aria-hidden="true">↓</span>move</li>
     <li><span class="sign term" aria-hidden="true">┆</span>new term, fence</li><li><span class="sign kill" aria-hidden="true">✕</span>killed</li>
     ${isBinned && html`<li>height: how many run at once; zoom in for each</li>`}
@@ -233,7 +235,7 @@ function InWindow({ run, scene, window, begin }) {
     ${items.length > 0 && html`<${Card} title="Trajectories in this window"><${Table} label="Trajectories in this window" rows=${items} limit=${20}
       href=${(one) => trajectoryLink(run.run, one.trajectory)} columns=${[
         { key: "trajectory", label: "trajectory", cell: (o) => html`<${Line} text=${o.trajectory} />` },
-        { key: "lane", label: "rollout", cell: (o) => html`<${Line} text=${o.lane} limit=${40} />` },
+        { key: "lane", label: "rollout", kind: "keep", cell: (o) => html`<${Line} text=${o.lane} limit=${28} />` },
         { key: "version", label: "versions", kind: "n", cell: (o) => o.last != null && o.last !== o.version ? `v${o.version} → v${o.last}` : `v${o.version}` },
         { key: "tokens", label: "tokens", kind: "n", cell: (o) => count(o.tokens) },
         { key: "finish", label: "finish", cell: (o) => html`<${Finish} finish=${o.finish} />` },

@@ -154,7 +154,7 @@ function Outcomes({ data, run }) {
 function Rollouts({ rollouts, now }) {
   return html`<${Card} title="Rollouts" note=${`newest version ${count(now.version)}`}>
     ${rollouts?.length ? html`<${Table} label="Rollouts" rows=${rollouts} limit=${64} columns=${[
-      { key: "rollout", label: "rollout", cell: (r) => html`<${Line} text=${r.rollout} />` },
+      { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout} limit=${28} />` },
       { key: "health", label: "state", cell: (r) => r.health ?? "–" },
       { key: "running", label: "running", kind: "n", cell: (r) => r.slots
         ? `${count(r.running)} of ${count(r.slots)}` : count(r.running) },

@@ -36,13 +36,14 @@ export default function Questions({ run }) {
           { key: "answers", label: "answers", kind: "n", cell: (r) => count(r.answers) },
           { key: "logprob", label: "mean", kind: "n", cell: (r) => fixed(r.logprob, 4) },
           { key: "least_sure", label: "least sure token", kind: "n", cell: (r) => fixed(r.least_sure, 3) }]} />`}</${Answer}>
-      <${Answer} title="How far behind were the rollouts?" note="from a step's end to its weights in the engine" of=${data.pickup}>${(rows) =>
-        html`<${Table} label="Seconds behind" rows=${rows} limit=${16} columns=${[
-          { key: "rollout", label: "rollout", cell: (r) => html`<${Line} text=${r.rollout} limit=${60} />` },
-          { key: "versions", label: "versions", kind: "n", cell: (r) => count(r.versions) },
-          { key: "behind_s", label: "mean", kind: "n", cell: (r) => duration(r.behind_s) },
-          { key: "worst_s", label: "worst", kind: "n", cell: (r) => duration(r.worst_s) }]} />
-          <p class="note"><a href=${link("r", [run.run, "weights"])}>by version</a></p>`}</${Answer}>
+      <${Answer} title="Which rollout was slow?" note="by what it generated, and by how soon it served a new version" of=${data.pickup}>${(rows) =>
+        html`<${Table} label="Speed of the rollouts" rows=${rows} limit=${16} columns=${[
+          { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout} limit=${28} />` },
+          { key: "trajectories", label: "answers", kind: "n", cell: (r) => count(r.trajectories) },
+          { key: "tokens", label: "tokens", kind: "n", cell: (r) => count(r.tokens) },
+          { key: "ms_per_token", label: "ms/token", kind: "n", title: "median", cell: (r) => number(r.ms_per_token) },
+          { key: "longest_s", label: "longest", kind: "n", cell: (r) => duration(r.longest_s) },
+          { key: "behind_s", label: "behind", kind: "n", title: "mean time from a step's end to its weights in the engine", cell: (r) => duration(r.behind_s) }]} />`}</${Answer}>
       <${Answer} title="Which prompts are never solved?" note="all answers wrong, the longest first" of=${data.unsolved}>${(rows) =>
         html`<${Table} label="Prompts that are never solved" rows=${rows} limit=${8} href=${(r) => groupLink(run.run, r.group)} columns=${[
           { key: "group", label: "group", cell: (r) => String(r.group) },
@@ -53,7 +54,7 @@ export default function Questions({ run }) {
       <${Answer} title="How does it answer at the end, and how at the beginning?" note="scores that the task records, by the version that began the answer" of=${data.scores}>${(rows) =>
         html`<${Scores} rows=${rows} />`}</${Answer}>
     </div>
-    <p class="hint">How did reward and accuracy move? <a href=${link("r", [run.run, "overview"])}>The overview</a> has the curves.
+    <p class="hint">How did reward and accuracy move? <a href=${link("r", [run.run, "overview"])}>The overview</a> has the curves, <a href=${link("r", [run.run, "weights"])}>weights</a> how soon each version was served.
       One trajectory from its beginning to its end: <a href=${search({})}>search</a> and open one. Single records: <a href=${link("r", [run.run, "steps"])}>a step</a> links to each.</p>`}</${Loaded}>`;
 }
 
@@ -78,7 +79,7 @@ function Scores({ rows }) {
     { key: "name", label: "score", cell: (name) => html`<${Line} text=${name} limit=${60} />` },
     ...bands.map((band) => ({ key: `b${band}`, label: `from v${band}`, kind: "n", cell: (name) => {
       const found = at(name, band);
-      return found && html`<span title=${`${count(found.answers)} answers`}>${Math.round((100 * found.answers) / total.get(band))} %
+      return found && html`<span title=${`${count(found.answers)} answers`}>${Math.round((100 * found.answers) / total.get(band))} %${" "}
         <span class="soft">${fixed(found.reward)}</span></span>`;
     } }))]} /><p class="note">share of the answers, and their mean reward</p>`;
 }

@@ -38,7 +38,7 @@ export function Versions({ row }) {
 
 const COLUMNS = (run) => [
   { key: "trajectory", label: "trajectory", cell: (r) => html`<${Line} text=${r.trajectory} />` },
-  { key: "task", label: "task", cell: (r) => html`<${Line} text=${r.task} limit=${40} />` },
+  { key: "task", label: "task", kind: "keep", cell: (r) => html`<${Line} text=${r.task} limit=${28} />` },
   { key: "reward", label: "reward", kind: "n", cell: (r) => fixed(r.reward) },
   { key: "tokens", label: "tokens", kind: "n", cell: (r) => count(r.tokens) },
   { key: "finish", label: "finish", cell: (r) => html`<${Finish} ...${r} />` },
@@ -49,20 +49,22 @@ const COLUMNS = (run) => [
     : html`<a href=${stepLink(run, r.step)}>${count(r.step)}</a>` },
   { key: "group", label: "group", kind: "n", cell: (r) =>
     html`<a href=${groupLink(run, r.group)}>${r.group}</a>` },
-  { key: "rollout", label: "rollout", cell: (r) => html`<${Line} text=${r.rollout} limit=${40} />` },
+  { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout} limit=${28} />` },
   { key: "seconds", label: "took", kind: "n", cell: (r) => duration(r.finished_s - r.started_s) },
 ];
 
 /** Trajectories as a table whose rows open; `more` are columns to add at the end. */
 export function TrajectoryTable({ run, rows, label, more = [], query, without = [] }) {
-  const columns = [...COLUMNS(run).filter((c) => !without.includes(c.key)), ...more];
+  const isOneTask = new Set(rows.map((row) => row.task)).size < 2;
+  const left = isOneTask ? [...without, "task"] : without;
+  const columns = [...COLUMNS(run).filter((c) => !left.includes(c.key)), ...more];
   return html`<${Table} label=${label} columns=${columns} rows=${rows} limit=${200}
     href=${(row) => trajectoryLink(run, row.trajectory, query)} />`;
 }
 
 export const GROUP_COLUMNS = (run) => [
   { key: "group", label: "group", cell: (g) => String(g.group) },
-  { key: "task", label: "task", cell: (g) => html`<${Line} text=${g.task} limit=${40} />` },
+  { key: "task", label: "task", kind: "keep", cell: (g) => html`<${Line} text=${g.task} limit=${28} />` },
   { key: "ended", label: "ended", cell: (g) => html`<${Ended} group=${g} />` },
   { key: "reward_mean", label: "reward", kind: "n", cell: (g) => fixed(g.reward_mean) },
   { key: "reward_std", label: "± std", kind: "n", cell: (g) => fixed(g.reward_std) },

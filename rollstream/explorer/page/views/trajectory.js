@@ -14,6 +14,7 @@ import { Block, Line, marked } from "../text.js";
 import { Ended, Finish, groupLink, recordLink, stepLink, trajectoryLink } from "./rows.js";
 
 const SHOWN = 4000; // tokens drawn at first and with each "show more"
+const PIECE_MAX = 400; // characters of one token among the others
 const SOURCES = ["prompt", "generated", "environment"];
 
 export default function Trajectory({ run, rest, query }) {
@@ -138,7 +139,11 @@ function pieces(turn, data, measure, end, versions) {
 }
 
 /** A token's text: a line break has a sign, an empty piece too. */
-function shownPiece(piece) {
+function shownPiece(whole, limit = PIECE_MAX) {
+  const piece = whole.length > limit ? whole.slice(0, limit) : whole;
+  if (piece !== whole) {
+    return [shownPiece(piece, limit), html`<span class="cut">… ${count(whole.length)} characters</span>`];
+  }
   if (piece === "") return html`<span class="mark">∅</span>`;
   if (!piece.includes("\n")) return marked(piece);
   return piece.split("\n").flatMap((part, n) =>
@@ -152,7 +157,7 @@ function Inspector({ data, at }) {
   return html`<aside class="card inspector" aria-label="Token" aria-live="polite">
     <h2>Token${at !== null && ` ${count(at)}`}</h2>
     ${at === null ? html`<p class="soft">Point at a token, or focus the text and use the arrow keys.</p>`
-      : html`<div class="piece"><bdi>${shownPiece(t.piece[at] ?? "")}</bdi></div>
+      : html`<div class="piece"><bdi>${shownPiece(t.piece[at] ?? "", 2000)}</bdi></div>
       <dl>${[
         ["id", t.id[at]], ["from", SOURCES[t.source[at]]],
         ["version", value(t.version) !== null && `v${t.version[at]}`],

@@ -1,31 +1,13 @@
-"""`rollstream explore` as a process of a test, and a host of static files with byte ranges."""
+"""A host of static files that answers byte ranges, as object stores and web servers do."""
 
 import re
-import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from testbed.run_process import running
-from testbed.waiting import wait_for
-
-PRINTED = re.compile(r"^explorer: (http://\S+?)/?$", re.MULTILINE)
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; object-src 'none'"
-
-
-@contextmanager
-def served(runs: Sequence[Path], work: Path, *options: str) -> Generator[str]:
-    """Starts the server over `runs` and gives its origin."""
-    output = work / "explore.txt"
-    names = [str(run) for run in runs]
-    line = [sys.executable, "-m", "rollstream", "explore", *names, "--no-browser", "--port", "0"]
-    with running([*line, *options], output) as process:
-        found = wait_for(
-            lambda: PRINTED.search(output.read_text()), process, lambda: output.read_text()
-        )
-        yield found[1]
 
 
 class RangeHandler(SimpleHTTPRequestHandler):
