@@ -159,6 +159,7 @@ def _views(rows: int, span: Sequence[float]) -> dict[str, list[str]]:
         "group": [f"r/0/groups/{n}" for n in some(groups)],
         "lanes": [*tiles(z), *tiles(z - 1), *tiles(z - 2)],
         "lanes near": tiles(3),
+        "questions": ["r/0/questions"] * REPEATS,
         "weights": ["r/0/weights"] * REPEATS,
         "lag map": [f"r/0/map/lag?reward_max=1&tokens_min={n}" for n in some(9)],
         "length map": [f"r/0/map/length?tokens_min={n}" for n in some(9)],
