@@ -41,7 +41,7 @@ ROWS, QUICK_ROWS = 1_000_000, 100_000
 OPENED, REPEATS = 25, 7
 ASSETS_KB = 150.0
 PAIRS, QUICK_PAIRS = 9, 2
-WINDOW_S, WARMUP_S = 16.0, 45.0
+WINDOW_S, WARMUP_S = 12.0, 30.0
 COST_GOAL = 0.98
 READY_S = 600.0
 
@@ -159,6 +159,7 @@ def _views(rows: int, span: Sequence[float]) -> dict[str, list[str]]:
         "group": [f"r/0/groups/{n}" for n in some(groups)],
         "lanes": [*tiles(z), *tiles(z - 1), *tiles(z - 2)],
         "lanes near": tiles(3),
+        "questions": ["r/0/questions"] * REPEATS,
         "weights": ["r/0/weights"] * REPEATS,
         "lag map": [f"r/0/map/lag?reward_max=1&tokens_min={n}" for n in some(9)],
         "length map": [f"r/0/map/length?tokens_min={n}" for n in some(9)],

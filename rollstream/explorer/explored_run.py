@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, open_run_view
 from rollstream.analysis.session import TokenText
+from rollstream.cli.maintain.audit import audit_policy
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.errors import printable_value
 from rollstream.config.settings import Configuration
@@ -91,10 +92,10 @@ class ExploredRun:
 
     @cached_property
     def rule(self) -> TrainingRule | None:
-        """The trainer's rule for which samples are trained; None if settings are missing."""
-        from rollstream.cli.maintain.audit import audit_policy
-
-        return audit_policy(self.location).rule
+        """The trainer's rule for which samples are trained; None if settings are missing, or if a
+        part of the rule is code of the user.
+        """
+        return audit_policy(without_user_code(self.location)).rule
 
     @property
     def replayed(self) -> str | None:
@@ -139,7 +140,8 @@ class ExploredRun:
         is_first = True
         while not self._stop.is_set():
             if is_first or self._clock() - self._watched_s < WATCHED_S:
-                self._observe(feed, plan, state)
+                if view.bus is not None:  # an archive has no heartbeats, and nothing lives there
+                    self._observe(feed, plan, state)
                 self._ready.set()
                 changed = reader.refresh()
                 self.trouble = ""
@@ -194,6 +196,19 @@ class ExploredRun:
         if shown.is_quiet:
             return "stopped"
         return "starting" if shown.is_starting or not shown.step else "training"
+
+
+def without_user_code(location: RunLocation) -> RunLocation:
+    """Returns the location without the trainer's settings that name code by an import path
+    (`module:function`). A viewer imports nothing that the configuration of a run names: the run may
+    be somebody else's archive.
+    """
+    trainer = location.configuration.get("trainer")
+    if not isinstance(trainer, dict):
+        return location
+    given = cast("dict[str, Any]", trainer)
+    kept = {k: v for k, v in given.items() if not (isinstance(v, str) and ":" in v)}
+    return replace(location, configuration={**location.configuration, "trainer": kept})
 
 
 def _setting_text(value: Any) -> str:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rollstream.analysis.output import json_value
 
-MEMORY = "128MB"  # of DuckDB, in which it keeps pages and hash tables; the rest is on disk
+MEMORY = "96MB"  # of DuckDB, in which it keeps pages and hash tables; the rest is on disk
 THREADS = 2
 SPILL = "8GB"
 

@@ -47,7 +47,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """The columns of each topic that the index needs, in the order in which topics are read."""
-ROWS_MIN = 32_768  # rows that are collected for one statement, as far as there are so many
+ROWS_MIN, BYTES_MIN = 32_768, 8 << 20
+"""Rows are collected for one statement until there are so many, or until they take so much."""
 
 _VALID = "NOT void AND reason IS NULL AND schema = "
 _SECONDS = "epoch_ms(timestamp) / 1000"
@@ -201,7 +202,7 @@ class IndexReader:
         return self._view.end("trajectories") if self._view.has("trajectories") else {}
 
     def _batches(self, topic: str, ends: Mapping[int, int] | None) -> Iterator[pa.Table]:
-        """Yields the topic's new rows in tables of about `ROWS_MIN` rows."""
+        """Yields the topic's new rows in tables of about `ROWS_MIN` rows or `BYTES_MIN`."""
         if topic not in self._topics:
             if not self._view.has(topic):
                 return
@@ -212,7 +213,8 @@ class IndexReader:
         collected: list[pa.Table] = []
         for table in self._topics[topic].tables(ends):
             collected.append(_light(table, topic))
-            if sum(map(len, collected)) >= ROWS_MIN:
+            rows, size = sum(map(len, collected)), sum(table.nbytes for table in collected)
+            if rows >= ROWS_MIN or size >= BYTES_MIN:
                 yield _joined(collected)
                 collected = []
         if collected:

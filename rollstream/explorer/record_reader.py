@@ -88,6 +88,25 @@ class RecordReader:
                         rows.append(TokenRow(place, one.record.tokens, one.record.sources))
         yield from rows
 
+    def tokens_at(self, partition: int, offsets: Sequence[int]) -> list[TokenRow]:
+        """Returns the tokens of the completions at these offsets of a partition."""
+        if not offsets:
+            return []
+        with self._lock:
+            view = self._reader()
+            begin = self._begin(view, "trajectories", partition)
+            rows: list[TokenRow] = []
+            old = sorted(offset for offset in offsets if offset < begin)
+            if old:
+                where = f'"offset" IN ({", ".join(map(str, old))})'
+                span, columns = (old[0], old[-1] + 1), '"offset", tokens, sources'
+                for batch in self._select("trajectories", partition, span, where, columns):
+                    rows += _token_rows(batch)
+        for one in self.records("trajectories", partition, [o for o in offsets if o >= begin]):
+            if isinstance(one.record, Trajectory):
+                rows.append(TokenRow(one.address.offset, one.record.tokens, one.record.sources))
+        return rows
+
     def scan(
         self, topic: str, since_s: float, until_s: float, partition: int | None = None
     ) -> tuple[list[LogRecord], bool]:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.explorer import security
 from rollstream.explorer.events import CLIENTS_MAX
 from testbed.explorer_server import parse_answer, serving
+from tests.explorer.conftest import EXAMPLE
 
 TOKEN = "a-token-of-some-length-123"
 STRICT = "default-src 'self'"
@@ -148,6 +150,28 @@ def test_no_secret_of_the_configuration_is_shown(asked_folders, tmp_path):
     with serving([str(folder)], wait=False) as server:
         for path in ("runs", "r/0/settings", "r/0/overview", "compare"):
             assert secret.encode() not in server.get(f"/api/{path}").body, path
+
+
+def test_code_that_a_configuration_names_is_not_imported(tmp_path, monkeypatch):
+    """A colleague's archive may name any module of this machine as its advantage."""
+    import shutil
+
+    folder = tmp_path / "archive"
+    shutil.copytree(EXAMPLE, folder)
+    (tmp_path / "planted_module.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    values = json.loads((folder / "config.json").read_text())
+    values["trainer"] |= {"advantage": "planted_module:f", "choose": "planted_module:f"}
+    (folder / "config.json").write_text(json.dumps(values))
+    with serving([str(folder)]) as server:
+        found = server.json("r/0/groups/0")
+        assert {sample["advantage"] for sample in found["samples"]} == {None}
+        assert found["samples"][0]["answer"]
+        server.json("r/0/audit")
+        server.explorer.wait_for_verdict(server.explorer.runs[0], 600.0)
+        assert server.json("r/0/audit")["state"] == "done"
+        assert server.json("compare/steps/5")["trajectories"]
+    assert "planted_module" not in sys.modules
 
 
 def test_a_token_must_be_long_and_is_never_in_an_error(tmp_path):

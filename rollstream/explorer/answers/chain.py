@@ -70,7 +70,7 @@ def read_chain(
     assigned, has_assignments = run.records.scan("assignments", since_s, until_s)
     mine = [one for one in partials if isinstance(one.record, Partial) and one.key == name]
     orders = [one for one in assigned if isinstance(one.record, Assignment) and one.key == name]
-    entries = [_partial(one) for one in mine] + [_assignment(one) for one in orders]
+    entries = [_assignment(one) for one in orders] + [_partial(one) for one in mine]
     chain = Chain(_partials=sorted(map(_partial, mine), key=lambda one: one["time_s"]))
     entries += _completion(row) + _takes(run, row)
     chain.entries = _with_waits(entries)

@@ -112,7 +112,7 @@ def _members(run: ExploredRun, step: int, runs: Sequence[ExploredRun]) -> dict[s
     )
     found = {row["trajectory"]: {"reward": row["reward"], "advantage": None} for row in rows}
     rule = run.rule
-    if rule is not None:
+    if rule is not None and not rule.masks_overlong and rule.overlong_penalty is None:
         for _, members in groupby(rows, lambda row: row["group"]):
             scored = [row for row in members if row["reward"] is not None]
             values = advantages([row["reward"] for row in scored], rule.advantage)

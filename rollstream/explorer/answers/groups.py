@@ -85,7 +85,7 @@ def show_group(run: ExploredRun, group: int) -> dict[str, Any]:
     first = next(iter(read.records.values()), None)
     return {
         "group": found[0] if found else None,
-        "prompt": None if first is None else text_of(run, first, PROMPT)[0],
+        "prompt": None if first is None else _text_of(run, first, PROMPT)[0],
         "reference": "" if first is None else first.reference,
         "samples": [_sample(run, name, by_name.get(name), read) for name in names],
         "deadline_s": admitted and admitted["deadline_s"],
@@ -163,7 +163,7 @@ def _sample(
     run: ExploredRun, name: str, row: dict[str, Any] | None, read: ReadGroup
 ) -> dict[str, Any]:
     record, sample = read.records.get(name), read.samples.get(name)
-    answer, cut = ("", False) if record is None else text_of(run, record, GENERATED)
+    answer, cut = ("", False) if record is None else _text_of(run, record, GENERATED)
     return {
         "trajectory": name,
         "row": row,
@@ -176,7 +176,7 @@ def _sample(
     }
 
 
-def text_of(run: ExploredRun, record: Trajectory, source: int) -> tuple[str, bool]:
+def _text_of(run: ExploredRun, record: Trajectory, source: int) -> tuple[str, bool]:
     """Returns the text of a completion's tokens of one source, and whether it was cut."""
     found = run.text.text(record.tokens[record.sources == source][:ANSWER_CHARACTERS].tolist())
     return found[:ANSWER_CHARACTERS], len(found) > ANSWER_CHARACTERS

@@ -13,8 +13,8 @@ from typing import Any
 from rollstream.analysis.output import json_value
 from rollstream.analysis.session import QuerySession
 from rollstream.errors import RollstreamError
-from rollstream.explorer.answers.groups import read_group, text_of
 from rollstream.explorer.explored_run import ExploredRun
+from rollstream.explorer.index import MEMORY
 from rollstream.streams.records import PROMPT
 
 RECORDS_MAX = 100_000
@@ -67,7 +67,7 @@ WHERE mean >= 0 GROUP BY ALL ORDER BY 1
 """
 UNSOLVED = f"""
 SELECT "group", count(*) AS answers, avg(tokens) AS tokens,
-    count(*) FILTER (finish = 'length') AS cut
+    count(*) FILTER (finish = 'length') AS cut, any_value(p) AS p, arg_min(o, p) AS o
 FROM t GROUP BY ALL HAVING max(reward) <= 0 ORDER BY tokens DESC, 1 LIMIT {UNSOLVED_MAX}
 """
 SURENESS = """
@@ -143,11 +143,17 @@ class RunQuestions:
 
     def _unsolved(self) -> list[dict[str, Any]]:
         rows = self._run.index.rows(UNSOLVED)
-        return [{**row, "prompt": self._prompt(row["group"])} for row in rows]
-
-    def _prompt(self, group: int) -> str | None:
-        record = next(iter(read_group(self._run, group).records.values()), None)
-        return None if record is None else text_of(self._run, record, PROMPT)[0][:PROMPT_CHARACTERS]
+        prompts: dict[tuple[int, int], str] = {}
+        for partition in sorted({row["p"] for row in rows}):
+            offsets = [row["o"] for row in rows if row["p"] == partition]
+            for one in self._run.records.tokens_at(partition, offsets):
+                tokens = one.tokens[one.sources == PROMPT][:PROMPT_CHARACTERS].tolist()
+                prompts[partition, one.offset] = self._run.text.text(tokens)[:PROMPT_CHARACTERS]
+        shown = ("group", "answers", "tokens", "cut")
+        return [
+            {**{name: row[name] for name in shown}, "prompt": prompts.get((row["p"], row["o"]))}
+            for row in rows
+        ]
 
     def _from_records(self) -> dict[str, Any]:
         """What the index lacks; the last answer stays for a while, also of a living run."""
@@ -165,6 +171,7 @@ class RunQuestions:
         scores = SCORES.format(width=width, most=SCORES_MAX * VERSION_BANDS)
         try:
             with QuerySession(self._run.location, lambda _: None) as session:
+                session.connection.execute(f"SET memory_limit = '{MEMORY}'; SET threads = 2")
                 return {
                     "lags": _rows(session, LAGS),
                     "sureness": _rows(session, SURENESS),
