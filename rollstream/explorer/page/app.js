@@ -137,11 +137,14 @@ function Rail({ listed, place, run, events, onHelp }) {
       : html`<${Line} text=${run?.name} limit=${40} />`}
       <div><${Pulse} run=${run} events=${events} /></div></div>
     <nav aria-label="Views"><ul class="views">${views.map(([name, word, letter]) => html`<li>
-      <a href=${viewLink(listed, place.run, name)} aria-current=${name === here ? "page" : undefined}
-        aria-keyshortcuts=${`g ${letter}`}>${word}<kbd aria-hidden="true">${letter}</kbd></a></li>`)}
+      <a href=${viewLink(listed, place.run, name)} aria-current=${name === here ? "page"
+        : undefined}
+        aria-keyshortcuts=${`g ${letter}`}>${word}<kbd
+          aria-hidden="true">${letter}</kbd></a></li>`)}
     </ul></nav>
     <div class="foot">
-      <button class="plain" onClick=${toggleTheme} title="t">${theme === "dark" ? "Light" : "Dark"}</button>
+      <button class="plain" onClick=${toggleTheme} title="t">${theme === "dark" ? "Light"
+        : "Dark"}</button>
       <button class="plain" onClick=${onHelp} title="?">Keys</button></div>
   </div>`;
 }

@@ -12,10 +12,12 @@ const WHOLE_STEPS = [1, 2, 5].flatMap((n) => Array.from({ length: 9 }, (_, e) =>
   .sort((a, b) => a - b); // x counts steps, versions or tokens
 
 /**
- * `series` are `{ name, points: [[x, y]…], colour: 1…8, dash?, width? }`; the x values of all series
+ * `series` are `{ name, points: [[x, y]…],
+   colour: 1…8, dash?, width? }`; the x values of all series
  * are joined. `onPick(x)` is called for a click, with the nearest x.
  */
-export function Chart({ title, series, unit = "step", group, onPick, height = HEIGHT, zero = true }) {
+export function Chart({ title, series, unit = "step", group, onPick, height = HEIGHT, zero = true })
+  {
   const box = useRef(null);
   const plot = useRef(null);
   const theme = useTheme();
@@ -26,7 +28,8 @@ export function Chart({ title, series, unit = "step", group, onPick, height = HE
     const options = chartOptions({ series, unit, group, height, zero, onPick, box: element });
     const drawn = new uPlot(options, joined(series), element);
     plot.current = drawn;
-    const observer = new ResizeObserver(() => drawn.setSize({ width: element.clientWidth, height }));
+    const observer = new ResizeObserver(() => drawn.setSize({
+      width: element.clientWidth, height }));
     observer.observe(element);
     return () => { observer.disconnect(); drawn.destroy(); plot.current = null; };
   }, [shape, theme, unit, height]);
@@ -38,7 +41,8 @@ export function Chart({ title, series, unit = "step", group, onPick, height = HE
   }, [series]);
   return html`<div class="chart">
     ${series.length > 1 && html`<ul class="legend">${series.map((s) => html`<li>
-      <i class=${`swatch line c${s.colour} ${s.dash ? "dash" : ""}`} aria-hidden="true"></i>${s.name}
+      <i class=${`swatch line c${s.colour} ${s.dash ? "dash" : ""}`}
+        aria-hidden="true"></i>${s.name}
     </li>`)}</ul>`}
     <div class=${`chart-box ${onPick ? "picks" : ""}`} ref=${box} role="img"
       aria-label=${chartLabel(title, series)}></div></div>`;
@@ -80,7 +84,8 @@ function chartOptions({ series, unit, group, height, zero, onPick, box }) {
       sync: group ? { key: group, setSeries: false } : undefined },
     scales: { x: { time: false }, y: { range: (_, low, high) => yRange(low, high, zero) } },
     axes: [
-      { ...axis, grid: { show: false }, size: 28, incrs: WHOLE_STEPS, values: (_, ticks) => ticks.map(tick) },
+      { ...axis, grid: { show: false }, size: 28, incrs: WHOLE_STEPS, values: (_, ticks) =>
+        ticks.map(tick) },
       { ...axis, size: 52, values: (_, ticks) => ticks.map(tick) },
     ],
     series: [{ label: unit }, ...series.map((s) => ({

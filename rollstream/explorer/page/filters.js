@@ -11,7 +11,8 @@ export function matches(row, query) {
     const [low, high] = [query.get(`${name}_min`), query.get(`${name}_max`)];
     if (low === null && high === null) continue;
     if (row[name] === null || row[name] === undefined) return null;
-    if ((low !== null && row[name] < Number(low)) || (high !== null && row[name] > Number(high))) return null;
+    if ((low !== null && row[name] < Number(low)) || (high !== null
+      && row[name] > Number(high))) return null;
   }
   for (const name of EQUAL) {
     if (query.get(name) !== null && String(row[name]) !== query.get(name)) return null;
@@ -19,7 +20,8 @@ export function matches(row, query) {
   if (query.get("name") !== null && !row.trajectory.startsWith(query.get("name"))) return null;
   const { prompt, answer, ...light } = row;
   if (query.get("q") === null) return light;
-  const match = found({ prompt, answer }[query.get("in")] ?? (query.get("in") === "all" ? `${prompt}${answer}` : answer), query);
+  const match = found({ prompt, answer }[query.get("in")] ?? (query.get("in") === "all"
+    ? `${prompt}${answer}` : answer), query);
   return match && { ...light, match };
 }
 
@@ -42,7 +44,8 @@ function found(text, query) {
 /** The rows in the order of a search. */
 export function ordered(rows, order) {
   const [key, sign] = {
-    oldest: ["finished_s", 1], reward: ["reward", 1], "-reward": ["reward", -1], tokens: ["tokens", 1],
+    oldest: ["finished_s", 1], reward: ["reward", 1], "-reward": ["reward", -1],
+      tokens: ["tokens", 1],
     "-tokens": ["tokens", -1], lag: ["lag", 1], "-lag": ["lag", -1],
   }[order] ?? ["finished_s", -1];
   const value = (row) => row[key] ?? (sign > 0 ? Infinity : -Infinity);

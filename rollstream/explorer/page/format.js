@@ -48,7 +48,7 @@ export function clock(seconds) {
   const whole = Math.floor(Math.abs(seconds) + 1e-9);
   const h = Math.floor(whole / 3600), m = Math.floor(whole / 60) % 60, s = whole % 60;
   const two = (n) => String(n).padStart(2, "0");
-  return (seconds < 0 ? "−" : "") + (h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`);
+  return (seconds < 0 && whole > 0 ? "−" : "") + (h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`);
 }
 
 /** A moment in UTC: 2026-11-21 13:33:42.3. */

@@ -72,6 +72,7 @@ export function Failure({ error }) {
 export function Table({ columns, rows, href, label, sort, onSort, mark, limit = 0 }) {
   const [shown, setShown] = useState(limit || Infinity);
   const first = columns[0];
+  const keys = rowKeys(href);
   const cell = (column, row) => {
     const value = column.cell ? column.cell(row) : row[column.key];
     return value === undefined || value === null ? NONE : value;
@@ -82,13 +83,24 @@ export function Table({ columns, rows, href, label, sort, onSort, mark, limit = 
         ? html`<button class="sort" onClick=${() => onSort(column.key)}>${column.label}${
           sort?.key === column.key ? (sort.down ? " ↓" : " ↑") : ""}</button>`
         : column.label}</th>`)}</tr></thead>
-    <tbody>${rows.slice(0, shown).map((row) => html`<tr class=${mark?.(row) ?? ""}>
+    <tbody>${rows.slice(0, shown).map((row) => html`<tr key=${keys(row)} class=${mark?.(row) ?? ""}>
       ${columns.map((column) => html`<td class=${column.kind ?? ""}>${
         href && column === first
           ? html`<a class="row-link" href=${href(row)}>${cell(column, row)}</a>`
           : cell(column, row)}</td>`)}</tr>`)}</tbody>
   </table>${rows.length > shown && html`<button class="more" onClick=${() =>
     setShown(shown + limit)}>show more (${rows.length - shown} rows left)</button>`}</div>`;
+}
+
+/** Keys by what a row opens: a row that comes above others leaves the reader's focus on its own. */
+function rowKeys(href) {
+  const seen = new Map();
+  return (row) => {
+    if (!href) return undefined;
+    const link = href(row), times = seen.get(link) ?? 0;
+    seen.set(link, times + 1);
+    return `${link} ${times}`;
+  };
 }
 
 function sortState(sort, column) {

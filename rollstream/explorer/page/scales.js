@@ -22,9 +22,11 @@ export function measuresOf(data) {
   const t = data.tokens;
   const known = (values) => Array.isArray(values) && values.some((v) => v !== null);
   const found = [versionMeasure(data)];
-  if (known(t.lag)) found.push(rangeMeasure("lag", "lag", t.lag, "orange", "steps", { from: 0, digits: count }));
+  if (known(t.lag)) found.push(rangeMeasure("lag", "lag", t.lag, "orange", "steps", { from: 0,
+    digits: count }));
   if (known(t.logprob)) found.push(surpriseMeasure(t.logprob));
-  if (known(t.accepted)) found.push(flagMeasure("draft", "draft", t.accepted, "teal", "accepted draft token", "sampled by the model"));
+  if (known(t.accepted)) found.push(flagMeasure("draft", "draft", t.accepted, "teal",
+    "accepted draft token", "sampled by the model"));
   if (t.advantage !== null && t.advantage !== undefined) found.push(advantageMeasure(t));
   if (known(t.mask)) found.push(flagMeasure("mask", "mask", t.mask, "blue", "trained", "masked"));
   for (const [name, values] of Object.entries(t.strips ?? {})) {
@@ -37,7 +39,8 @@ export function measuresOf(data) {
 /** Versions from the trajectory's oldest (pale) to its newest (strong). */
 function versionMeasure(data) {
   const order = [...new Set(data.versions.map((v) => v.version))].toSorted((a, b) => a - b);
-  const share = (version) => order.length < 2 ? 0.45 : 0.12 + (0.87 * order.indexOf(version)) / (order.length - 1);
+  const share = (version) => order.length < 2 ? 0.45
+    : 0.12 + (0.87 * order.indexOf(version)) / (order.length - 1);
   return {
     key: "version", label: "version", ramp: "blue",
     cls: (n) => data.tokens.version[n] === null ? "" : rampClass(share(data.tokens.version[n])),
@@ -65,7 +68,8 @@ function rangeMeasure(key, label, values, ramp, unit, { from, digits = number } 
   const low = from ?? Math.min(...present), high = Math.max(...present);
   return {
     key, label, ramp,
-    cls: (n) => values[n] === null ? "" : rampClass((values[n] - low) / ((high - low) * 1.001 || 1)),
+    cls: (n) => values[n] === null ? "" : rampClass((values[n] - low) / ((high - low) * 1.001
+      || 1)),
     scale: [`${digits(low)}${unit && ` ${unit}`}`, digits(high)],
   };
 }

@@ -63,10 +63,12 @@ function asText(value) {
 }
 
 async function rowWith(file, metadata, rowStart, rowEnd, key) {
-  const keys = await parquetReadObjects({ file, metadata, compressors, rowStart, rowEnd, columns: ["key"] });
+  const keys = await parquetReadObjects({ file, metadata, compressors, rowStart, rowEnd,
+    columns: ["key"] });
   const at = keys.findIndex((row) => row.key === key);
   if (at < 0) return null;
-  const [row] = await parquetReadObjects({ file, metadata, compressors, rowStart: rowStart + at, rowEnd: rowStart + at + 1, columns: ["body"] });
+  const [row] = await parquetReadObjects({ file, metadata, compressors, rowStart: rowStart + at,
+    rowEnd: rowStart + at + 1, columns: ["body"] });
   return row.body;
 }
 
@@ -78,16 +80,20 @@ async function search(run, query) {
   const name = (await contents()).trajectories[run];
   if (!name) throw new ApiError(404, "This run's trajectories are not part of the export.");
   const { file, metadata } = await open(name);
-  const all = metadata.schema.slice(1).filter((s) => s.num_children === undefined || s.num_children === 0).map((s) => s.name);
+  const all = metadata.schema.slice(1).filter((s) => s.num_children === undefined
+    || s.num_children === 0).map((s) => s.name);
   const wanted = query.get("q") ? all : all.filter((column) => !TEXTS.includes(column));
-  const rows = (await parquetReadObjects({ file, metadata, compressors, columns: wanted })).map(plain);
+  const rows = (await parquetReadObjects({ file, metadata, compressors,
+    columns: wanted })).map(plain);
   const found = ordered(rows.map((row) => matches(row, query)).filter(Boolean), query.get("order"));
   const from = Number(query.get("cursor") ?? 0);
   const limit = Math.min(LIMIT_MAX, Number(query.get("limit") ?? LIMIT));
   return {
-    rows: found.slice(from, from + limit), matched: found.length, scanned: rows.length, total: rows.length,
+    rows: found.slice(from, from + limit), matched: found.length, scanned: rows.length,
+      total: rows.length,
     next: from + limit < found.length ? String(from + limit) : null, complete: true,
-    seconds: (performance.now() - begun) / 1000, index: { trajectories: rows.length, total: rows.length, complete: true },
+    seconds: (performance.now() - begun) / 1000, index: { trajectories: rows.length,
+      total: rows.length, complete: true },
   };
 }
 

@@ -99,7 +99,7 @@ def test_keys_walk_rows_open_views_and_lead_back(watch, archive) -> None:
     page.keyboard.press("/")
     expect(page.get_by_role("heading", name="Search")).to_be_visible()
     page.keyboard.press("/")
-    expect(page.get_by_label("text")).to_be_focused()
+    expect(page.get_by_role("searchbox")).to_be_focused()
     page.keyboard.press("Escape")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()

@@ -44,7 +44,7 @@ def test_views_of_an_export_are_read_by_ranges(watch, exported) -> None:
 def test_an_export_is_searched_in_the_browser(watch, exported) -> None:
     page = watch(exported).open("#/r/0/search")
     expect(page.get_by_role("status").last).to_contain_text("1\u202f312 of 1\u202f312")
-    page.get_by_label("text").fill("=540<eos>")
+    page.get_by_role("searchbox").fill("=540<eos>")
     expect(page.locator(".found mark").first).to_have_text("=540<eos>")
     page.get_by_role("link", name="filtered groups").click()
     expect(page.get_by_role("status").last).to_contain_text("352 of 1\u202f312")

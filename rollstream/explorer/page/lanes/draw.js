@@ -58,7 +58,8 @@ export function draw(canvas, scene, window, { begin, colours }) {
   const share = (version) => (version - oldest) / (newest - oldest + 1);
   const shade = (version) => version == null ? colours.track
     : colours.shades[Math.max(0, Math.min(SHADES - 1, Math.floor(SHADES * share(version))))];
-  const on = { g, scene, window, axis, colours, spots, shade, width, height, begin, tops: topsOf(scene) };
+  const on = { g, scene, window, axis, colours, spots, shade, width, height, begin,
+    tops: topsOf(scene) };
   drawAxis(on);
   drawTracks(on);
   clipped(on, () => { drawLanes(on); drawServing(on); drawMoves(on); drawMoments(on); });
@@ -210,7 +211,8 @@ function drawMoves({ g, scene, axis, colours, tops, spots }) {
     g.lineTo(x + 4, to + tip);
     g.lineTo(x, to);
     g.fill();
-    spots.push({ x: x - 4, y: Math.min(from, to), w: 8, h: Math.abs(to - from), kind: "move", of: one });
+    spots.push({ x: x - 4, y: Math.min(from, to), w: 8, h: Math.abs(to - from), kind: "move",
+      of: one });
   }
   g.lineWidth = 1;
 }
@@ -239,7 +241,8 @@ function line({ g, axis, height, spots }, one, kind, stroke, dash) {
     g.fillText("✕", x, 11);
     g.font = `12px ${g.font.split("px ")[1]}`;
   }
-  spots.push({ x: x - 4, y: 0, w: 8, h: 18, kind, of: one }, { x: x - 2, y: 0, w: 4, h: height, kind, of: one, weak: true });
+  spots.push({ x: x - 4, y: 0, w: 8, h: 18, kind, of: one }, { x: x - 2, y: 0, w: 4,
+    h: height, kind, of: one, weak: true });
 }
 
 /** What is under a pixel: the thing that was drawn last there. */
@@ -252,7 +255,8 @@ export function spotAt(spots, x, y) {
 export function words({ kind, of }, begin) {
   const at = (time) => `at ${clock(time - begin)}`;
   const span = `${clock(of.start - begin)} to ${of.end == null ? "now" : clock(of.end - begin)}`;
-  const versions = of.last != null && of.last !== of.version ? `v${of.version} → v${of.last}` : `v${of.version}`;
+  const versions = of.last != null && of.last !== of.version ? `v${of.version} → v${of.last}`
+    : `v${of.version}`;
   return {
     step: () => [`step ${of.step}`, `makes v${of.version}, ${span}`],
     bin: () => [`${of.lane}: ${of.running.toFixed(1)} running`, `${count(of.finished)} finished, newest v${of.version}`],

@@ -63,12 +63,16 @@ export function sceneOf(tiles) {
     for (const [start, end, step, version] of tile.steps ?? []) once(scene.steps, `s${step}/${start}`, { start, end, step, version });
     for (const [lane, time, version, term] of tile.serving ?? []) once(scene.serving, `v${lane}/${time}`, { lane: name(lane), time, version, term });
     for (const [time, source, destination, requests] of tile.moves ?? []) once(scene.moves,
-      `m${time}/${name(source)}/${name(destination)}`, { time, source: name(source), destination: name(destination), requests });
-    for (const [time, role, code] of tile.kills ?? []) once(scene.kills, `k${time}/${role}`, { time, role, code });
-    for (const [time, role, term] of tile.terms ?? []) once(scene.terms, `t${time}/${role}`, { time, role, term });
+      `m${time}/${name(source)}/${name(destination)}`, { time, source: name(source),
+        destination: name(destination), requests });
+    for (const [time, role, code] of tile.kills ?? []) once(scene.kills, `k${time}/${role}`,
+      { time, role, code });
+    for (const [time, role, term] of tile.terms ?? []) once(scene.terms, `t${time}/${role}`,
+      { time, role, term });
     for (const [time, role, term, topic] of tile.fences ?? []) once(scene.fences, `f${time}/${role}/${topic}`, { time, role, term, topic });
     for (const [lane, trajectory, start, end, first, next, version] of tile.decodes ?? []) once(scene.decodes,
-      `d${trajectory}/${first}/${start}`, { lane: name(lane), trajectory, start, end, first, next, version });
+      `d${trajectory}/${first}/${start}`, {
+        lane: name(lane), trajectory, start, end, first, next, version });
     for (const [kind, n] of Object.entries(tile.cut ?? {})) scene.cut[kind] = Math.max(scene.cut[kind] ?? 0, n);
   }
   return packed(scene);
@@ -78,7 +82,8 @@ export function sceneOf(tiles) {
 function packed(scene) {
   const ends = new Map(scene.lanes.map((lane) => [lane, []]));
   const rowOf = new Map();
-  for (const item of scene.items.sort((a, b) => a.start - b.start || (a.trajectory < b.trajectory ? -1 : 1))) {
+  for (const item of scene.items.sort((a, b) => a.start - b.start
+    || (a.trajectory < b.trajectory ? -1 : 1))) {
     const rows = ends.get(item.lane) ?? [];
     let row = rows.findIndex((end) => end <= item.start);
     if (row < 0) row = rows.length;

@@ -10,9 +10,11 @@ import { adjust, link } from "../router.js";
 import { Block, Line } from "../text.js";
 import { Ended, Finish, GROUP_COLUMNS, Versions, groupLink, stepLink, trajectoryLink } from "./rows.js";
 
-const ENDINGS = [["", "all"], ["trained", "trained"], ["filtered", "filtered"], ["expired", "expired"],
+const ENDINGS = [["", "all"], ["trained", "trained"], ["filtered", "filtered"],
+  ["expired", "expired"],
   ["dead", "dead"], ["open", "open"]];
-const ORDERS = [["", "newest"], ["reward", "lowest reward"], ["-reward", "highest reward"], ["-tokens", "longest"]];
+const ORDERS = [["", "newest"], ["reward", "lowest reward"], ["-reward", "highest reward"],
+  ["-tokens", "longest"]];
 
 export default function Groups({ run, rest, query }) {
   return rest.length ? html`<${Group} run=${run} group=${rest[0]} />`
@@ -26,9 +28,12 @@ function GroupList({ run, query }) {
   return html`<header class="page-head"><div><h1>Groups</h1>
       <p class="note">A group holds the samples of one prompt; it ends in exactly one way.</p></div></header>
     <div class="form">
-      <${Choice} label="Ended" options=${ENDINGS} value=${ended} onChange=${(v) => adjust({ ended: v })} />
-      <${Choice} label="Order" options=${ORDERS} value=${order} onChange=${(v) => adjust({ order: v })} /></div>
-    <${Loaded} state=${state} isEmpty=${(data) => !data.groups.length} empty="No group ended so.">${(data) =>
+      <${Choice} label="Ended" options=${ENDINGS} value=${ended} onChange=${(v) => adjust({
+        ended: v })} />
+      <${Choice} label="Order" options=${ORDERS} value=${order} onChange=${(v) => adjust({
+        order: v })} /></div>
+    <${Loaded} state=${state} isEmpty=${(data) => !data.groups.length}
+      empty="No group ended so.">${(data) =>
       html`<${GroupPages} key=${`${ended}/${order}`} run=${run} asked=${asked} first=${data}
         ended=${ended} order=${order} />`}</${Loaded}>`;
 }
@@ -43,7 +48,8 @@ function GroupPages({ run, asked, first, ended, order }) {
     setOlder({ groups: [...older.groups, ...page.groups], next: page.next }), setError);
   return html`<${Card}><${Table} label="Groups" rows=${groups} columns=${GROUP_COLUMNS(run.run)}
       href=${(g) => groupLink(run.run, g.group)} />
-    ${next && html`<button class="more" onClick=${more}>more of ${count(first.total)} groups</button>`}
+    ${next && html`<button class="more"
+      onClick=${more}>more of ${count(first.total)} groups</button>`}
     ${error && html`<${Failure} error=${error} />`}</${Card}>`;
 }
 
@@ -59,7 +65,8 @@ export function arranged(groups, ended, order) {
 function Group({ run, group }) {
   const state = useApi(runPath(run.run, "groups", group), {}, { run: run.run });
   const number = Number(group);
-  return html`<${Crumbs} parts=${[["Groups", link("r", [run.run, "groups"])], [`Group ${group}`]]} />
+  return html`<${Crumbs} parts=${[["Groups", link("r", [run.run, "groups"])],
+    [`Group ${group}`]]} />
     <${Loaded} state=${state}>${(data) => html`
       <header class="page-head"><div><h1>Group ${group}</h1>
         <p class="note"><${Ended} group=${data.group} />${data.group.step !== null && html` in <a
@@ -89,25 +96,34 @@ function Prompt({ data }) {
 
 function Samples({ run, data }) {
   const [order, setOrder] = useState("index");
-  const by = { index: () => 0, reward: (s) => -(s.row?.reward ?? -Infinity), tokens: (s) => -(s.row?.tokens ?? 0) }[order];
+  const by = { index: () => 0, reward: (s) => -(s.row?.reward ?? -Infinity),
+    tokens: (s) => -(s.row?.tokens ?? 0) }[order];
   const samples = data.samples.toSorted((a, b) => by(a) - by(b) || 0);
-  return html`<div class="form"><${Choice} label="Order of the answers" value=${order} onChange=${setOrder}
+  return html`<div class="form"><${Choice} label="Order of the answers" value=${order}
+    onChange=${setOrder}
       options=${[["index", "by number"], ["reward", "by reward"], ["tokens", "by length"]]} /></div>
-    <div class="samples">${samples.map((one) => html`<${Sample} key=${one.trajectory} run=${run} sample=${one} />`)}</div>`;
+    <div class="samples">${samples.map((one) => html`<${Sample} key=${one.trajectory} run=${run}
+      sample=${one} />`)}</div>`;
 }
 
 function Sample({ run, sample }) {
   const { row, scores } = sample;
   return html`<article class="sample" aria-label=${`Trajectory ${sample.trajectory}`}>
-    <header><a class="row-link" href=${trajectoryLink(run.run, sample.trajectory)}><${Line} text=${sample.trajectory} /></a>
-      <span class="reward">${fixed(row?.reward)}${sample.advantage !== null && html` <span class="soft"
-        title="advantage">${sample.advantage > 0 ? "+" : ""}${fixed(sample.advantage)}</span>`}</span></header>
+    <header><a class="row-link" href=${trajectoryLink(run.run, sample.trajectory)}><${Line}
+      text=${sample.trajectory} /></a>
+      <span class="reward">${fixed(row?.reward)}${sample.advantage !== null && html` <span
+        class="soft"
+        title="advantage">${sample.advantage > 0 ? "+"
+          : ""}${fixed(sample.advantage)}</span>`}</span></header>
     ${row === null && sample.answer === null ? html`<p class="empty">still running</p>`
       : html`<${Block} text=${sample.answer} shown=${1500} />`}
     ${sample.cut && html`<p class="note">cut; the trajectory has the rest</p>`}
     <footer>${row && html`<${Finish} ...${row} /><span>${count(row.tokens)} tokens</span>
-      <span><${Versions} row=${row} /></span>${row.moves > 0 && html`<span>${count(row.moves)} moves</span>`}`}
-      ${!sample.trained && sample.why_not && html`<span>not trained: <${Line} text=${sample.why_not} limit=${120} /></span>`}
-      ${Object.entries(scores ?? {}).slice(0, 8).map(([name, value]) => html`<span><${Line} text=${name} limit=${40} /> ${number(value)}</span>`)}
+      <span><${Versions} row=${row} /></span>${row.moves > 0
+        && html`<span>${count(row.moves)} moves</span>`}`}
+      ${!sample.trained && sample.why_not && html`<span>not trained: <${Line} text=${sample.why_not}
+        limit=${120} /></span>`}
+      ${Object.entries(scores ?? {}).slice(0, 8).map(([name, value]) => html`<span><${Line}
+        text=${name} limit=${40} /> ${number(value)}</span>`)}
     </footer></article>`;
 }

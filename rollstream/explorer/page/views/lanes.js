@@ -30,9 +30,11 @@ export default function Lanes({ run, query }) {
         ${theme === "dark" ? "lighter" : "darker"} is newer.</p></div>
       <${Controls} window=${window} span=${span} onChange=${change} busy=${busy} /></header>
     ${error && html`<${Failure} error=${error} />`}
-    <${Card} kind="lanes"><${Picture} run=${run} scene=${scene} window=${window} span=${span} onChange=${change} />
+    <${Card} kind="lanes"><${Picture} run=${run} scene=${scene} window=${window} span=${span}
+      onChange=${change} />
       <${Key} scene=${scene} window=${window} />
-      <${LanePages} tiles=${tiles} first=${first} onFirst=${(n) => { setFirst(n); adjust({ first: n || null }); }} /></${Card}>
+      <${LanePages} tiles=${tiles} first=${first} onFirst=${(n) => { setFirst(n); adjust({ first: n
+        || null }); }} /></${Card}>
     <${InWindow} run=${run} scene=${scene} window=${window} begin=${span[0]} />`;
 }
 
@@ -41,7 +43,8 @@ function useTiles(run, window, first) {
   const [state, setState] = useState({ tiles: [], error: null, busy: true });
   const cache = useRef(new Map());
   const changes = useContext(Changes)[run.run] ?? 0;
-  useEffect(() => { cache.current = new Map([...cache.current].filter(([, t]) => t.to_s < Date.now() / 1000 - 60)); }, [changes]);
+  useEffect(() => { cache.current = new Map([...cache.current].filter(([, t]) =>
+    t.to_s < Date.now() / 1000 - 60)); }, [changes]);
   useEffect(() => {
     const aborted = new AbortController();
     const timer = setTimeout(() => {
@@ -60,7 +63,8 @@ async function tilesWithin(run, { from, to }, first, cache, signal) {
     try {
       return await Promise.all(tilesOf(from, to, coarser).map(async ({ z, i }) => {
         const key = `${first}/${z}/${i}`;
-        if (!cache.has(key)) cache.set(key, await get(runPath(run.run, "lanes"), { z, i, rollouts: first || null }, signal));
+        if (!cache.has(key)) cache.set(key, await get(runPath(run.run, "lanes"), { z, i,
+          rollouts: first || null }, signal));
         return cache.get(key);
       }));
     } catch (error) {
@@ -77,7 +81,8 @@ function useAddress(window, span, query, onChange) {
   useEffect(() => {
     if (isFirst.current) { isFirst.current = false; return undefined; }
     const from = (window.from - span[0]).toFixed(3), to = (window.to - span[0]).toFixed(3);
-    const timer = setTimeout(() => { written.current = `${from}/${to}`; adjust({ from, to }); }, 300);
+    const timer = setTimeout(() =>
+      { written.current = `${from}/${to}`; adjust({ from, to }); }, 300);
     return () => clearTimeout(timer);
   }, [window.from, window.to]);
   useEffect(() => {
@@ -117,7 +122,8 @@ function Picture({ run, scene, window, span, onChange }) {
     return () => observer.disconnect();
   }, []);
   useEffect(() => {
-    if (canvas.current?.clientWidth) spots.current = draw(canvas.current, scene, window, { begin: span[0], colours });
+    if (canvas.current?.clientWidth) spots.current = draw(canvas.current, scene, window, {
+      begin: span[0], colours });
   }, [scene, window.from, window.to, colours, width]);
   const place = (event) => {
     const box = canvas.current.getBoundingClientRect();
@@ -126,17 +132,20 @@ function Picture({ run, scene, window, span, onChange }) {
   useWheel(canvas, (event) => {
     const [x] = place(event);
     const axis = axisOf(window, canvas.current.clientWidth);
-    if (event.ctrlKey || event.metaKey) onChange(scaled(window, Math.exp(event.deltaY / 250), axis.time(x)));
+    if (event.ctrlKey
+      || event.metaKey) onChange(scaled(window, Math.exp(event.deltaY / 250), axis.time(x)));
     else onChange(moved(window, axis.share(event.deltaX)));
   });
   const pointer = {
-    onPointerDown: (event) => { drag.current = { x: event.clientX, window, hasMoved: false }; event.target.setPointerCapture(event.pointerId); },
+    onPointerDown: (event) => { drag.current = { x: event.clientX, window,
+      hasMoved: false }; event.target.setPointerCapture(event.pointerId); },
     onPointerMove: (event) => {
       if (drag.current) {
         const by = event.clientX - drag.current.x;
         if (Math.abs(by) > 3) drag.current.hasMoved = true;
         const axis = axisOf(window, canvas.current.clientWidth);
-        if (drag.current.hasMoved) { setTip(null); onChange(moved(drag.current.window, -axis.share(by))); }
+        if (drag.current.hasMoved)
+          { setTip(null); onChange(moved(drag.current.window, -axis.share(by))); }
         return;
       }
       const [x, y] = place(event);
@@ -150,14 +159,17 @@ function Picture({ run, scene, window, span, onChange }) {
       if (spot) openSpot(run, spot);
     },
     onPointerLeave: () => setTip(null),
-    onDblClick: (event) => onChange(scaled(window, 0.25, axisOf(window, canvas.current.clientWidth).time(place(event)[0]))),
+    onDblClick: (event) =>
+      onChange(scaled(window, 0.25, axisOf(window, canvas.current.clientWidth).time(place(event)[0]))),
     onKeyDown: (event) => {
-      const next = { ArrowLeft: () => moved(window, -0.2), ArrowRight: () => moved(window, 0.2), "+": () => scaled(window, 0.5),
+      const next = { ArrowLeft: () => moved(window, -0.2), ArrowRight: () =>
+        moved(window, 0.2), "+": () => scaled(window, 0.5),
         "=": () => scaled(window, 0.5), "-": () => scaled(window, 2) }[event.key];
       if (next) { event.preventDefault(); onChange(next()); }
     },
   };
-  return html`<div class="canvas-box pan"><canvas ref=${canvas} tabindex="0" role="img" height=${heightOf(scene)}
+  return html`<div class="canvas-box pan"><canvas ref=${canvas} tabindex="0" role="img"
+    height=${heightOf(scene)}
     aria-label=${`Swimlanes of ${scene.lanes.length} lanes; the table below lists what they show`} ...${pointer}></canvas>
     ${tip && html`<${Tip} tip=${tip} />`}</div>`;
 }
@@ -187,7 +199,8 @@ function Tip({ tip }) {
     element.style.right = tip.x > room / 2 ? `${room - tip.x + 14}px` : "";
     element.style.top = `${tip.y + 14}px`;
   }, [tip]);
-  return html`<div class="tip" ref=${ref}>${tip.lines.map((text, n) => html`<div class=${n ? "soft" : ""}><${Line} text=${text} /></div>`)}
+  return html`<div class="tip" ref=${ref}>${tip.lines.map((text, n) => html`<div class=${n ? "soft"
+    : ""}><${Line} text=${text} /></div>`)}
     ${tip.opens && html`<div class="soft">click to open</div>`}</div>`;
 }
 
@@ -204,19 +217,25 @@ function Key({ scene, window }) {
   const [oldest, newest] = versionsIn(scene, window);
   const isBinned = scene.bins.length > 0 && scene.items.length === 0;
   return html`<ul class="legend lanes-key">
-    <li><span class="shades" aria-hidden="true">${[0, 2, 4, 6, 8, 9].map((n) => html`<i class=${`v${n}`}></i>`)}</span>v${oldest} to v${newest}</li>
-    <li><span class="sign serving" aria-hidden="true">▾</span>weights taken</li><li><span class="sign move" aria-hidden="true">↓</span>move</li>
-    <li><span class="sign term" aria-hidden="true">┆</span>new term, fence</li><li><span class="sign kill" aria-hidden="true">✕</span>killed</li>
+    <li><span class="shades" aria-hidden="true">${[0, 2, 4, 6, 8, 9].map((n) => html`<i
+      class=${`v${n}`}></i>`)}</span>v${oldest} to v${newest}</li>
+    <li><span class="sign serving" aria-hidden="true">▾</span>weights taken</li><li><span
+      class="sign move" aria-hidden="true">↓</span>move</li>
+    <li><span class="sign term" aria-hidden="true">┆</span>new term, fence</li><li><span
+      class="sign kill" aria-hidden="true">✕</span>killed</li>
     ${isBinned && html`<li>height: how many run at once; zoom in for each</li>`}
-    ${Object.entries(scene.cut).filter(([, n]) => n > 0).map(([kind, n]) => html`<li>${count(n)} ${kind} not drawn</li>`)}</ul>`;
+    ${Object.entries(scene.cut).filter(([, n]) => n > 0).map(([kind, n]) =>
+      html`<li>${count(n)} ${kind} not drawn</li>`)}</ul>`;
 }
 
 function LanePages({ tiles, first, onFirst }) {
   const total = Math.max(0, ...tiles.map((tile) => tile.lanes_total ?? 0));
   if (total <= 64) return null;
-  return html`<div class="actions"><button disabled=${first === 0} onClick=${() => onFirst(Math.max(0, first - 64))}>previous lanes</button>
+  return html`<div class="actions"><button disabled=${first === 0} onClick=${() =>
+    onFirst(Math.max(0, first - 64))}>previous lanes</button>
     <span class="soft">lanes ${first + 1} to ${Math.min(total, first + 64)} of ${count(total)}</span>
-    <button disabled=${first + 64 >= total} onClick=${() => onFirst(first + 64)}>next lanes</button></div>`;
+    <button disabled=${first + 64 >= total} onClick=${() =>
+      onFirst(first + 64)}>next lanes</button></div>`;
 }
 
 /** The same content for readers without a pointer. */
@@ -225,24 +244,33 @@ function InWindow({ run, scene, window, begin }) {
   const items = scene.items.filter((one) => inside(one.start, one.end));
   const steps = scene.steps.filter((one) => inside(one.start, one.end));
   const moments = ["moves", "kills", "terms", "fences", "serving"].flatMap((kind) =>
-    scene[kind].filter((one) => inside(one.time, one.time)).map((of) => ({ kind: kind === "serving" ? kind : kind.slice(0, -1), of, time: of.time })))
+    scene[kind].filter((one) => inside(one.time, one.time)).map((of) => ({ kind: kind === "serving"
+      ? kind : kind.slice(0, -1), of, time: of.time })))
     .toSorted((a, b) => a.time - b.time);
-  return html`<${Tiles} tiles=${[["trajectories in this window", items.length ? count(items.length) : "zoom in"], ["steps", count(steps.length)],
+  return html`<${Tiles} tiles=${[["trajectories in this window", items.length ? count(items.length)
+    : "zoom in"], ["steps", count(steps.length)],
       ["moves", count(scene.moves.filter((m) => inside(m.time, m.time)).length)],
       ["kills", count(scene.kills.filter((m) => inside(m.time, m.time)).length)],
       ["weights taken", count(scene.serving.filter((m) => inside(m.time, m.time)).length)]]} />
     <div class="grid two">
-    ${items.length > 0 && html`<${Card} title="Trajectories in this window"><${Table} label="Trajectories in this window" rows=${items} limit=${20}
+    ${items.length > 0 && html`<${Card} title="Trajectories in this window"><${Table}
+      label="Trajectories in this window" rows=${items} limit=${20}
       href=${(one) => trajectoryLink(run.run, one.trajectory)} columns=${[
-        { key: "trajectory", label: "trajectory", cell: (o) => html`<${Line} text=${o.trajectory} />` },
-        { key: "lane", label: "rollout", kind: "keep", cell: (o) => html`<${Line} text=${o.lane} limit=${28} />` },
-        { key: "version", label: "versions", kind: "n", cell: (o) => o.last != null && o.last !== o.version ? `v${o.version} → v${o.last}` : `v${o.version}` },
+        { key: "trajectory", label: "trajectory", cell: (o) => html`<${Line}
+          text=${o.trajectory} />` },
+        { key: "lane", label: "rollout", kind: "keep", cell: (o) => html`<${Line} text=${o.lane}
+          limit=${28} />` },
+        { key: "version", label: "versions", kind: "n", cell: (o) => o.last != null
+          && o.last !== o.version ? `v${o.version} → v${o.last}` : `v${o.version}` },
         { key: "tokens", label: "tokens", kind: "n", cell: (o) => count(o.tokens) },
         { key: "finish", label: "finish", cell: (o) => html`<${Finish} finish=${o.finish} />` },
         { key: "start", label: "from", kind: "n", cell: (o) => clock(o.start - begin) },
-        { key: "end", label: "took", kind: "n", cell: (o) => duration(o.end - o.start) }]} /></${Card}>`}
-    ${moments.length > 0 && html`<${Card} title="Moments in this window"><${Table} label="Moments in this window" rows=${moments} limit=${20} columns=${[
+        { key: "end", label: "took", kind: "n", cell: (o) =>
+          duration(o.end - o.start) }]} /></${Card}>`}
+    ${moments.length > 0 && html`<${Card} title="Moments in this window"><${Table}
+      label="Moments in this window" rows=${moments} limit=${20} columns=${[
         { key: "time", label: "at", kind: "n", cell: (m) => clock(m.time - begin) },
         { key: "kind", label: "kind", cell: (m) => m.kind === "serving" ? "weights" : m.kind },
-        { key: "what", label: "what", cell: (m) => html`<${Line} text=${words(m, begin)[0]} />` }]} /></${Card}>`}</div>`;
+        { key: "what", label: "what", cell: (m) => html`<${Line}
+          text=${words(m, begin)[0]} />` }]} /></${Card}>`}</div>`;
 }

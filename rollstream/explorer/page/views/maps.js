@@ -10,7 +10,8 @@ import { colour, useTheme } from "../theme.js";
 import { Results } from "./search.js";
 
 const KINDS = [["lag", "lag × reward"], ["length", "length × difficulty"]];
-const WORDS = { lag: "lag (steps)", reward: "reward", tokens: "generated tokens", group_reward: "mean reward of the group" };
+const WORDS = { lag: "lag (steps)", reward: "reward",
+  tokens: "generated tokens", group_reward: "mean reward of the group" };
 const HEIGHT = 340, LEFT = 70, BOTTOM = 40, TOP = 10, RIGHT = 12;
 const WHOLE = new Set(["lag", "tokens"]); // axes that count: the end of a selection is the last inside
 
@@ -18,23 +19,31 @@ export default function Maps({ run, rest, query }) {
   const kind = rest[0] ?? "lag";
   const state = useApi(runPath(run.run, "map", kind), {}, { run: run.run });
   return html`<header class="page-head"><div><h1>Maps</h1>
-      <p class="note">${kind === "lag" ? "Does a stale answer earn less?" : "Does working at length pay, and on which prompts? Difficult ones are at the bottom."}</p></div>
-      <${Choice} label="Map" options=${KINDS} value=${kind} onChange=${(next) => go("r", [run.run, "maps", next])} /></header>
-    <${Loaded} state=${state} isEmpty=${(data) => data.cells.length === 0} empty="No trajectory has finished.">${(data) =>
+      <p class="note">${kind === "lag" ? "Does a stale answer earn less?"
+        : "Does working at length pay, and on which prompts? Difficult ones are at the bottom."}</p></div>
+      <${Choice} label="Map" options=${KINDS} value=${kind} onChange=${(next) => go("r", [run.run,
+        "maps", next])} /></header>
+    <${Loaded} state=${state} isEmpty=${(data) => data.cells.length === 0}
+      empty="No trajectory has finished.">${(data) =>
       html`<${WithBrush} run=${run} data=${data} query=${query} />`}</${Loaded}>`;
 }
 
 function WithBrush({ run, data, query }) {
   const names = [`${data.x.name}_min`, `${data.x.name}_max`, `${data.y.name}_min`, `${data.y.name}_max`];
-  const chosen = names.map((name) => query.get(name)).map((text) => (text === null || text === "" ? null : Number(text)));
+  const chosen = names.map((name) => query.get(name)).map((text) => (text === null || text === ""
+    ? null : Number(text)));
   const isChosen = chosen.some((value) => value !== null);
-  const choose = (values) => adjust(Object.fromEntries(names.map((name, n) => [name, values?.[n] ?? null])));
+  const choose = (values) =>
+    adjust(Object.fromEntries(names.map((name, n) => [name, values?.[n] ?? null])));
   const filters = Object.fromEntries(names.map((name, n) => [name, chosen[n]]));
   return html`<${Card} title=${KINDS.find(([key]) => key === data.kind)?.[1]}
-      note=${`${count(data.total)} trajectories${data.index?.complete === false ? `, ${count(data.index.trajectories)} of them read so far` : ""}`}>
+      note=${`${count(data.total)} trajectories${data.index?.complete === false
+        ? `, ${count(data.index.trajectories)} of them read so far` : ""}`}>
       <${Picture} data=${data} chosen=${isChosen ? chosen : null} onChoose=${choose} />
-      <div class="form">${names.map((name, n) => html`<label class="field short"><span>${WORDS[name.slice(0, -4)] ?? name}, ${n % 2 ? "to" : "from"}</span>
-          <input type="number" step="any" value=${chosen[n] ?? ""} onChange=${(event) => adjust({ [name]: event.target.value })} /></label>`)}
+      <div class="form">${names.map((name, n) => html`<label class="field short">
+        <span>${WORDS[name.slice(0, -4)] ?? name}, ${n % 2 ? "to" : "from"}</span>
+          <input type="number" step="any" value=${chosen[n] ?? ""} onChange=${(event) =>
+            adjust({ [name]: event.target.value })} /></label>`)}
         ${isChosen && html`<button onClick=${() => choose(null)}>Clear</button>`}</div></${Card}>
     ${isChosen ? html`<${Results} run=${run} filters=${filters} label="Selected trajectories" />`
       : html`<p class="hint">Drag over the map to select trajectories; a click selects one cell.</p>`}`;
@@ -53,12 +62,14 @@ function Picture({ data, chosen, onChoose }) {
     observer.observe(element);
     return () => observer.disconnect();
   }, []);
-  useEffect(() => { if (width && canvas.current) paint(canvas.current, map, data, { chosen, drag }); }, [map, data, chosen?.join(), drag, theme]);
+  useEffect(() => { if (width && canvas.current) paint(canvas.current, map, data,
+    { chosen, drag }); }, [map, data, chosen?.join(), drag, theme]);
   const place = (event) => {
     const from = canvas.current.getBoundingClientRect();
     return [event.clientX - from.left, event.clientY - from.top];
   };
-  const down = (event) => { const at = place(event); setDrag([at, at]); event.target.setPointerCapture(event.pointerId); };
+  const down = (event) =>
+    { const at = place(event); setDrag([at, at]); event.target.setPointerCapture(event.pointerId); };
   const move = (event) => {
     const at = place(event);
     if (drag) setDrag([drag[0], at]);
@@ -69,9 +80,11 @@ function Picture({ data, chosen, onChoose }) {
     onChoose(selection(data, map, drag));
     setDrag(null);
   };
-  return html`<div class="canvas-box brush" ref=${box}><canvas ref=${canvas} role="img" height=${HEIGHT}
+  return html`<div class="canvas-box brush" ref=${box}><canvas ref=${canvas} role="img"
+    height=${HEIGHT}
       aria-label=${`${WORDS[data.x.name]} by ${WORDS[data.y.name]}: ${count(data.total)} trajectories in ${data.cells.length} cells; the fields below select`}
-      onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${() => setDrag(null)} onPointerLeave=${() => setTip(null)}></canvas>
+      onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${() =>
+        setDrag(null)} onPointerLeave=${() => setTip(null)}></canvas>
     <p class="note map-note" aria-hidden="true">${tip ?? "darker: more trajectories"}</p></div>`;
 }
 
@@ -79,7 +92,8 @@ function Picture({ data, chosen, onChoose }) {
 function geometry(data, width) {
   const nx = data.x.edges.length - 1, ny = data.y.edges.length - 1;
   const w = (width - LEFT - RIGHT) / nx, h = (HEIGHT - TOP - BOTTOM) / ny;
-  return { width, nx, ny, w, h, x: (bin) => LEFT + bin * w, y: (bin) => HEIGHT - BOTTOM - (bin + 1) * h,
+  return { width, nx, ny, w, h, x: (bin) => LEFT + bin * w, y: (bin) =>
+    HEIGHT - BOTTOM - (bin + 1) * h,
     binX: (x) => Math.max(0, Math.min(nx - 1, Math.floor((x - LEFT) / w))),
     binY: (y) => Math.max(0, Math.min(ny - 1, Math.floor((HEIGHT - BOTTOM - y) / h))) };
 }
@@ -147,7 +161,8 @@ export function selection(data, map, [[x, y], [u, v]]) {
 
 function bounds({ name, edges }, low, high) {
   const end = edges[high + 1], isLast = high + 2 === edges.length;
-  const inside = isLast ? end : WHOLE.has(name) ? Math.ceil(end) - 1 : Number((end - 1e-6).toPrecision(8));
+  const inside = isLast ? end : WHOLE.has(name) ? Math.ceil(end) - 1
+    : Number((end - 1e-6).toPrecision(8));
   return [edges[low], inside];
 }
 

@@ -54,7 +54,8 @@ function headline(run) {
 function Others({ run, listed, chosen }) {
   const rest = listed.runs.filter((one) => one.run !== run.run);
   if (!rest.length) return null;
-  const toggled = (one) => chosen.includes(one) ? chosen.filter((c) => c !== one) : [...chosen, one];
+  const toggled = (one) => chosen.includes(one) ? chosen.filter((c) =>
+    c !== one) : [...chosen, one];
   return html`<div class="actions" role="group" aria-label="Compare with">
     <span class="soft">with</span>${rest.slice(0, 7).map((one) => html`<button class="chip"
       aria-pressed=${chosen.includes(one.run)}
@@ -101,7 +102,8 @@ function Curves({ run, runs, extra }) {
     ${charts.map(([title, note, names]) => {
       const series = curveSeries(runs, names);
       return series.length > 0 && html`<${Card} key=${title} title=${title} note=${note}>
-        <${Chart} title=${title} series=${series} group="steps" onPick=${open} zero=${title !== "Loss"} /></${Card}>`;
+        <${Chart} title=${title} series=${series} group="steps" onPick=${open}
+          zero=${title !== "Loss"} /></${Card}>`;
     })}</div>
     <div class="form"><${Select} label="draw another metric" value=${extra ?? ""}
       options=${[["", "–"], ...known.filter((n) => !drawn.has(n)).map((n) => [n, n])]}
@@ -114,7 +116,8 @@ function curveSeries(runs, names) {
   const points = (data, name) => data.metrics.step.map((step, n) =>
     [step, data.metrics.values[name]?.[n] ?? null]).filter(([, y]) => y !== null);
   const series = runs.length > 1
-    ? runs.map((data, n) => ({ name: data.run.name, colour: n + 1, points: points(data, names[0][0]) }))
+    ? runs.map((data, n) => ({ name: data.run.name, colour: n + 1,
+      points: points(data, names[0][0]) }))
     : names.map(([name, words, dash], n) => ({ name: words, colour: n + 1, dash,
         points: points(runs[0], name) }));
   return series.filter((one) => one.points.length);
@@ -124,7 +127,8 @@ function Evaluations({ runs }) {
   const line = (data, name) => data.evaluations.filter((e) => Number.isFinite(e[name]))
     .map((e) => [e.step, e[name]]);
   const series = (runs.length > 1
-    ? runs.map((data, n) => ({ name: data.run.name, colour: n + 1, points: line(data, "accuracy_greedy") }))
+    ? runs.map((data, n) => ({ name: data.run.name, colour: n + 1,
+      points: line(data, "accuracy_greedy") }))
     : [{ name: "sampled", colour: 1, points: line(runs[0], "accuracy_sampled") },
        { name: "greedy", colour: 2, points: line(runs[0], "accuracy_greedy") }])
     .filter((one) => one.points.length);
@@ -138,7 +142,8 @@ function Outcomes({ data, run }) {
   const of = groups.admitted || 1;
   const rows = ["trained", "filtered", "expired", "dead", "open"].map((name) =>
     ({ name, groups: groups[name] ?? 0 }));
-  return html`<${Card} title="What became of the groups" note=${`${count(groups.admitted)} admitted; `
+  return html`<${Card} title="What became of the groups"
+    note=${`${count(groups.admitted)} admitted; `
       + Object.entries(trajectories).map(([finish, n]) => `${count(n)} ${finish}`).join(", ")
       + " among the trajectories"}>
     <${Table} label="Groups by ending" rows=${rows} columns=${[
@@ -147,18 +152,21 @@ function Outcomes({ data, run }) {
       { key: "share", label: "share", kind: "n", cell: (r) => percent(r.groups / of, 1) },
     ]} href=${(row) => link("r", [run.run, "groups"], { ended: row.name })} />
     ${data.reasons?.length > 0 && html`<h3>Reasons</h3>${data.reasons.slice(0, 12).map((one) =>
-      html`<p><span class="badge">${count(one.count)}</span> <${Line} text=${one.what} limit=${200} /></p>`)}`}
+      html`<p><span class="badge">${count(one.count)}</span> <${Line} text=${one.what}
+        limit=${200} /></p>`)}`}
   </${Card}>`;
 }
 
 function Rollouts({ rollouts, now }) {
   return html`<${Card} title="Rollouts" note=${`newest version ${count(now.version)}`}>
     ${rollouts?.length ? html`<${Table} label="Rollouts" rows=${rollouts} limit=${64} columns=${[
-      { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout} limit=${28} />` },
+      { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout}
+        limit=${28} />` },
       { key: "health", label: "state", cell: (r) => r.health ?? "–" },
       { key: "running", label: "running", kind: "n", cell: (r) => r.slots
         ? `${count(r.running)} of ${count(r.slots)}` : count(r.running) },
-      { key: "version", label: "version", kind: "n", cell: (r) => r.version == null ? "–" : `v${r.version}` },
+      { key: "version", label: "version", kind: "n", cell: (r) => r.version == null ? "–"
+        : `v${r.version}` },
       { key: "tokens_per_s", label: "tokens/s", kind: "n", cell: (r) => count(r.tokens_per_s) },
       { key: "trajectories", label: "finished", kind: "n", cell: (r) => count(r.trajectories) },
     ]} />` : html`<p class="empty">No rollout has reported.</p>`}</${Card}>`;

@@ -26,7 +26,8 @@ export function recordLink(run, topic, at) {
 
 export function Finish({ finish, reason }) {
   const kind = finish === "dead" ? "bad" : "";
-  return html`<span class=${`badge ${kind}`} title=${reason || undefined}>${finish ?? "running"}</span>`;
+  return html`<span class=${`badge ${kind}`} title=${reason
+    || undefined}>${finish ?? "running"}</span>`;
 }
 
 /** `v3`, or `v3 → v5` if the weights changed on the way. */
@@ -38,7 +39,8 @@ export function Versions({ row }) {
 
 const COLUMNS = (run) => [
   { key: "trajectory", label: "trajectory", cell: (r) => html`<${Line} text=${r.trajectory} />` },
-  { key: "task", label: "task", kind: "keep", cell: (r) => html`<${Line} text=${r.task} limit=${28} />` },
+  { key: "task", label: "task", kind: "keep", cell: (r) => html`<${Line} text=${r.task}
+    limit=${28} />` },
   { key: "reward", label: "reward", kind: "n", cell: (r) => fixed(r.reward) },
   { key: "tokens", label: "tokens", kind: "n", cell: (r) => count(r.tokens) },
   { key: "finish", label: "finish", cell: (r) => html`<${Finish} ...${r} />` },
@@ -49,7 +51,8 @@ const COLUMNS = (run) => [
     : html`<a href=${stepLink(run, r.step)}>${count(r.step)}</a>` },
   { key: "group", label: "group", kind: "n", cell: (r) =>
     html`<a href=${groupLink(run, r.group)}>${r.group}</a>` },
-  { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout} limit=${28} />` },
+  { key: "rollout", label: "rollout", kind: "keep", cell: (r) => html`<${Line} text=${r.rollout}
+    limit=${28} />` },
   { key: "seconds", label: "took", kind: "n", cell: (r) => duration(r.finished_s - r.started_s) },
 ];
 
@@ -64,7 +67,8 @@ export function TrajectoryTable({ run, rows, label, more = [], query, without = 
 
 export const GROUP_COLUMNS = (run) => [
   { key: "group", label: "group", cell: (g) => String(g.group) },
-  { key: "task", label: "task", kind: "keep", cell: (g) => html`<${Line} text=${g.task} limit=${28} />` },
+  { key: "task", label: "task", kind: "keep", cell: (g) => html`<${Line} text=${g.task}
+    limit=${28} />` },
   { key: "ended", label: "ended", cell: (g) => html`<${Ended} group=${g} />` },
   { key: "reward_mean", label: "reward", kind: "n", cell: (g) => fixed(g.reward_mean) },
   { key: "reward_std", label: "± std", kind: "n", cell: (g) => fixed(g.reward_std) },

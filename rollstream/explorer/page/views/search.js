@@ -9,10 +9,13 @@ import { adjust, link } from "../router.js";
 import { Line } from "../text.js";
 import { TrajectoryTable } from "./rows.js";
 
-const NUMBERS = [["reward", "reward"], ["group_reward", "group's reward"], ["lag", "lag"], ["tokens", "tokens"]];
-const ORDERS = [["", "newest"], ["oldest", "oldest"], ["-reward", "highest reward"], ["reward", "lowest reward"],
+const NUMBERS = [["reward", "reward"], ["group_reward", "group's reward"], ["lag", "lag"],
+  ["tokens", "tokens"]];
+const ORDERS = [["", "newest"], ["oldest", "oldest"], ["-reward", "highest reward"],
+  ["reward", "lowest reward"],
   ["-tokens", "longest"], ["tokens", "shortest"], ["-lag", "most stale"]];
-const FIELDS = ["q", "mode", "in", "task", "finish", "rollout", "step", "group", "version", "name", "ended", "order",
+const FIELDS = ["q", "mode", "in", "task", "finish", "rollout", "step", "group", "version", "name",
+  "ended", "order",
   ...NUMBERS.flatMap(([name]) => [`${name}_min`, `${name}_max`])];
 const PRESETS = [
   ["never solved, longest first", { group_reward_max: 0, order: "-tokens" }],
@@ -25,13 +28,16 @@ const PRESETS = [
 
 export default function Search({ run, query, listed }) {
   const filters = Object.fromEntries(FIELDS.map((name) => [name, query.get(name) ?? ""]));
-  const active = Object.entries(filters).filter(([name, value]) => value !== "" && name !== "order");
+  const active = Object.entries(filters).filter(([name, value]) => value !== ""
+    && name !== "order");
   return html`<header class="page-head"><div><h1>Search</h1>
       <p class="note">Every trajectory of the run, by what it says and by what became of it.</p></div>
       ${listed.sql && html`<a class="chip" href=${link("r", [run.run, "sql"])}>SQL</a>`}</header>
     <${Fields} filters=${filters} tasks=${run.settings?.tasks} />
-    <div class="chips">${PRESETS.map(([word, preset]) => html`<a class="chip" href=${link("r", [run.run, "search"], preset)}>${word}</a>`)}
-      ${active.length > 0 && html`<a class="chip bad" href=${link("r", [run.run, "search"])}>clear</a>`}</div>
+    <div class="chips">${PRESETS.map(([word, preset]) => html`<a class="chip" href=${link("r",
+      [run.run, "search"], preset)}>${word}</a>`)}
+      ${active.length > 0 && html`<a class="chip bad" href=${link("r",
+        [run.run, "search"])}>clear</a>`}</div>
     <${Results} run=${run} filters=${filters} label="Found trajectories" />`;
 }
 
@@ -40,18 +46,33 @@ function Fields({ filters, tasks }) {
   const isOpen = NUMBERS.some(([name]) => filters[`${name}_min`] || filters[`${name}_max`])
     || ["rollout", "step", "version", "name", "group", "ended"].some((name) => filters[name]);
   return html`<div role="search"><div class="form">
-      <label class="field wide"><span>text</span><${Typed} type="search" value=${filters.q} onChange=${set("q")} /></label>
-      <${Choice} label="Kind of text" value=${filters.mode} onChange=${set("mode")} options=${[["", "plain"], ["re", "regex", "RE2 syntax"]]} />
-      <${Choice} label="Where" value=${filters.in} onChange=${set("in")} options=${[["", "answers"], ["prompt", "prompts"], ["all", "all"]]} />
-      ${Array.isArray(tasks) && tasks.length > 1 && html`<${Select} label="task" value=${filters.task} onChange=${set("task")} options=${[["", "any"], ...tasks.map((t) => [t, t])]} />`}
-      <${Select} label="finish" value=${filters.finish} onChange=${set("finish")} options=${[["", "any"], ["stop", "stop"], ["length", "length"], ["dead", "dead"]]} />
-      <${Select} label="order" value=${filters.order} onChange=${set("order")} options=${ORDERS} /></div>
+      <label class="field wide"><span>text</span><${Typed} type="search" value=${filters.q}
+        onChange=${set("q")} /></label>
+      <${Choice} label="Kind of text" value=${filters.mode} onChange=${set("mode")}
+        options=${[["", "plain"], ["re", "regex", "RE2 syntax"]]} />
+      <${Choice} label="Where" value=${filters.in} onChange=${set("in")} options=${[["", "answers"],
+        ["prompt", "prompts"], ["all", "all"]]} />
+      ${Array.isArray(tasks) && tasks.length > 1 && html`<${Select} label="task"
+        value=${filters.task} onChange=${set("task")}
+        options=${[["", "any"], ...tasks.map((t) => [t, t])]} />`}
+      <${Select} label="finish" value=${filters.finish} onChange=${set("finish")}
+        options=${[["", "any"], ["stop", "stop"], ["length", "length"], ["dead", "dead"]]} />
+      <${Select} label="order" value=${filters.order} onChange=${set("order")}
+        options=${ORDERS} /></div>
     <details class="more-filters" open=${isOpen}><summary>More filters</summary><div class="form">
-      ${NUMBERS.map(([name, word]) => ["min", "max"].map((end) => html`<label class="field short"><span>${word} ${end === "min" ? "≥" : "≤"}</span>
-        <${Typed} type="number" value=${filters[`${name}_${end}`]} onChange=${set(`${name}_${end}`)} /></label>`))}
-      ${["step", "version", "group"].map((name) => html`<label class="field short"><span>${name}</span><${Typed} type="number" value=${filters[name]} onChange=${set(name)} /></label>`)}
-      ${["name", "rollout"].map((name) => html`<label class="field"><span>${name === "name" ? "name begins with" : name}</span><${Typed} type="text" value=${filters[name]} onChange=${set(name)} /></label>`)}
-      <${Select} label="group ended" value=${filters.ended} onChange=${set("ended")} options=${[["", "any"], ...["trained", "filtered", "expired", "dead", "open"].map((e) => [e, e])]} />
+      ${NUMBERS.map(([name, word]) => ["min", "max"].map((end) => html`<label class="field short">
+        <span>${word} ${end === "min" ? "≥" : "≤"}</span>
+        <${Typed} type="number" value=${filters[`${name}_${end}`]}
+          onChange=${set(`${name}_${end}`)} /></label>`))}
+      ${["step", "version", "group"].map((name) => html`<label class="field short">
+        <span>${name}</span><${Typed} type="number" value=${filters[name]}
+        onChange=${set(name)} /></label>`)}
+      ${["name", "rollout"].map((name) => html`<label class="field"><span>${name === "name"
+        ? "name begins with" : name}</span><${Typed} type="text" value=${filters[name]}
+        onChange=${set(name)} /></label>`)}
+      <${Select} label="group ended" value=${filters.ended} onChange=${set("ended")}
+        options=${[["", "any"], ...["trained", "filtered", "expired",
+        "dead", "open"].map((e) => [e, e])]} />
     </div></details></div>`;
 }
 
@@ -64,7 +85,8 @@ function Typed({ value, onChange, type }) {
     const timer = setTimeout(() => onChange(text), 350);
     return () => clearTimeout(timer);
   }, [text]);
-  return html`<input type=${type} step="any" value=${text} onInput=${(event) => setText(event.target.value)}
+  return html`<input type=${type} step="any" value=${text} onInput=${(event) =>
+    setText(event.target.value)}
     onKeyDown=${(event) => event.key === "Enter" && onChange(text)} />`;
 }
 
@@ -73,7 +95,8 @@ export function Results({ run, filters, label }) {
   const path = runPath(run.run, "search");
   const state = useApi(path, filters, { run: run.run });
   return html`<${Loaded} state=${state} isEmpty=${() => false}>${(first) =>
-    html`<${Pages} key=${JSON.stringify(filters)} run=${run} path=${path} filters=${filters} first=${first} label=${label} />`}</${Loaded}>`;
+    html`<${Pages} key=${JSON.stringify(filters)} run=${run} path=${path} filters=${filters}
+      first=${first} label=${label} />`}</${Loaded}>`;
 }
 
 function Pages({ run, path, filters, first, label }) {
@@ -81,13 +104,20 @@ function Pages({ run, path, filters, first, label }) {
   const [error, setError] = useState(null);
   const pages = [first, ...later];
   const last = pages.at(-1);
-  const rows = [...new Map(pages.flatMap((page) => page.rows).map((row) => [row.trajectory, row])).values()];
-  const more = () => get(path, { ...filters, cursor: last.next }).then((page) => setLater([...later, page]), setError);
-  const match = { key: "match", label: "found", cell: (row) => row.match && html`<${Found} match=${row.match} />` };
-  return html`<${Card} title=${label} note=${html`<span role="status">${summary(pages, rows.length)}</span>`}>
-    ${rows.length ? html`<${TrajectoryTable} run=${run.run} rows=${rows} label=${label} more=${rows.some((r) => r.match) ? [match] : []} />`
-      : html`<p class="empty">${last.next ? "Nothing in what was read so far." : "No trajectory is so."}</p>`}
-    ${last.next && html`<button class="more" onClick=${more}>${last.complete === false ? "search on" : "more"}</button>`}
+  const rows = [...new Map(pages.flatMap((page) =>
+    page.rows).map((row) => [row.trajectory, row])).values()];
+  const more = () => get(path, { ...filters, cursor: last.next }).then((page) =>
+    setLater([...later, page]), setError);
+  const match = { key: "match", label: "found", cell: (row) => row.match && html`<${Found}
+    match=${row.match} />` };
+  return html`<${Card} title=${label} note=${html`<span
+    role="status">${summary(pages, rows.length)}</span>`}>
+    ${rows.length ? html`<${TrajectoryTable} run=${run.run} rows=${rows} label=${label}
+      more=${rows.some((r) => r.match) ? [match] : []} />`
+      : html`<p class="empty">${last.next ? "Nothing in what was read so far."
+        : "No trajectory is so."}</p>`}
+    ${last.next && html`<button class="more" onClick=${more}>${last.complete === false ? "search on"
+      : "more"}</button>`}
     ${error && html`<${Failure} error=${error} />`}</${Card}>`;
 }
 
@@ -97,10 +127,12 @@ function summary(pages, shown) {
   if (last.matched !== null && last.matched !== undefined) {
     return `${count(last.matched)} of ${count(last.total)}, ${duration(pages[0].seconds)}`;
   }
-  return `${count(shown)} found; ${last.next ? `${count(scanned)} of ${count(last.total)} read` : "all read"}`;
+  return `${count(shown)} found; ${last.next ? `${count(scanned)} of ${count(last.total)} read`
+    : "all read"}`;
 }
 
 function Found({ match }) {
-  return html`<span class="found"><${Line} text=${match.before.slice(-40)} /><mark><${Line} text=${match.text} limit=${120} /></mark><${Line}
+  return html`<span class="found"><${Line} text=${match.before.slice(-40)} /><mark><${Line}
+    text=${match.text} limit=${120} /></mark><${Line}
     text=${match.after} limit=${40} /></span>`;
 }
