@@ -95,7 +95,18 @@ class ExploredRun:
         """The trainer's rule for which samples are trained; None if settings are missing, or if a
         part of the rule is code of the user.
         """
-        return audit_policy(without_user_code(self.location)).rule
+        return audit_policy(self.judged_location).rule
+
+    @cached_property
+    def judged_location(self) -> RunLocation:
+        """The run's location for functions that judge by its settings: with the defaults of those
+        that its release did not have, and without those that name code (`without_user_code`).
+        """
+        location = self.location
+        if self.configuration is not None:
+            values = self.configuration.model_dump(mode="json")
+            location = replace(location, configuration={**location.configuration, **values})
+        return without_user_code(location)
 
     @property
     def replayed(self) -> str | None:

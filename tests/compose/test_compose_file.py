@@ -21,7 +21,7 @@ EXPLORER = services()["explorer"]
 LONG_LIVED = [
     service
     for service in services().values()
-    if service.is_role and not service.ends and service is not EXPLORER
+    if service.is_role and not service.ends and service.name != EXPLORER.name
 ]
 
 

@@ -1,3 +1,3 @@
-"""The commands that read a run: `ls`, `top`, `report`, `query`, `tail`, `inspect`, `config`,
-`diff`, `weights` and `checkpoints`.
+"""The commands that read a run: `ls`, `top`, `report`, `query`, `explore`, `trace`, `tail`,
+`inspect`, `config`, `diff`, `weights` and `checkpoints`.
 """

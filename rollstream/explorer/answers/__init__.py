@@ -1,3 +1,6 @@
-"""One module per view of the explorer: each returns the JSON object of a route from an
-`ExploredRun` and the request's parameters (docs/reference/explorer-api.md).
+"""The explorer's answers: each module returns the JSON objects of some routes from an `ExploredRun`
+and the request's parameters (docs/reference/explorer-api.md).
+
+`overview`, `questions`, `steps`, `groups`, `trajectory` (with its `chain`), `lanes`, `weights`,
+`maps`, `search`, `verdict`, `comparison` and `places` are views; `rows` is what they share.
 """

@@ -12,7 +12,7 @@ from rollstream.analysis.locate import REPLAY_FILE, open_run_view
 from rollstream.cli.maintain.audit import audit_policy, audit_report_json
 from rollstream.consumers.audit.audit import Audit
 from rollstream.errors import RollstreamError
-from rollstream.explorer.explored_run import ExploredRun, without_user_code
+from rollstream.explorer.explored_run import ExploredRun
 
 
 class RunVerdict:
@@ -57,7 +57,7 @@ class RunVerdict:
         if location.folder is not None and (location.folder / REPLAY_FILE).is_file():
             return {"state": "failed", "message": "a replay is not audited; audit the replayed run"}
         with open_run_view(location) as view:
-            policy = audit_policy(without_user_code(location))
+            policy = audit_policy(self._run.judged_location)
             audit = Audit(view.bus, view.store, view.run, policy, self._tell)
             results = audit.check()
             report = audit_report_json(location.name, view.run, results, audit.coverage)
