@@ -56,7 +56,7 @@ def write_libraries(vendor: Path, work: Path) -> None:
     for name, source in STYLES.items():
         shutil.copyfile(modules / source, vendor / name)
     for name in VERSIONS:
-        shutil.copyfile(modules / name / "LICENSE", vendor / f"LICENSE.{name}")
+        shutil.copyfile(modules / name / "LICENSE", vendor / f"LICENSE.{name}.txt")
     write_sums(vendor)
 
 

@@ -19,7 +19,7 @@ def test_vendored_libraries_are_those_that_were_fetched() -> None:
 
 def test_each_library_has_its_licence_beside_it() -> None:
     for name in VERSIONS:
-        assert "permission" in (VENDOR / f"LICENSE.{name}").read_text().lower()
+        assert "permission" in (VENDOR / f"LICENSE.{name}.txt").read_text().lower()
 
 
 def test_modules_import_files_of_the_page_by_relative_paths() -> None:
@@ -47,3 +47,9 @@ def test_all_assets_together_stay_below_150_kb_as_sent() -> None:
 def test_no_file_names_another_host() -> None:
     for path in [*OWN, PAGE / "index.html", PAGE / "styles.css"]:
         assert not re.search(r"https?://", path.read_text()), path.name
+
+
+def test_an_export_holds_the_licences_beside_the_libraries() -> None:
+    """The server and an export send files with a known ending only."""
+    sent = load_assets()
+    assert {f"vendor/LICENSE.{name}.txt" for name in VERSIONS} <= sent.keys()

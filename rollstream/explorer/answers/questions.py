@@ -95,7 +95,8 @@ class RunQuestions:
         self._run, self._clock = run, clock
         self._lock = threading.Lock()
         self._read: dict[str, Any] = {"lags": None, "sureness": None, "scores": None}
-        self._read_at, self._read_changes = -math.inf, -1
+        self._read_at: float = -math.inf
+        self._read_changes: int = -1
 
     def show(self) -> dict[str, Any]:
         """Returns the answer; parts that cannot be known are None."""
