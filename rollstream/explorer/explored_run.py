@@ -53,6 +53,8 @@ class ExploredRun:
         self, number: int, location: RunLocation, notify: Notify, clock: Callable[[], float]
     ) -> None:
         self.number, self.location = str(number), location
+        self.name = location.run or self.folder_name
+        """The run's name for the user; with its folder's if several runs have one name."""
         self.index = RunIndex()
         self.records = RecordReader(location, self.index)
         self.text = TokenText(location.tokenizers())
@@ -67,10 +69,10 @@ class ExploredRun:
         self._thread.start()
 
     @property
-    def name(self) -> str:
-        """The run's name for the user: that of its folder, else of the run."""
+    def folder_name(self) -> str:
+        """The name of the run's folder, or the URL of its archive."""
         folder = self.location.folder
-        return self.location.run or (folder.name if folder else self.location.name)
+        return self.location.name if folder is None else folder.name
 
     @cached_property
     def configuration(self) -> Configuration | None:
@@ -110,9 +112,10 @@ class ExploredRun:
 
     @property
     def replayed(self) -> str | None:
-        """The run that this one repeats, for the folder of a replay."""
+        """The name of the run that this one repeats, if its folder is that of a replay."""
         folder = self.location.folder
-        return None if folder is None or not (folder / REPLAY_FILE).is_file() else "replay"
+        is_replay = folder is not None and (folder / REPLAY_FILE).is_file()
+        return self.location.run if is_replay else None
 
     def watch(self) -> None:
         """Follow the run for another `WATCHED_S` seconds."""
@@ -202,7 +205,7 @@ class ExploredRun:
         if self.snapshot is None:
             return "starting"
         shown = self.snapshot
-        if shown.is_over:
+        if shown.is_over or (shown.is_quiet and self.replayed is not None):
             return "finished"
         if shown.is_quiet:
             return "stopped"

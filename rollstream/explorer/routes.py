@@ -54,6 +54,10 @@ class Explorer:
             self._opened.enter_context(ExploredRun(number, location, publish, time.time))
             for number, location in enumerate(locations)
         ]
+        names = [run.name for run in self.runs]
+        for run in self.runs:
+            if names.count(run.name) > 1:
+                run.name = f"{run.name} in {run.folder_name}"
         self._by_number = {run.number: run for run in self.runs}
         self._weights = {run.number: StoredWeights(run.location.store) for run in self.runs}
         self._questions = {run.number: RunQuestions(run) for run in self.runs}

@@ -123,7 +123,7 @@ def _line(version: Version, manifest: Manifest | None) -> dict[str, Any]:
         "bytes": manifest.bytes,
         "full_bytes": manifest.full_bytes,
         "changed": None if delta is None else sum(one.changed for one in delta.tensors.values()),
-        "files": len(manifest.weights.files if delta is None else delta.files),
+        "files": len(manifest.weights.files) + (0 if delta is None else len(delta.files)),
         "tensors": len(manifest.weights.tensors),
         "created_s": manifest.created_s,
         "hash": manifest.hash,
