@@ -56,7 +56,8 @@ _ADMITTED = f"""
 INSERT INTO admitted BY NAME SELECT "group", wave, {_SECONDS} AS admitted_s, deadline_s,
     trajectories AS names, prompt.partition AS prompt_p, prompt."offset" AS prompt_o
 FROM batch b WHERE {_VALID}'admitted/1'
-AND NOT EXISTS (SELECT 1 FROM admitted a WHERE a."group" = b."group")
+AND NOT EXISTS (SELECT 1 FROM admitted a WHERE a."group" BETWEEN $g_min AND $g_max
+    AND a."group" = b."group")
 """
 _TRAJECTORIES = f"""
 INSERT INTO t BY NAME SELECT trajectory, "group", index, attempt, task, rollout, rollout_term,
@@ -81,14 +82,14 @@ INSERT INTO noted BY NAME SELECT trajectory, "group", name, values[1]::DOUBLE AS
     partition AS p, "offset" AS o
 FROM batch b WHERE {_VALID}'annotation/1' AND (coalesce(reason_, '') != '' OR (len(values) > 0
     AND len(list_filter(values, lambda v: NOT abs(v) <= {NUMBER_MAX})) = 0))
-AND NOT EXISTS (
-    SELECT 1 FROM noted n WHERE n.trajectory = b.trajectory AND n.name = b.name)
+AND NOT EXISTS (SELECT 1 FROM noted n WHERE n."group" BETWEEN $g_min AND $g_max
+    AND n.trajectory = b.trajectory AND n.name = b.name)
 QUALIFY row_number() OVER (PARTITION BY trajectory, name ORDER BY partition, "offset") = 1
 """
 _REWARDED = """
 UPDATE t SET reward = n.value FROM noted n
-WHERE n.trajectory = t.trajectory AND n.name = 'reward' AND n.value IS NOT NULL
-AND t.reward IS DISTINCT FROM n.value
+WHERE t."group" BETWEEN ? AND ? AND n."group" BETWEEN ? AND ? AND n.name = 'reward'
+AND n.trajectory = t.trajectory AND n.value IS NOT NULL AND t.reward IS DISTINCT FROM n.value
 """
 _LEDGER = (
     f"""
@@ -221,29 +222,29 @@ class IndexReader:
             yield _joined(collected)
 
     def _insert(self, topic: str, batch: pa.Table) -> None:
-        if topic == "trajectories":
-            self._insert_trajectories(batch)
-        elif topic == "ledger":
+        """Insert one batch. Ranges of groups and offsets let DuckDB skip what it cannot concern."""
+        index = self._index
+        groups = _range(batch, "group", "g") if topic != "applied" else None
+        if topic == "ledger":
             self._insert_ledger(batch)
-        elif topic == "annotations":
-            self._index.insert(_NOTED, batch)
         elif topic == "applied":
-            self._index.insert(_SERVED, batch)
-        else:
-            self._index.insert(_ADMITTED, batch)
+            index.insert(_SERVED, batch)
+        elif topic == "trajectories":
+            self._insert_trajectories(batch, groups)
+        elif groups is not None:
+            index.insert(_NOTED if topic == "annotations" else _ADMITTED, batch, groups)
         if topic in ("admissions", "ledger"):
-            self._index.insert(_OPENED, batch, {"topic": topic})
-        elif topic in ("trajectories", "annotations"):
-            self._index.execute(_REWARDED)
+            index.insert(_OPENED, batch, {"topic": topic})
+        elif groups is not None and topic in ("trajectories", "annotations"):
+            index.execute(_REWARDED, [*groups.values()] * 2)
 
-    def _insert_trajectories(self, batch: pa.Table) -> None:
+    def _insert_trajectories(self, batch: pa.Table, groups: dict[str, int] | None) -> None:
         batch = self._well_placed(batch)
-        bounds = _bounds(batch)
-        if bounds is not None:
-            self._index.insert(_TRAJECTORIES, batch, bounds)
-        self._progress(trajectories=sum(
-            at.offset for at in self._topics["trajectories"].positions.values()
-        ))  # fmt: skip
+        places = _range(batch, "partition", "p"), _range(batch, "offset", "o")
+        if groups is not None and places[0] is not None and places[1] is not None:
+            self._index.insert(_TRAJECTORIES, batch, groups | places[0] | places[1])
+        read = sum(at.offset for at in self._topics["trajectories"].positions.values())
+        self._progress(trajectories=read)
 
     def _insert_ledger(self, batch: pa.Table) -> None:
         index = self._index
@@ -307,19 +308,16 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _bounds(batch: pa.Table) -> dict[str, int] | None:
-    """Returns the ranges of partitions, offsets and groups in the batch, by which DuckDB skips
-    blocks; None if no row is a trajectory.
+def _range(batch: pa.Table, column: str, letter: str) -> dict[str, int] | None:
+    """Returns the least and the largest value of a column as `LETTER_min` and `LETTER_max`, in this
+    order; None if it has none.
     """
     import pyarrow.compute as pc
 
-    found: dict[str, int] = {}
-    for letter, name in (("p", "partition"), ("o", "offset"), ("g", "group")):
-        ends = pc.min_max(batch.column(name)).as_py()
-        if ends["min"] is None:
-            return None
-        found |= {f"{letter}_min": ends["min"], f"{letter}_max": ends["max"]}
-    return found
+    ends: Mapping[str, Any] = pc.min_max(batch.column(column)).as_py()
+    if ends["min"] is None:
+        return None
+    return {f"{letter}_min": ends["min"], f"{letter}_max": ends["max"]}
 
 
 def _member_bounds(batch: pa.Table) -> dict[str, Any]:
