@@ -21,6 +21,7 @@ export default function Lanes({ run, query }) {
   const theme = useTheme();
   const [first, setFirst] = useState(Number(query.get("first") ?? 0)); // first of 64 lanes
   const [window, setWindow] = useState(() => within(askedWindow(query, span), span));
+  useWholeRun(window, span, setWindow);
   const { tiles, error, busy } = useTiles(run, window, first);
   useAddress(window, span, query, (next) => setWindow(within(next, span)));
   const scene = useMemo(() => sceneOf(tiles), [tiles]);
@@ -71,6 +72,16 @@ async function tilesWithin(run, { from, to }, first, cache, signal) {
       if (!isStatic || error.status !== 404 || coarser === COARSER_MAX) throw error;
     }
   }
+}
+
+/** A window over the whole run stays that while the run grows. */
+function useWholeRun(window, [begin, end], setWindow) {
+  const before = useRef([begin, end]);
+  useEffect(() => {
+    const [first, last] = before.current;
+    before.current = [begin, end];
+    if (window.from === first && window.to === last) setWindow({ from: begin, to: end });
+  }, [begin, end]);
 }
 
 /** Keeps address and window alike: a rest of the window writes it, another address moves it. */
