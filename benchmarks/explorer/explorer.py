@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, RemoteDisconnected
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,13 @@ class ExplorerClient:
 
     def get(self, path: str) -> Any:
         """Returns the JSON of a route below `/api/`; raises `AssertionError` for an error."""
-        self._connection.request("GET", f"/api/{path}")
-        answer = self._connection.getresponse()
+        try:
+            self._connection.request("GET", f"/api/{path}")
+            answer = self._connection.getresponse()
+        except RemoteDisconnected:  # closed because it was idle for a while
+            self._connection.close()
+            self._connection.request("GET", f"/api/{path}")
+            answer = self._connection.getresponse()
         body = answer.read()
         assert answer.status == 200, (path, answer.status, body[:200])
         return json.loads(body)
