@@ -91,7 +91,9 @@ function useAddress(window, span, query, onChange) {
   const isFirst = useRef(true);
   useEffect(() => {
     if (isFirst.current) { isFirst.current = false; return undefined; }
-    const from = (window.from - span[0]).toFixed(3), to = (window.to - span[0]).toFixed(3);
+    const isWhole = window.from === span[0] && window.to === span[1];
+    const [from, to] = isWhole ? ["", ""]
+      : [window.from, window.to].map((time) => (time - span[0]).toFixed(3));
     const timer = setTimeout(() =>
       { written.current = `${from}/${to}`; adjust({ from, to }); }, 300);
     return () => clearTimeout(timer);
