@@ -128,6 +128,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "explorer": Benchmark(
+        "benchmarks.explorer.explorer",
+        {
+            "explorer/explorer.py": {
+                "explorer_assets_kb": "≤ 150 kB",
+                "explorer_paint_s": "≤ 1 s",
+                "explorer_open_s": "≤ 0.3 s",
+                "explorer_view_s": "≤ 1 s",
+                "explorer_memory_mb": "≤ 400 MB",
+                "explorer_cost": "≥ 0.98 ×",
+            },
+            "explorer/large_run.py": {},
+        },
+    ),
     "hex": Benchmark(
         "benchmarks.repack.hex",
         {"repack/hex.py": {"hex_gain": "≥ 1.2 ×", "hex_gain_sim": "", "hex_plan_sim": ""}},

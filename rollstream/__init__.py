@@ -2,10 +2,10 @@
 run for notebooks; `api` has all names that user code imports.
 
 `cli/` are the commands, `config/` the settings, `supervisor/` and `roles/` the processes of a run.
-`monitor/`, `report/`, `analysis/` and `metrics/` look at runs, `runs/` copies and forks them,
-`sizes/` plans and `tuning/` tunes them, `warmup/` makes their first model. `errors`, `deadline`,
-`exports`, `http_server`, `import_path` and `metric_values` are used by all, `revision` names the
-code.
+`monitor/`, `report/`, `analysis/`, `explorer/` and `metrics/` look at runs, `runs/` copies and
+forks them, `sizes/` plans and `tuning/` tunes them, `warmup/` makes their first model. `errors`,
+`deadline`, `exports`, `http_server`, `import_path` and `metric_values` are used by all, `revision`
+names the code.
 """
 
 from typing import TYPE_CHECKING

@@ -122,6 +122,7 @@ class QuerySession:
         self.skip_corrupt = skip_corrupt
         self._defined: set[str] = set()
         self._view: LogView | None = None
+        self._cursor: duckdb.DuckDBPyConnection | None = None
         self._opened = ExitStack()
 
     def answer(self, sql: str) -> QueryResult:
@@ -132,7 +133,7 @@ class QuerySession:
         """
         with self._explained(sql):
             text = single_query(self.connection, sql)
-            cursor = self._run(text, lambda text: self.connection.cursor().execute(text))
+            cursor = self._run(text, self._execute)
             names = tuple(column[0] for column in cursor.description or ())
             kinds = tuple(str(column[1]) for column in cursor.description or ())
             if ZONED_TIME in kinds:  # DuckDB needs pytz, an optional library, to convert these
@@ -185,6 +186,13 @@ class QuerySession:
             self._view = self._opened.enter_context(open_run_view(self.location))
         return self._view
 
+    def interrupt(self) -> None:
+        """End the query that `answer` runs or whose batches are read, which then raises DuckDB's
+        `InterruptException`. Another thread may call this; without such a query it does nothing.
+        """
+        if self._cursor is not None:
+            self._cursor.interrupt()
+
     def close(self) -> None:
         self.connection.close()
         self._opened.close()
@@ -214,6 +222,10 @@ class QuerySession:
             if is_invalid_input or not isinstance(error, _OF_QUERIES):  # perhaps damaged files
                 self.check()
             raise explain_error(error, sql) from None
+
+    def _execute(self, sql: str) -> duckdb.DuckDBPyConnection:
+        self._cursor = self.connection.cursor()
+        return self._cursor.execute(sql)
 
     def _run(self, sql: str, run: Callable[[str], Converted]) -> Converted:
         """Define the views that the query names, and return `run(sql)`. If that fails because files

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from rich.console import Console
 
@@ -33,6 +34,7 @@ from rollstream.config.run_folder import (
 )
 from rollstream.config.run_model import model_folder, store_starting_model
 from rollstream.config.settings import Configuration
+from rollstream.explorer.process import ExplorerProcess
 from rollstream.metrics.endpoint import ProcessMetrics, metrics_port, serve_metrics
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.snapshot import run_settings_of
@@ -62,6 +64,8 @@ def add_arguments(command: CommandParser) -> None:
     )
     command.add_configuration()
     command.add_accept()
+    help = "also serve the run to the browser (rollstream explore) while it is trained"
+    command.add_argument("--explore", action="store_true", help=help)
     command.add_json()
 
 
@@ -82,7 +86,8 @@ def main(arguments: argparse.Namespace) -> int:
         if not warmup.run(signals):  # 4
             return EXIT_INTERRUPTED
         store_starting_model(store, configuration, folder.path)
-        outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
+        with ExplorerProcess(folder, console) if arguments.explore else nullcontext():
+            outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
         _end(folder, outcome, console, arguments.json)  # 6
     finally:
         bus.close()

@@ -22,7 +22,9 @@ from rollstream.errors import ConfigurationError
 ENVIRONMENT_PREFIX = "ROLLSTREAM_"
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
 """Variable by which the supervisor gives each process the port of its metrics."""
-RESERVED_VARIABLES = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
+RESERVED_VARIABLES = frozenset(
+    {"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN", "EXPLORER_TOKEN"}
+)
 """Variables, named without `ENVIRONMENT_PREFIX`, that have the prefix but are not settings: they
 concern one process, not the run.
 """

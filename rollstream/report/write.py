@@ -30,12 +30,22 @@ MISMATCH_NOTE = (
 )
 
 
+EXPORT_FOLDER = "explorer"
+EXPORT_LINK = (
+    f'<p class="soft"><a href="{EXPORT_FOLDER}/index.html">Explore steps, groups and every token'
+    "</a>, from a file host</p>"
+)
+
+
 def write_report(history: RunHistory, summary: RunSummary, path: Path) -> None:
-    """Write the report to `path`; readers see the old file or the whole new one."""
-    page.write_page(report_page(history, summary), path)
+    """Write the report to `path`; readers see the old file or the whole new one. It links to the
+    static export of the explorer, if there is one in the folder `EXPORT_FOLDER` beside it.
+    """
+    has_export = (path.parent / EXPORT_FOLDER / "index.html").is_file()
+    page.write_page(report_page(history, summary, has_export), path)
 
 
-def report_page(history: RunHistory, summary: RunSummary) -> str:
+def report_page(history: RunHistory, summary: RunSummary, has_export: bool = False) -> str:
     """Returns the report as HTML; sections without data are left out."""
     name = summary.run or "run"
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
@@ -45,6 +55,7 @@ def report_page(history: RunHistory, summary: RunSummary) -> str:
         line = f"{PACED_NOTE} · {line}"
     body = [
         page.heading(name, line + clock(summary.seconds)),
+        EXPORT_LINK if has_export else "",
         page.tiles(_tiles(summary)),
         _warnings(history),
         page.charts(_learning(history)),

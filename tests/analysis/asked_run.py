@@ -178,7 +178,9 @@ def dead(group: int, index: int) -> Trajectory:
 
 
 def members(group: int) -> tuple[Member, ...]:
-    return tuple(Member(f"{group}.{index}", Address(0, index), "00") for index in (0, 1))
+    offsets = {0: (0, 1), 1: (3, 5)}[group]
+    found = enumerate(offsets)
+    return tuple(Member(f"{group}.{index}", Address(1, offset), "00") for index, offset in found)
 
 
 def done(step: int, term: int) -> StepDone:

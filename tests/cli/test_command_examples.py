@@ -44,6 +44,7 @@ ONE_SHOT = (
     "checkpoints",
     "fork",
     "replay",
+    "trace",
 )
 UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay", "endpoint")
 pytestmark = pytest.mark.slow  # minutes of processes
@@ -106,6 +107,22 @@ def test_examples_of_backup_and_restore(here: Path):
         done = run_command(words, here)
         assert done.returncode == 0, (words, done.stderr)
         assert done.stdout, words
+
+
+def test_examples_of_explore(here: Path):
+    """One exports and ends; the others print their URL and serve until they are stopped."""
+    for words in examples("explore"):
+        if "--export" in words:
+            assert run_command(words, here).returncode == 0
+            continue
+        environment = small_environment(BROWSER="true")
+        with subprocess.Popen(
+            [*PROGRAM, *words], cwd=here, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("explorer: http://127.0.0.1:")
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
 
 
 def test_examples_of_evaluation(here: Path):

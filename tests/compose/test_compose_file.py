@@ -14,10 +14,15 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.supervisor.plan import process_specs
 from testbed.servers import kafka_broker, versity
 from testbed.waiting import WAIT_S
-from tests.compose.compose_file import FILE, PORT, ROOT, Service, services
+from tests.compose.compose_file import FILE, FOLDER, PORT, ROOT, Service, services
 
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
-LONG_LIVED = [service for service in services().values() if service.is_role and not service.ends]
+EXPLORER = services()["explorer"]
+LONG_LIVED = [
+    service
+    for service in services().values()
+    if service.is_role and not service.ends and service.name != EXPLORER.name
+]
 
 
 def rollstream_arguments(service: Service) -> list[str]:
@@ -42,6 +47,14 @@ def test_every_role_of_the_quickstart_has_a_service() -> None:
         for seat in process_specs(configuration, RunFolder(ROOT))
     }
     assert {rollstream_arguments(service)[0] for service in LONG_LIVED} == wanted
+
+
+def test_the_explorer_is_published_on_this_machine_alone_and_needs_a_token() -> None:
+    arguments = parse(rollstream_arguments(EXPLORER))
+    assert (arguments.runs, arguments.host) == ([FOLDER], "0.0.0.0")
+    assert EXPLORER.settings["ports"] == [f"127.0.0.1:{arguments.port}:{arguments.port}"]
+    assert not arguments.sql
+    assert "ROLLSTREAM_EXPLORER_TOKEN" in EXPLORER.environment  # empty: a new one is printed
 
 
 @pytest.mark.parametrize("service", LONG_LIVED, ids=lambda service: service.name)

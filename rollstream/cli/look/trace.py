@@ -1,0 +1,29 @@
+"""`rollstream trace RUN --perfetto FILE`: writes a run's rollouts, steps, versions and moves over
+time as a trace that ui.perfetto.dev opens. The run is only read.
+"""
+
+import argparse
+from pathlib import Path
+
+from rollstream.analysis.locate import locate_asked_run
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
+from rollstream.cli.signals import warn
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples("runs/quickstart-0 --perfetto trace.json.gz")
+    command.add_run(RUN_OR_ARCHIVE_HELP)
+    command.add_archive_run()
+    help = "output file, JSON trace events compressed by gzip (default trace.json.gz)"
+    command.add_argument("--perfetto", metavar="FILE", default="trace.json.gz", help=help)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the trace and print where it is."""
+    from rollstream.explorer.trace import write_trace
+
+    location = locate_asked_run(arguments.run, arguments.name, warn)
+    path = Path(arguments.perfetto)
+    count = write_trace(location, path)
+    print(f"{path}: {count:,} events; open it in https://ui.perfetto.dev")
+    return 0

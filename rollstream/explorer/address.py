@@ -1,0 +1,26 @@
+"""Binds the explorer's address (`bind`)."""
+
+import socket
+
+from rollstream.errors import ConfigurationError
+
+PORT = 7461  # tried first if no port is given
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """Returns a bound socket: at `port`, or, with None, at `PORT` if it is free and else at any
+    free one. Raises `ConfigurationError` if the address is not available.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in (port,) if port is not None else (PORT, 0):
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, candidate))
+        except OSError as error:
+            found.close()
+            if candidate == PORT and port is None:
+                continue
+            raise ConfigurationError(f"{host}:{candidate}: {error.strerror}") from None
+        return found
+    raise AssertionError("port 0 is always free")

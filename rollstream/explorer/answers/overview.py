@@ -1,0 +1,202 @@
+"""Answers `runs`, `r/{n}/settings` and `r/{n}/overview`: which runs are shown, their curves, and
+where a run stands now, by the same state and warnings as `rollstream top`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollstream.analysis.output import json_value
+from rollstream.explorer.explored_run import ExploredRun
+from rollstream.storage.metrics_file import read_metrics
+
+CURVE_STEPS = 2000  # steps of a curve; longer runs are thinned evenly
+CURVES_MAX = 120  # metrics by name
+FIRST_METRICS = (
+    "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "lag_consumed_mean",
+    "lag_finish_mean", "length_median", "length_p99", "tokens_trained", "seconds", "wait_s",
+)  # fmt: skip
+SHOWN = {
+    "max_lag": "dispatch.max_lag",
+    "on_update": "rollouts.on_update",
+    "engine": "rollouts.engine",
+    "groups_per_step": "trainer.groups_per_step",
+    "samples_per_group": "trainer.samples_per_group",
+    "advantage": "trainer.advantage",
+    "loss": "trainer.loss",
+    "tasks": "task.name",
+    "model": "model.path",
+    "seed": "seed",
+}
+"""Settings that every view shows, by their dotted keys."""
+
+
+def run_line(run: ExploredRun) -> dict[str, Any]:
+    """Returns the RUN object of `runs`."""
+    shown = run.snapshot
+    steps = run.index.value("SELECT max(step) FROM done")
+    phase = run.phase()
+    return {
+        "run": run.number,
+        "name": run.name,
+        "place": _without_password(run.location.name),
+        "phase": phase,
+        "living": phase in ("starting", "training"),
+        "paced": run.settings.get("rollouts.engine") == "paced",
+        "simulated": False,
+        "replay": run.replayed,
+        "steps": shown.steps if shown and run.settings else steps,
+        "step": steps or 0,
+        "has_log": run.location.bus is not None,
+        "has_archive": run.location.has_store,
+        "has_text": run.text.is_known,
+        "span": span_of(run),
+        "settings": {name: run.settings.get(key) for name, key in SHOWN.items()},
+        "trouble": run.trouble or (shown.trouble if shown else ""),
+        "index": run.index.progress.line(),
+    }
+
+
+def show_settings(run: ExploredRun) -> dict[str, Any]:
+    """Answers `settings`, without secrets."""
+    configuration = run.location.configuration
+    return {
+        "settings": [{"name": key, "value": value} for key, value in run.settings.items()],
+        "revision": str(configuration.get("code_revision", "")),
+    }
+
+
+def span_of(run: ExploredRun) -> list[float] | None:
+    """Returns the times of the run's first and last trajectory or step; None without any."""
+    row = run.index.row(
+        "SELECT least((SELECT min(started_s) FROM t), (SELECT min(time_s) FROM done)) AS first, "
+        "greatest((SELECT max(finished_s) FROM t), (SELECT max(time_s) FROM done)) AS last"
+    )
+    if row is None or row["first"] is None:
+        return None
+    return [row["first"], row["last"]]
+
+
+def show_overview(run: ExploredRun) -> dict[str, Any]:
+    """Answers `overview`."""
+    shown = run.snapshot
+    return {
+        "run": run_line(run),
+        "metrics": curves(run),
+        "evaluations": _evaluations(run),
+        "now": _now(run),
+        "outcomes": _outcomes(run),
+        "reasons": run.index.rows(
+            "SELECT what, count(*) AS count FROM ("
+            "SELECT ended || ': ' || detail AS what FROM ends WHERE ended != 'trained' UNION ALL "
+            "SELECT 'trajectory dead: ' || reason FROM t WHERE finish = 'dead'"
+            ") GROUP BY ALL ORDER BY count DESC, what LIMIT 30"
+        ),
+        "rollouts": _rollouts(run),
+        "warnings": []
+        if shown is None
+        else [{"name": w.kind, "text": w.what, "advice": w.do} for w in shown.concerns],
+        "tasks": run.index.rows(
+            "SELECT task, count(*) AS trajectories, avg(reward) AS reward_mean, "
+            "avg(tokens) AS tokens_mean FROM t GROUP BY ALL ORDER BY task LIMIT 100"
+        ),
+        "index": run.index.progress.line(),
+    }
+
+
+def curves(run: ExploredRun) -> dict[str, Any]:
+    """Returns the metrics of all steps, by name, thinned to `CURVE_STEPS` of them."""
+    count = run.index.value("SELECT count(*) FROM steps") or 0
+    every = max(1, -(-count // CURVE_STEPS))
+    found = run.index.columns(
+        f"SELECT step, time_s, metrics FROM steps WHERE step % {every} = 0 OR "
+        "step = (SELECT max(step) FROM done) ORDER BY step"
+    )
+    metrics: Sequence[Mapping[str, Any]] = found["metrics"]
+    present = {name for values in metrics for name in values}
+    first = [name for name in FIRST_METRICS if name in present]
+    names = [*first, *sorted(present - set(first))][:CURVES_MAX]
+    return {
+        "names": names,
+        "step": found["step"],
+        "time_s": found["time_s"],
+        "values": {name: [values.get(name) for values in metrics] for name in names},
+        "thinned": every > 1,
+    }
+
+
+def _evaluations(run: ExploredRun) -> list[Any]:
+    path = run.location.evaluations
+    lines = read_metrics(path) if path is not None and path.is_file() else []
+    return json_value(lines[-CURVE_STEPS:])
+
+
+def _now(run: ExploredRun) -> dict[str, Any]:
+    shown = run.snapshot
+    step = run.index.value("SELECT max(step) FROM done") or 0
+    version = run.index.value("SELECT max(version) FROM done")
+    if shown is None:
+        return {"step": step, "version": version}
+    return {
+        "step": step,
+        "steps": shown.steps if run.settings else step,
+        "seconds": shown.seconds,
+        "tokens_per_s": json_value(shown.pace.generated_per_s),
+        "trained_per_s": json_value(shown.pace.trained_per_s),
+        "step_s": json_value(shown.pace.step_s),
+        "left_s": json_value(shown.pace.left_s),
+        "version": version if shown.version is None else shown.version,
+        "open_groups": shown.queue.open_groups,
+        "ready_groups": shown.queue.ready_groups,
+        "restarts": shown.restarts,
+        "phase": shown.phase,
+    }
+
+
+def _outcomes(run: ExploredRun) -> dict[str, Any]:
+    """Returns how many groups ended in which way, and how many trajectories finished in which."""
+    admitted = run.index.value("SELECT count(*) FROM admitted") or 0
+    groups = dict.fromkeys(("trained", "filtered", "expired", "dead"), 0)
+    for row in run.index.rows("SELECT ended, count(*) AS count FROM ended GROUP BY ALL"):
+        groups[row["ended"]] = row["count"]
+    finishes = run.index.rows("SELECT finish, count(*) AS count FROM t GROUP BY ALL ORDER BY ALL")
+    return {
+        "groups": {"admitted": admitted, **groups, "open": max(0, admitted - sum(groups.values()))},
+        "trajectories": {row["finish"]: row["count"] for row in finishes},
+    }
+
+
+def _rollouts(run: ExploredRun) -> list[dict[str, Any]]:
+    """Returns each rollout: its newest heartbeat, if the log has one, and what it finished."""
+    beats = {} if run.state is None else run.state.rollouts
+    found: list[dict[str, Any]] = []
+    rows = run.index.rows(
+        "SELECT rollout, max(rollout_term) AS term, count(*) AS trajectories, "
+        "sum(tokens)::BIGINT AS tokens FROM t GROUP BY ALL ORDER BY ALL LIMIT 1024"
+    )
+    counted = {row["rollout"]: row for row in rows}
+    for name in sorted({*counted, *beats}):
+        beat = beats[name][-1] if name in beats else None
+        row = counted.get(name, {})
+        found.append(
+            {
+                "rollout": name,
+                "term": row.get("term") if beat is None else beat.term,
+                "trajectories": row.get("trajectories", 0),
+                "tokens": row.get("tokens") or 0,
+                "running": beat and beat.running,
+                "waiting": beat and beat.waiting,
+                "slots": beat and beat.slots,
+                "version": beat and beat.version.number,
+                "tokens_per_s": beat and beat.tokens_per_s,
+                "health": beat and beat.health,
+                "idle_s": beat and beat.idle_s,
+                "time_s": beat and beat.time_s,
+            }
+        )
+    return found
+
+
+def _without_password(url: str) -> str:
+    head, separator, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    return f"{head}{separator}***@{host}" if at and user else url

@@ -1,0 +1,248 @@
+"""Answers `trajectories/{name}`: the text of one trajectory token by token, with the version, the
+lag, the log-probability, the source and the training of each, its turns, and how it came about.
+
+Tokens that still run are joined from the partials in the log. Token entropy and the trainer's own
+log-probability of a token are not in the log; the answer states that.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.errors import ObjectMissing
+from rollstream.explorer.answers.chain import Chain, TokenSequence, read_chain
+from rollstream.explorer.answers.groups import ReadGroup, groups_of, read_group
+from rollstream.explorer.answers.rows import with_group_rewards
+from rollstream.explorer.explored_run import ExploredRun
+from rollstream.explorer.filters import limited, whole
+from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Annotation, Trajectory
+from rollstream.streams.values import Span, accepted_mask, accepted_tokens
+
+TOKENS_MAX = 20_000
+KINDS = {PROMPT: "prompt", GENERATED: "generated", ENVIRONMENT: "environment"}
+MISSING = (
+    "the entropy of a token is not recorded",
+    "the trainer's log-probability of a token is not recorded (mismatch by token)",
+)
+
+
+def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Answers `trajectories/{name}`; raises `ObjectMissing` if no group admitted such a one."""
+    where = run.index.row('SELECT "group" FROM t WHERE trajectory = ?', [name])
+    where = where or run.index.row(
+        'SELECT "group" FROM admitted WHERE list_contains(names, ?)', [name]
+    )
+    if where is None:
+        raise ObjectMissing(f"no trajectory {name[:200]!r} in this run")
+    group = int(where["group"])
+    read = read_group(run, group)
+    rows = with_group_rewards(run, [row for row in read.rows if row["trajectory"] == name])
+    row, record = next(iter(rows), None), read.records.get(name)
+    found = groups_of(run, [group])
+    chain = read_chain(run, name, row, found[0] if found else None)
+    sequence = _sequence(record, chain)
+    page = _page(given, len(sequence.tokens))
+    return {
+        "trajectory": name,
+        "row": row,
+        "group": found[0] if found else None,
+        "running": record is None,
+        **_token_part(run, sequence, row, read, name, page),
+        **_facts(record),
+        "chain": chain.entries,
+        "chain_complete": chain.complete,
+        "turns": _turns(sequence, chain),
+        "annotations": run.index.rows(
+            "SELECT name, value, count AS values, scorer, reason, time_s FROM noted "
+            "WHERE trajectory = ? ORDER BY name LIMIT 100", [name]
+        ),
+        "completions": len({name} & {row["trajectory"] for row in read.rows}),
+        "neighbours": _neighbours(run, group, name),
+        "missing": list(MISSING),
+    }  # fmt: skip
+
+
+def _page(given: Mapping[str, str], total: int) -> tuple[int, int]:
+    start = max(0, min(total, whole(given, "from", 0)))
+    return start, min(total, start + limited(given, TOKENS_MAX, TOKENS_MAX))
+
+
+def _sequence(record: Trajectory | None, chain: Chain) -> TokenSequence:
+    """Returns the tokens of the record, else those that the chain's partials hold."""
+    if record is not None:
+        return TokenSequence(
+            record.tokens, record.sources, record.logprobs, record.spans, record.drafts
+        )
+    return chain.running or TokenSequence(
+        np.zeros(0, np.uint32), np.zeros(0, np.uint8), np.zeros(0, np.float32), ()
+    )
+
+
+def _token_part(
+    run: ExploredRun,
+    sequence: TokenSequence,
+    row: Mapping[str, Any] | None,
+    read: ReadGroup,
+    name: str,
+    page: tuple[int, int],
+) -> dict[str, Any]:
+    """Returns the arrays of the tokens on the page, and the versions of all."""
+    generated = np.flatnonzero(sequence.sources == GENERATED)
+    count = len(generated)
+    step = None if row is None else row["step"]
+    base = step - 1 if step is not None else (row["trainer_version"] if row else None)
+    sample = read.samples.get(name)
+    mask = None if sample is None else sample.mask
+    columns: dict[str, Any] = {
+        "logprob": _spread(sequence, np.round(sequence.logprobs.astype(float), 5).tolist()),
+        "version": _spread(sequence, _by_span(sequence, count, lambda s: s.version.number)),
+        "lag": [None] * len(sequence.tokens)
+        if base is None
+        else _spread(
+            sequence, _by_span(sequence, count, lambda s: max(0, base - s.version.number))
+        ),
+        "accepted": None
+        if sequence.drafts is None
+        else _spread(sequence, accepted_mask(sequence.drafts, count).astype(int).tolist()),
+        "mask": None if mask is None else _spread(sequence, mask.astype(int).tolist()),
+    }
+    start, end = page
+    ids = sequence.tokens[start:end].tolist()
+    tokens = {name: column and column[start:end] for name, column in columns.items()}
+    return {
+        "total": len(sequence.tokens),
+        "prompt_tokens": int(np.count_nonzero(sequence.sources == PROMPT)),
+        "from": start,
+        "cut": end < len(sequence.tokens),
+        "tokens": {
+            "id": ids,
+            "piece": run.text.pieces(ids),
+            "source": sequence.sources[start:end].tolist(),
+            **tokens,
+            "advantage": None if sample is None else sample.advantage,
+            "strips": _strips(run, sequence, name, page),
+        },
+        "versions": _versions(sequence, generated, base, mask),
+    }
+
+
+def _spread(sequence: TokenSequence, values: Sequence[Any]) -> list[Any]:
+    """Returns a list with one item per token: the values of generated tokens, null for others."""
+    found: list[Any] = [None] * len(sequence.tokens)
+    places = np.flatnonzero(sequence.sources == GENERATED).tolist()
+    for place, value in zip(places, values, strict=False):
+        found[place] = value
+    return found
+
+
+def _by_span(sequence: TokenSequence, count: int, value: Callable[[Span], int]) -> list[Any]:
+    found: list[Any] = [None] * count
+    for span in sequence.spans:
+        found[span.start : span.end] = [value(span)] * (span.end - span.start)
+    return found[:count]
+
+
+def _versions(
+    sequence: TokenSequence,
+    generated: NDArray[np.int64],
+    base: int | None,
+    mask: NDArray[np.bool_] | None,
+) -> list[dict[str, Any]]:
+    """Returns the spans with the places of their tokens among all tokens."""
+    found: list[dict[str, Any]] = []
+    for span in sequence.spans:
+        if span.start >= len(generated):
+            continue
+        last = min(span.end, len(generated)) - 1
+        masked = mask is not None and not mask[span.start : span.end].any()
+        found.append(
+            {
+                "version": span.version.number,
+                "term": span.version.term,
+                "start": int(generated[span.start]),
+                "end": int(generated[last]) + 1,
+                "tokens": span.end - span.start,
+                "lag": None if base is None else max(0, base - span.version.number),
+                "masked": masked,
+            }
+        )
+    return found
+
+
+def _strips(
+    run: ExploredRun, sequence: TokenSequence, name: str, page: tuple[int, int]
+) -> dict[str, list[Any]]:
+    """Returns the annotations that have one value per generated token, by name."""
+    count = len(sequence.logprobs)
+    rows = run.index.rows(
+        "SELECT p, o FROM noted WHERE trajectory = ? AND count = ? AND count > 1 LIMIT 8",
+        [name, count],
+    )
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        one = run.records.record("annotations", row["p"], row["o"])
+        if one is not None and isinstance(one.record, Annotation):
+            values = np.round(one.record.values.astype(float), 5).tolist()
+            found[one.record.name] = _spread(sequence, values)[page[0] : page[1]]
+    return found
+
+
+def _facts(record: Trajectory | None) -> dict[str, Any]:
+    """Returns what only the record holds."""
+    drafts = None if record is None else record.drafts
+    return {
+        "scores": {} if record is None else record.scores or {},
+        "environment": "" if record is None else record.environment,
+        "reference": "" if record is None else record.reference,
+        "temperature": None if record is None else record.temperature,
+        "predicted": None if record is None else record.predicted,
+        "drafts": None
+        if drafts is None
+        else {
+            "steps": drafts.steps,
+            "guessed": drafts.guessed,
+            "accepted": accepted_tokens(drafts),
+            "asked": drafts.asked,
+            "found": drafts.found,
+            "lookup_s": drafts.lookup_s,
+        },
+    }
+
+
+def _turns(sequence: TokenSequence, chain: Chain) -> list[dict[str, Any]]:
+    """Returns the runs of tokens of one source. An environment's turn waits from the last partial
+    before it to the first one after it, where the log still has both.
+    """
+    if not len(sequence.sources):
+        return []
+    changes = np.flatnonzero(np.diff(sequence.sources)) + 1
+    edges = [0, *changes.tolist(), len(sequence.sources)]
+    found: list[dict[str, Any]] = []
+    for start, end in pairwise(edges):
+        kind = KINDS.get(int(sequence.sources[start]), "environment")
+        waited = chain.waited(start, end) if kind == "environment" else None
+        found.append(
+            {"kind": kind, "start": start, "end": end, "text_tokens": end - start,
+             "seconds": chain.seconds(start, end), "wait_s": waited}
+        )  # fmt: skip
+    return found
+
+
+def _neighbours(run: ExploredRun, group: int, name: str) -> dict[str, str | None]:
+    """Returns the trajectories before and after this one, in the order of groups and samples."""
+    names: list[str] = []
+    for row in run.index.rows(
+        'SELECT names FROM admitted WHERE "group" BETWEEN ? AND ? ORDER BY "group"',
+        [group - 1, group + 1],
+    ):
+        names += row["names"]
+    if name not in names:
+        return {"previous": None, "next": None}
+    at = names.index(name)
+    return {
+        "previous": names[at - 1] if at else None,
+        "next": names[at + 1] if at + 1 < len(names) else None,
+    }

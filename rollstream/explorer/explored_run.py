@@ -1,0 +1,229 @@
+"""Opens one run for the explorer (`ExploredRun`): its index, single records, texts, and the state
+that `rollstream top` shows. A thread reads the run once, and follows it while somebody watches.
+
+Nothing is written to the run. A read error does not end the thread: it is in `trouble`, and the
+next look tries again.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from rollstream.analysis.locate import REPLAY_FILE, RunLocation, open_run_view
+from rollstream.analysis.session import TokenText
+from rollstream.cli.maintain.audit import audit_policy
+from rollstream.config.config import flat_settings, load_for_viewing
+from rollstream.config.errors import printable_value
+from rollstream.config.settings import Configuration
+from rollstream.consumers.trainer.data.prepare import TrainingRule
+from rollstream.errors import RollstreamError
+from rollstream.explorer.index import IndexProgress, RunIndex
+from rollstream.explorer.ingest import IndexReader
+from rollstream.explorer.record_reader import RecordReader
+from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
+from rollstream.monitor.state import RunState
+from rollstream.storage.log_view import LogView
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0  # between two reads of a living run
+WATCHED_S = 15.0  # a run is followed so long after the last request
+TAIL_RECORDS = 2000  # of the ledger for the state; the index has all of it
+CATCH_UP_S = 2.0
+
+Notify = Callable[[str, dict[str, Any]], None]
+"""Receives an event's name and its data; called in the run's thread."""
+
+
+class ExploredRun:
+    """Holds what the explorer reads of one run; `number` is its place in the command line. `clock`
+    returns seconds since the epoch. Use it as a context manager.
+    """
+
+    def __init__(
+        self, number: int, location: RunLocation, notify: Notify, clock: Callable[[], float]
+    ) -> None:
+        self.number, self.location = str(number), location
+        self.name = location.run or self.folder_name
+        """The run's name for the user; with its folder's if several runs have one name."""
+        self.index = RunIndex()
+        self.records = RecordReader(location, self.index)
+        self.text = TokenText(location.tokenizers())
+        self.trouble = ""
+        self.snapshot: RunSnapshot | None = None
+        self.state: RunState | None = None
+        self._notify, self._clock = notify, clock
+        self._stop = threading.Event()
+        self._watched_s = clock()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"explorer-{number}", daemon=True)
+        self._thread.start()
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the run's folder, or the URL of its archive."""
+        folder = self.location.folder
+        return self.location.name if folder is None else folder.name
+
+    @cached_property
+    def configuration(self) -> Configuration | None:
+        """The run's settings; None if only an archive is known, or if they cannot be read."""
+        folder = self.location.folder
+        if folder is None or not (folder / "config.json").is_file():
+            return None
+        try:
+            return load_for_viewing(folder / "config.json")
+        except RollstreamError as error:
+            log.warning("%s: settings are not shown: %s", self.location.name, error)
+            return None
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Every setting as text by its dotted key, without secrets."""
+        found = {} if self.configuration is None else flat_settings(self.configuration)
+        return {key: printable_value(key, value, _setting_text) for key, value in found.items()}
+
+    @cached_property
+    def rule(self) -> TrainingRule | None:
+        """The trainer's rule for which samples are trained; None if settings are missing, or if a
+        part of the rule is code of the user.
+        """
+        return audit_policy(self.judged_location).rule
+
+    @cached_property
+    def judged_location(self) -> RunLocation:
+        """The run's location for functions that judge by its settings: with the defaults of those
+        that its release did not have, and without those that name code (`without_user_code`).
+        """
+        location = self.location
+        if self.configuration is not None:
+            values = self.configuration.model_dump(mode="json")
+            location = replace(location, configuration={**location.configuration, **values})
+        return without_user_code(location)
+
+    @property
+    def replayed(self) -> str | None:
+        """The name of the run that this one repeats, if its folder is that of a replay."""
+        folder = self.location.folder
+        is_replay = folder is not None and (folder / REPLAY_FILE).is_file()
+        return self.location.run if is_replay else None
+
+    def watch(self) -> None:
+        """Follow the run for another `WATCHED_S` seconds."""
+        self._watched_s = self._clock()
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Wait until the state was read once; returns whether it was."""
+        return self._ready.wait(seconds)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        self.records.close()
+        self.index.close()
+
+    def __enter__(self) -> "ExploredRun":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with ExitStack() as opened:
+                    self._read(opened.enter_context(open_run_view(self.location)))
+            except RollstreamError as error:
+                self.trouble = str(error)
+                log.warning("%s cannot be read: %s", self.location.name, error)
+                self._ready.set()
+                self._stop.wait(5.0)
+
+    def _read(self, view: LogView) -> None:
+        reader = IndexReader(view, self.index, self._progressed, self._stop.is_set)
+        feed, plan, state = self._feed(view)
+        is_first = True
+        while not self._stop.is_set():
+            if is_first or self._clock() - self._watched_s < WATCHED_S:
+                if view.bus is not None:  # an archive has no heartbeats, and nothing lives there
+                    self._observe(feed, plan, state)
+                self._ready.set()
+                changed = reader.refresh()
+                self.trouble = ""
+                if changed or is_first:
+                    self._notify("change", self.change())
+                is_first = False
+            self._stop.wait(EVERY_S)
+
+    def _feed(self, view: LogView) -> tuple[RunFeed, RunSettings, RunState]:
+        configuration = self.configuration or Configuration()
+        plan = run_settings_of(configuration)
+        plan = replace(plan, run=view.run)
+        folder = self.location.folder or Path("/nonexistent")
+        state = plan.state()
+        return RunFeed(view, folder / "metrics", TAIL_RECORDS), plan, state
+
+    def _observe(self, feed: RunFeed, plan: RunSettings, state: RunState) -> None:
+        until_s = time.monotonic() + CATCH_UP_S
+        while feed.follow(state, self._clock()) and time.monotonic() < until_s:
+            if self._stop.is_set():
+                return
+        shown = take_snapshot(state, plan, self._clock())
+        self.snapshot = replace(shown, concerns=warnings_of(shown))
+        self.state = state
+
+    def _progressed(self, progress: IndexProgress) -> None:
+        self._notify("index", {"run": self.number, **progress.line()})
+
+    def change(self) -> dict[str, Any]:
+        """Returns the data of the event `change`."""
+        shown = self.snapshot
+        return {
+            "run": self.number,
+            "step": self.index.value("SELECT max(step) FROM done") or 0,
+            "trajectories": self.index.progress.trajectories,
+            "version": None if shown is None else shown.version,
+            "phase": self.phase(),
+            "newest_s": None
+            if self.state is None
+            else max(self.state.newest_s.values(), default=None),
+        }
+
+    def phase(self) -> str:
+        """Returns the run's phase in a word (docs/how-to/explore-a-run.md)."""
+        if self.location.bus is None:
+            return "archived"
+        if self.snapshot is None:
+            return "starting"
+        shown = self.snapshot
+        if shown.is_over or (shown.is_quiet and self.replayed is not None):
+            return "finished"
+        if shown.is_quiet:
+            return "stopped"
+        return "starting" if shown.is_starting or not shown.step else "training"
+
+
+def without_user_code(location: RunLocation) -> RunLocation:
+    """Returns the location without the trainer's settings that name code by an import path
+    (`module:function`). A viewer imports nothing that the configuration of a run names: the run may
+    be somebody else's archive.
+    """
+    trainer = location.configuration.get("trainer")
+    if not isinstance(trainer, dict):
+        return location
+    given = cast("dict[str, Any]", trainer)
+    kept = {k: v for k, v in given.items() if not (isinstance(v, str) and ":" in v)}
+    return replace(location, configuration={**location.configuration, "trainer": kept})
+
+
+def _setting_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

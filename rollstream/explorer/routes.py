@@ -1,0 +1,211 @@
+"""Maps the paths below `/api/` to answers (`Explorer.answer`), without HTTP: the server and the
+static export call the same function. docs/reference/explorer-api.md describes each route.
+
+Answers about an index that has not changed are kept, up to `KEPT_BYTES`, so pages that ask again
+cost a look-up.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from rollstream.analysis.locate import RunLocation
+from rollstream.errors import ObjectMissing
+from rollstream.explorer.answers import comparison, groups, lanes, maps, overview, places, steps
+from rollstream.explorer.answers.questions import RunQuestions
+from rollstream.explorer.answers.search import search
+from rollstream.explorer.answers.trajectory import show_trajectory
+from rollstream.explorer.answers.verdict import RunVerdict
+from rollstream.explorer.answers.weights import StoredWeights, show_weights
+from rollstream.explorer.explored_run import ExploredRun
+from rollstream.explorer.filters import WrongRequest
+from rollstream.explorer.sql import FreeSql
+from rollstream.streams.release import RELEASE
+
+KEPT_BYTES = 16 << 20
+KEPT = frozenset({"steps", "groups", "map", "lanes", "trajectories", "compare"})
+"""First words of routes whose answers depend on the index alone."""
+
+Given = Mapping[str, str]
+Publish = Callable[[str, Mapping[str, Any]], None]
+
+
+class Explorer:
+    """Answers the routes for the given runs. Use it as a context manager; any thread may call
+    `answer`. `publish` receives the events of the runs.
+    """
+
+    def __init__(
+        self,
+        locations: Sequence[RunLocation],
+        publish: Publish,
+        with_sql: bool = False,
+        is_static: bool = False,
+    ) -> None:
+        self._opened = ExitStack()
+        self._is_static = is_static
+        self.runs = [
+            self._opened.enter_context(ExploredRun(number, location, publish, time.time))
+            for number, location in enumerate(locations)
+        ]
+        names = [run.name for run in self.runs]
+        for run in self.runs:
+            if names.count(run.name) > 1:
+                run.name = f"{run.name} in {run.folder_name}"
+        self._by_number = {run.number: run for run in self.runs}
+        self._weights = {run.number: StoredWeights(run.location.store) for run in self.runs}
+        self._questions = {run.number: RunQuestions(run) for run in self.runs}
+        self._verdicts = {run.number: _verdict(run, publish) for run in self.runs}
+        self._sql: dict[str, FreeSql] = {}
+        if with_sql:
+            for run in self.runs:
+                self._sql[run.number] = FreeSql(run.location, run.records.notes.append)
+                self._opened.callback(self._sql[run.number].close)
+        self._kept: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def answer(self, path: str, given: Given) -> bytes:
+        """Returns the JSON of a route; `path` is what follows `api/`. Raises `ObjectMissing` for a
+        path that does not exist, `WrongRequest` for a wrong parameter, and other
+        `RollstreamError` if the run cannot be read.
+        """
+        words = [unquote(word) for word in path.split("/")]
+        key = canonical(path, given)
+        state = sum(run.index.changes for run in self.runs)
+        is_kept = words[0] in KEPT or (words[0] == "r" and words[2:3] and words[2] in KEPT)
+        if is_kept:
+            with self._lock:
+                found = self._kept.get(key)
+                if found is not None and found[0] == state:
+                    self._kept.move_to_end(key)
+                    return found[1]
+        data = msgspec.json.encode(self._found(words, given))
+        if is_kept and len(data) < KEPT_BYTES // 4:
+            self._keep(key, state, data)
+        return data
+
+    def watch(self) -> None:
+        """Follow all runs for a while."""
+        for run in self.runs:
+            run.watch()
+
+    def wait_for_verdict(self, run: ExploredRun, seconds: float) -> None:
+        self._verdicts[run.number].wait(seconds)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> "Explorer":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _keep(self, key: str, state: int, data: bytes) -> None:
+        with self._lock:
+            before = self._kept.pop(key, None)
+            self._kept_bytes += len(data) - (len(before[1]) if before else 0)
+            self._kept[key] = (state, data)
+            while self._kept_bytes > KEPT_BYTES:
+                _, (_, dropped) = self._kept.popitem(last=False)
+                self._kept_bytes -= len(dropped)
+
+    def _found(self, words: Sequence[str], given: Given) -> Any:
+        match words:
+            case ["runs"]:
+                return {
+                    "runs": [overview.run_line(run) for run in self.runs],
+                    "sql": bool(self._sql),
+                    "static": self._is_static,
+                    "release": RELEASE,
+                }
+            case ["compare"]:
+                return comparison.compare_runs(comparison.chosen_runs(self.runs, given))
+            case ["compare", "steps", step]:
+                chosen = comparison.chosen_runs(self.runs, given)
+                return comparison.compare_step(chosen, _whole(step))
+            case ["views"] if self._sql:
+                return {"views": next(iter(self._sql.values())).views()}
+            case ["r", number, *rest] if number in self._by_number:
+                return self._of_run(self._by_number[number], rest, given)
+            case _:
+                raise ObjectMissing("there is no such route or run")
+
+    def _of_run(self, run: ExploredRun, words: Sequence[str], given: Given) -> Any:
+        match words:
+            case ["overview"]:
+                return overview.show_overview(run)
+            case ["settings"]:
+                return overview.show_settings(run)
+            case ["steps"]:
+                return steps.list_steps(run, given)
+            case ["steps", step]:
+                return steps.show_step(run, _whole(step))
+            case ["groups"]:
+                return groups.list_groups(run, given)
+            case ["groups", group]:
+                return groups.show_group(run, _whole(group))
+            case ["trajectories", name]:
+                return show_trajectory(run, name, given)
+            case ["lanes"]:
+                return lanes.show_lanes(run, given)
+            case ["map", kind]:
+                return maps.show_map(run, kind, given)
+            case ["search"]:
+                return search(run, given)
+            case _:
+                return self._of_store(run, words, given)
+
+    def _of_store(self, run: ExploredRun, words: Sequence[str], given: Given) -> Any:
+        match words:
+            case ["questions"]:
+                return self._questions[run.number].show()
+            case ["weights"]:
+                return show_weights(run, self._weights[run.number])
+            case ["audit"]:
+                return self._verdicts[run.number].show()
+            case ["records", topic, partition, offset]:
+                return places.show_record(run, topic, _whole(partition), _whole(offset))
+            case ["sql"] if run.number in self._sql:
+                query = given.get("q", "")
+                return self._sql[run.number].answer(query) if query else _no_query()
+            case _:
+                raise ObjectMissing("there is no such route")
+
+
+def canonical(path: str, given: Given) -> str:
+    """Returns the canonical form of a route with its parameters, by which the static export finds
+    an answer: parameters sorted by name, empty ones left out.
+    """
+    pairs = [f"{name}={_encoded(value)}" for name, value in sorted(given.items()) if value != ""]
+    return f"{path}?{'&'.join(pairs)}" if pairs else path
+
+
+def _encoded(value: str) -> str:
+    """Returns the value as JavaScript's `encodeURIComponent` does."""
+    return quote(value, safe="-_.!~*'()")
+
+
+def _verdict(run: ExploredRun, publish: Publish) -> RunVerdict:
+    return RunVerdict(run, lambda: publish("audit", {"run": run.number, "state": "done"}))
+
+
+def _whole(word: str) -> int:
+    try:
+        found = int(word)
+    except ValueError:
+        found = -1
+    if not 0 <= found < 1 << 62:
+        raise ObjectMissing(f"{word[:40]!r} is not a number of this run")
+    return found
+
+
+def _no_query() -> Any:
+    raise WrongRequest("q is missing: write one SQL query")

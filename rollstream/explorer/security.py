@@ -1,0 +1,194 @@
+"""Guards the explorer's server (`Guard`): only GET and HEAD, only with an exact Host and Origin,
+beyond loopback only with a token. Every response, also an error, carries the headers that keep a
+run's text from being run by the browser.
+
+The text of a run is hostile: a model wrote it. The page shows it as text nodes, and the policy
+`default-src 'self'` refuses scripts and styles inside of it, should one ever get there.
+"""
+
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rollstream.errors import ConfigurationError
+
+TOKEN_VARIABLE = "ROLLSTREAM_EXPLORER_TOKEN"
+"""The environment variable with the token of a server beyond loopback."""
+_TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
+COOKIE = "rollstream_explorer"
+HEALTH = "/health"
+QUERY_MAX = 8192  # bytes of a request's query
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an error in the form that every route has."""
+    body = {"error": {"status": status, "message": message}}
+    return JSONResponse(body, status, headers=dict(headers or {}))
+
+
+def read_token(file: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the token of the file or of the environment, "" without any. Raises
+    `ConfigurationError` for one that is too short; no message contains it.
+    """
+    source = TOKEN_VARIABLE if file is None else file
+    try:
+        found = environment.get(TOKEN_VARIABLE, "") if file is None else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--token-file {file}: {error}") from None
+    found = found.strip()
+    if (found or file is not None) and _TOKEN.fullmatch(found) is None:
+        raise ConfigurationError(
+            f"{source} must have 16 to 512 characters of ASCII, without spaces"
+        )
+    return found
+
+
+def new_token() -> str:
+    """Returns a token of 256 random bits."""
+    return secrets.token_urlsafe(32)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """States who may read: `origins` are the exact origins of the page (`http://127.0.0.1:7461`),
+    whose host is the only accepted Host. `token` "" means that none is needed.
+    """
+
+    origins: frozenset[str]
+    token: str = ""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        return frozenset(origin.partition("://")[2] for origin in self.origins)
+
+    @property
+    def cookie(self) -> str:
+        """The value of the cookie; the token cannot be computed from it."""
+        return hmac.new(self.token.encode(), b"explorer cookie", sha256).hexdigest()
+
+
+def access_rule(host: str, port: int, allowed: tuple[str, ...], token: str) -> AccessRule:
+    """Returns the rule of a server that is bound to `host`. `allowed` are further origins, or hosts
+    with ports, under which browsers reach it.
+    """
+    names = {*LOOPBACK}
+    if host not in ("0.0.0.0", "::", ""):
+        names.add(f"[{host}]" if ":" in host else host)
+    origins = {f"http://{name}:{port}" for name in names}
+    for one in allowed:
+        origins.add(one.lower() if "://" in one else f"http://{one.lower()}")
+    return AccessRule(frozenset(origins), token)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach a server that is bound to `host`."""
+    return host in ("127.0.0.1", "localhost", "::1")
+
+
+class Guard:
+    """Checks each request before `app` receives it, and adds the headers to each response."""
+
+    def __init__(self, app: ASGIApp, rule: AccessRule) -> None:
+        self._app, self._rule = app, rule
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                return
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refused = self._refusal(scope)
+        await (refused or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Returns the response to a request that is not served; None if it may be."""
+        headers = Headers(scope=scope)
+        wrong = self._wrong(scope, headers)
+        if wrong is not None:
+            return wrong
+        if not self._rule.token or scope["path"] == HEALTH:
+            return None
+        return self._without_token(scope, headers)
+
+    def _wrong(self, scope: Scope, headers: Headers) -> Response | None:
+        if scope["method"] not in ("GET", "HEAD"):
+            return error_response(405, "only GET and HEAD are served", {"Allow": "GET, HEAD"})
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or hosts[0].lower() not in self._rule.hosts:
+            return error_response(403, "this Host is not served; use the URL that was printed")
+        origins = headers.getlist("origin")
+        if origins and (len(origins) > 1 or origins[0].lower() not in self._rule.origins):
+            return error_response(403, "this Origin is not served")
+        is_navigation = headers.get("sec-fetch-mode") == "navigate"
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_navigation:
+            return error_response(403, "pages of other sites may not read this server")
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            return error_response(413, "a request has no body here")
+        if len(scope["query_string"]) > QUERY_MAX:
+            return error_response(413, f"a query has at most {QUERY_MAX} bytes")
+        return None
+
+    def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
+        """Returns the refusal of a request without the token, or the redirect that exchanges the
+        token of the printed URL for a cookie; None if the request has the cookie.
+        """
+        given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
+        if given is not None:
+            if not _equal(given, self._rule.token):
+                return error_response(401, "the token is wrong")
+            response = RedirectResponse("/", 303)
+            kind: Literal["strict"] = "strict"
+            response.set_cookie(
+                COOKIE, self._rule.cookie, httponly=True, samesite=kind, path="/", max_age=7 * 86400
+            )
+            return response
+        bearer = headers.get("authorization", "")
+        if bearer.startswith("Bearer ") and _equal(bearer[7:], self._rule.token):
+            return None
+        if any(_equal(one, self._rule.cookie) for one in _cookies(headers)):
+            return None
+        return error_response(401, "open the URL with the token that the server printed")
+
+
+def _equal(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
+
+
+def _cookies(headers: Headers) -> list[str]:
+    found: list[str] = []
+    for line in headers.getlist("cookie")[:8]:
+        for part in line.split(";")[:64]:
+            name, _, value = part.strip().partition("=")
+            if name == COOKIE:
+                found.append(value)
+    return found[:4]

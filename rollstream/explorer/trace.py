@@ -1,0 +1,173 @@
+"""Writes a run as a trace that Perfetto's page (ui.perfetto.dev) opens (`write_trace`): a track per
+rollout with its trajectories, one for the trainer's steps, and marks for versions, moves, deaths
+and terms.
+
+The format is Chrome's JSON trace events, compressed by gzip: times are microseconds since the run's
+first event. Trajectories of one rollout overlap, so each gets the lowest free row of its rollout.
+"""
+
+import gzip
+import heapq
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rollstream.analysis.locate import RunLocation
+from rollstream.errors import ConfigurationError
+from rollstream.explorer.answers.overview import span_of
+from rollstream.explorer.explored_run import ExploredRun
+from rollstream.storage.metrics_file import read_metrics
+
+READY_S = 3600.0
+ROWS = 4096  # rows that are fetched together
+TRAINER = 1  # process numbers; rollouts follow
+
+
+def write_trace(location: RunLocation, path: Path) -> int:
+    """Write the trace of a run; returns the number of its events. Raises `ConfigurationError` for a
+    run without any.
+    """
+    with ExploredRun(0, location, lambda event, data: None, time.time) as run:
+        until_s = time.monotonic() + READY_S
+        while not run.index.progress.complete:
+            if run.trouble or time.monotonic() > until_s:
+                raise ConfigurationError(f"{location.name} cannot be read: {run.trouble}")
+            run.watch()
+            time.sleep(0.02)
+        span = span_of(run)
+        if span is None:
+            raise ConfigurationError(f"{location.name} holds no trajectory and no step to trace")
+        return _write(path, trace_events(run, span[0]))
+
+
+def trace_events(run: ExploredRun, zero_s: float) -> Iterator[dict[str, Any]]:
+    """Yields the events of a run, with times since `zero_s`; first the names of all tracks."""
+
+    def at(time_s: float) -> int:
+        return round((time_s - zero_s) * 1e6)
+
+    names = run.index.columns("SELECT DISTINCT rollout FROM t ORDER BY rollout")["rollout"]
+    numbers = {name: number for number, name in enumerate(names, TRAINER + 1)}
+    yield _process(TRAINER, "trainer")
+    for name, number in numbers.items():
+        yield _process(number, name)
+    yield from _steps(run, at)
+    for name, number in numbers.items():
+        yield from _trajectories(run, name, number, at)
+    yield from _marks(run, numbers, at)
+
+
+def _process(number: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
+
+
+def _steps(run: ExploredRun, at: Callable[[float], int]) -> Iterator[dict[str, Any]]:
+    rows = run.index.rows(
+        "SELECT step, term, time_s, version, coalesce(metrics['seconds'], 0) AS seconds, "
+        "metrics['reward_mean'] AS reward_mean, metrics['loss'] AS loss FROM steps ORDER BY step"
+    )
+    for row in rows:
+        start = at(row["time_s"] - row["seconds"])
+        yield {
+            "ph": "X", "cat": "step", "name": f"step {row['step']}", "pid": TRAINER, "tid": 1,
+            "ts": start, "dur": at(row["time_s"]) - start,
+            "args": {name: row[name] for name in ("term", "version", "reward_mean", "loss")},
+        }  # fmt: skip
+
+
+def _trajectories(
+    run: ExploredRun, rollout: str, number: int, at: Callable[[float], int]
+) -> Iterator[dict[str, Any]]:
+    """Yields the trajectories of a rollout, each in the lowest row that is free when it starts."""
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    rows = 0
+    for row in _in_order(run, rollout):
+        while busy and busy[0][0] <= row["started_s"]:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            place = heapq.heappop(free)
+        else:
+            rows, place = rows + 1, rows + 1
+        heapq.heappush(busy, (row["finished_s"], place))
+        start = at(row["started_s"])
+        yield {
+            "ph": "X", "cat": row["task"], "name": row["trajectory"], "pid": number, "tid": place,
+            "ts": start, "dur": max(0, at(row["finished_s"]) - start),
+            "args": {key: row[key] for key in ("group", "finish", "reward", "tokens", "version",
+                                               "version_last", "step", "moves", "attempt")},
+        }  # fmt: skip
+
+
+def _in_order(run: ExploredRun, rollout: str) -> Iterator[dict[str, Any]]:
+    """Yields a rollout's trajectories by their starts, a bounded number in memory."""
+    after: tuple[float, str] = (-1e300, "")
+    while True:
+        rows = run.index.rows(
+            'SELECT trajectory, "group", task, finish, reward, tokens, version, version_last, '
+            "step, moves, attempt, started_s, finished_s FROM t "
+            "WHERE rollout = ? AND (started_s, trajectory) > (?, ?) "
+            f"ORDER BY started_s, trajectory LIMIT {ROWS}",
+            [rollout, *after],
+        )
+        yield from rows
+        if len(rows) < ROWS:
+            return
+        after = (rows[-1]["started_s"], rows[-1]["trajectory"])
+
+
+def _marks(
+    run: ExploredRun, numbers: dict[str, int], at: Callable[[float], int]
+) -> Iterator[dict[str, Any]]:
+    def mark(name: str, number: int, time_s: float, args: dict[str, Any]) -> dict[str, Any]:
+        scope = "p" if number else "g"
+        return {"ph": "i", "cat": "mark", "name": name, "pid": number or TRAINER, "tid": 0,
+                "ts": at(time_s), "s": scope, "args": args}  # fmt: skip
+
+    for row in run.index.rows("SELECT * FROM served ORDER BY time_s"):
+        if row["rollout"] in numbers:
+            args = {"seconds": row["seconds"], "term": row["rollout_term"]}
+            yield mark(f"version {row['version']}", numbers[row["rollout"]], row["time_s"], args)
+    for row in run.index.rows("SELECT * FROM opened ORDER BY time_s"):
+        args = {"term": row["term"], "topic": row["topic"]}
+        yield mark(f"{row['role']} opens term {row['term']}", 0, row["time_s"], args)
+    for line in _lines(run, "supervisor.jsonl"):
+        if line.get("event") == "death":
+            name = f"{line.get('role')} died"
+            yield mark(name, 0, line["time_s"], {"code": line.get("code")})
+    for number, line in enumerate(_lines(run, "moves.jsonl")):
+        ends = (numbers.get(str(line.get("source"))), numbers.get(str(line.get("destination"))))
+        if ends[0] and ends[1]:
+            yield from _move(number, ends[0], ends[1], at(line["time_s"]), line.get("requests"))
+
+
+def _move(
+    number: int, source: int, destination: int, ts: int, requests: object
+) -> Iterator[dict[str, Any]]:
+    """Yields a move as an arrow between two short slices."""
+    for phase, pid in (("s", source), ("f", destination)):
+        yield {"ph": "X", "cat": "move", "name": "move", "pid": pid, "tid": 0, "ts": ts, "dur": 1,
+               "args": {"requests": requests}}  # fmt: skip
+        flow = {"ph": phase, "cat": "move", "name": "move", "id": number, "pid": pid, "tid": 0}
+        yield flow | {"ts": ts} | ({"bp": "e"} if phase == "f" else {})
+
+
+def _lines(run: ExploredRun, name: str) -> list[dict[str, Any]]:
+    folder = run.location.folder
+    path = None if folder is None else folder / "metrics" / name
+    lines = read_metrics(path) if path is not None and path.is_file() else []
+    return [line for line in lines if isinstance(line.get("time_s"), int | float)]
+
+
+def _write(path: Path, events: Iterator[dict[str, Any]]) -> int:
+    count = 0
+    partial = path.with_name(f".{path.name}.partial")
+    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        for count, event in enumerate(events, 1):
+            file.write(("," if count > 1 else "") + "\n" + json.dumps(event, allow_nan=False))
+        file.write("\n]}\n")
+    partial.replace(path)
+    return count

@@ -1,0 +1,44 @@
+"""`rollstream trace --perfetto` writes a trace that the trace events' own rules hold for."""
+
+import gzip
+import json
+from collections import defaultdict
+from itertools import pairwise
+
+from rollstream.analysis.locate import locate_run
+from rollstream.cli.main import main
+from rollstream.explorer.trace import write_trace
+from tests.explorer.conftest import EXAMPLE
+
+
+def read(path):
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def test_a_trace_has_every_trajectory_and_step_once(asked_folders, tmp_path):
+    path = tmp_path / "trace.json.gz"
+    count = write_trace(locate_run(str(asked_folders["living"])), path)
+    events = read(path)
+    assert len(events) == count
+    slices = [event for event in events if event["ph"] == "X"]
+    assert sorted(e["name"] for e in slices if e["cat"] == "remainder") == [
+        "0.0", "0.1", "1.0", "1.1", "2.0", "2.1", "3.0",
+    ]  # fmt: skip
+    assert [e["name"] for e in slices if e["cat"] == "step"] == ["step 1", "step 2"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
+
+
+def test_slices_of_one_row_do_not_overlap(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    assert main(["trace", str(EXAMPLE), "--perfetto", str(path)]) == 0
+    rows = defaultdict(list)
+    events = read(path)
+    for event in events:
+        if event["ph"] == "X" and event["cat"] not in ("step", "move"):
+            rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert sum(map(len, rows.values())) == 1312
+    for slices in rows.values():
+        ordered = sorted(slices)
+        assert all(a[1] <= b[0] for a, b in pairwise(ordered))
+    named = {e["pid"] for e in events if e["ph"] == "M"}
+    assert {event["pid"] for event in events} <= named
