@@ -65,7 +65,7 @@ STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-class KeyRefused(RollstreamError, PermissionError):
+class SessionKeyRefused(RollstreamError, PermissionError):
     """Raised for a request without an authentic key."""
 
 
@@ -246,13 +246,15 @@ class AgentEndpoint:
         key = bearer.strip() if scheme.lower() == "bearer" else ""
         identity = self.episodes.keys.identity(key) or self.episodes.keys.identity(name)
         if identity is None:
-            raise KeyRefused("send the session's key as the API key (Authorization: Bearer …)")
+            raise SessionKeyRefused(
+                "send the session's key as the API key (Authorization: Bearer …)"
+            )
         if (
             name
             and name not in (identity.trajectory, key)
             and self.episodes.keys.identity(name) != identity
         ):
-            raise KeyRefused("the key belongs to another session")
+            raise SessionKeyRefused("the key belongs to another session")
         return self.episodes.find(identity)
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -289,17 +291,17 @@ class AgentEndpoint:
 
 
 def check_service(request: Request, variable: str) -> None:
-    """Raise `KeyRefused` if this client may not open sessions: it needs the key in the environment
+    """Raise `SessionKeyRefused` if this client may not open sessions: it needs the key in the environment
     variable `agent.key_env`; without that setting, only programs of this machine may.
     """
     if not variable:
         if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
-            raise KeyRefused("set agent.key_env to open sessions from other machines")
+            raise SessionKeyRefused("set agent.key_env to open sessions from other machines")
         return
     wanted = os.environ.get(variable, "")
     given = request.headers.get("authorization", "").partition(" ")[2].strip()
     if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
-        raise KeyRefused(f"send the key of ${variable} (agent.key_env)")
+        raise SessionKeyRefused(f"send the key of ${variable} (agent.key_env)")
 
 
 def error_response(error: RollstreamError) -> Response:
@@ -314,7 +316,7 @@ def error_response(error: RollstreamError) -> Response:
 def _error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status of an error, and the body in OpenAI's form."""
     status, code = 500, "error"
-    if isinstance(error, KeyRefused):
+    if isinstance(error, SessionKeyRefused):
         status, code = 401, "invalid_api_key"
     for kind, number, name in STATUSES:
         if isinstance(error, kind):

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from rollstream.metric_values import MetricValues
 from rollstream.producers.agents.directory import RolloutDirectory
-from rollstream.producers.agents.endpoint import KeyRefused, check_service, error_response
+from rollstream.producers.agents.endpoint import SessionKeyRefused, check_service, error_response
 from rollstream.producers.agents.keys import SessionKeys
 
 WAIT_S = 120.0  # longest wait for a rollout that runs the episode
@@ -67,7 +67,7 @@ class EndpointFront:
         """Open an episode of the next rollout that has one; 204 if none has."""
         try:
             check_service(request, self.key_env)
-        except KeyRefused as error:
+        except SessionKeyRefused as error:
             return error_response(error)
         await self._read()
         body = await self._body(request)

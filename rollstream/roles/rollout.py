@@ -196,16 +196,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     task = load_run_task(c, context.folder)
     term = next_term(context.store, ROLLOUTS, context.name)
     assignments = AssignmentQueue(context.bus, context.name, term)
-    # Large versions are not kept in this process: they are streamed into the tensors of the engine
-    # `torch`, and written to a file that the processes of vLLM map.
-    follower = WeightsFollower(
-        context.bus,
-        context.store,
-        streamed_above=STREAMED_BYTES if c.rollouts.engine == "torch" else None,
-        mapped_above=STREAMED_BYTES if c.rollouts.engine == "vllm" else None,
-    )
-    # After each fetch: takes the rollout's name again, should its object have been deleted.
-    follower.hold_name = lambda: hold_name(context.store, ROLLOUTS, context.name)
+    follower = _open_follower(context)
     fetched = _first_weights(context, follower)
     if fetched is None:
         return None
@@ -225,19 +216,11 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         heartbeat=Heartbeat(context.bus, c.rollouts.status_s),
     )
     publisher.applied(compare_all_tensors(fetched, engine.read_back, started))
-    ended_turns = EndedTurns(
-        RewardPool(
-            task_settings(c, context.folder),
-            capacity=max(CAPACITY, 2 * c.rollouts.episodes_max),
-            is_asynchronous=is_asynchronous(task),
-        ),
-        isinstance(task, Environment),
+    ended_turns = _open_ended_turns(
+        context,
+        task,
         term,
         lambda: engine.version if follower.newest is None else follower.newest.version,
-        late=c.task.reward == "late",
-        context_max=c.rollouts.context_max,
-        retries=c.task.retries,
-        turns_max=c.task.turns_max,
     )
     rollout = RolloutLoop(
         c.rollouts, engine, follower, assignments, ended_turns, publisher, draft_feed=draft_feed
@@ -249,6 +232,44 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     if context.grace_s is not None:
         rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
     return rollout
+
+
+def _open_follower(context: RoleContext) -> WeightsFollower:
+    """Large versions are not kept in this process: they are streamed into the tensors of the engine
+    `torch`, and written to a file that the processes of vLLM map.
+    """
+    engine = context.configuration.rollouts.engine
+    follower = WeightsFollower(
+        context.bus,
+        context.store,
+        streamed_above=STREAMED_BYTES if engine == "torch" else None,
+        mapped_above=STREAMED_BYTES if engine == "vllm" else None,
+    )
+    # After each fetch: takes the rollout's name again, should its object have been deleted.
+    follower.hold_name = lambda: hold_name(context.store, ROLLOUTS, context.name)
+    return follower
+
+
+def _open_ended_turns(
+    context: RoleContext, task: Task, term: int, newest: Callable[[], Version]
+) -> EndedTurns:
+    """Return what judges and answers the ended turns; its processes start with the first one."""
+    c = context.configuration
+    pool = RewardPool(
+        task_settings(c, context.folder),
+        capacity=max(CAPACITY, 2 * c.rollouts.episodes_max),
+        is_asynchronous=is_asynchronous(task),
+    )
+    return EndedTurns(
+        pool,
+        isinstance(task, Environment),
+        term,
+        newest,
+        late=c.task.reward == "late",
+        context_max=c.rollouts.context_max,
+        retries=c.task.retries,
+        turns_max=c.task.turns_max,
+    )
 
 
 def _serve_agents(context: RoleContext, rollout: RolloutLoop, task: Task) -> None:
