@@ -291,8 +291,8 @@ class AgentEndpoint:
 
 
 def check_service(request: Request, variable: str) -> None:
-    """Raise `SessionKeyRefused` if this client may not open sessions: it needs the key in the environment
-    variable `agent.key_env`; without that setting, only programs of this machine may.
+    """Raise `SessionKeyRefused` if this client may not open sessions: it needs the key in the
+    environment variable `agent.key_env`; without that setting, only programs of this machine may.
     """
     if not variable:
         if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
