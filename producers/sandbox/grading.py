@@ -18,7 +18,13 @@ from rollstream.producers.tasks.base import Score
 
 TESTS_MAX = 256  # of one prompt
 _FENCED = re.compile(r"```[ \t]*([A-Za-z0-9+_-]*)[ \t]*\r?\n(.*?)```", re.DOTALL)
-_LANGUAGES = {"": "python", "py": "python", "python3": "python", "bash": "sh", "js": "javascript"}
+_LANGUAGES: Mapping[str, str] = {
+    "": "python",
+    "py": "python",
+    "python3": "python",
+    "bash": "sh",
+    "js": "javascript",
+}
 _CALL = """\
 import json
 from answer import *

@@ -7,7 +7,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.sandbox.grading import passes_tests, program_of
 from rollstream.producers.settings import SandboxSettings, TaskSettings
-from rollstream.producers.tasks.base import Score
+from rollstream.producers.tasks.base import Option, Score
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from testbed.servers import bubblewrap
 from testbed.waiting import wait_for
@@ -66,7 +66,7 @@ def test_a_program_runs_by_its_text_or_its_words():
 
 
 def pool(backend: str) -> RewardPool:
-    options = {
+    options: dict[str, Option] = {
         "path": "unused.jsonl",
         "verifier": "rollstream.producers.sandbox.grading:passes_tests",
     }
