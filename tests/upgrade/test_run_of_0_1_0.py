@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from rollstream.analysis.locate import locate_run
 from rollstream.cli.main import main
+from rollstream.cli.maintain.audit import audit_policy
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.roles.context import RoleLaunch
@@ -41,6 +43,13 @@ def test_it_is_queried(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_it_is_audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(folder)]) == 0, capsys.readouterr().out
+
+
+def test_its_settings_give_the_rule_by_which_its_groups_were_judged(folder: Path) -> None:
+    """A setting that 0.1.0 did not have yet must not cost the audit the rule."""
+    rule = audit_policy(locate_run(str(folder))).rule
+    assert rule is not None
+    assert (rule.advantage, rule.masks_overlong, rule.overlong_penalty) == ("grpo", False, None)
 
 
 def test_it_is_replayed_to_the_same_bits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
