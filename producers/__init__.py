@@ -2,9 +2,9 @@
 
 `prompt_source` publishes prompts of the `tasks/`. `rollout/` is the worker that generates with one
 of the `engines/`, which may draft from earlier answers (`drafts/`). `rewards/` runs a task's own
-code in separate processes, `scoring/` adds late rewards as annotations. `agents/` runs episodes of
-programs of many turns, `sandbox/` confines what a model wrote. `evaluation` measures a version on
-held-out prompts. `settings` has the settings of all of them.
+code in separate processes, which run what a model wrote in a `sandbox/`; `scoring/` adds late
+rewards as annotations. `agents/` runs episodes of programs of many turns. `evaluation` measures a
+version on held-out prompts. `settings` has the settings of all of them.
 """
 
 from typing import TYPE_CHECKING

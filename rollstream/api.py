@@ -5,8 +5,8 @@ only when they are first used.
 For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`, and
 `sandbox`, which runs what a model wrote. For a scoring function: `Finished`, the trajectory that it
 gets. For a loss: `SurrogateInputs`, what it gets, and `check_surrogate`, which tries its contract.
-To read a run as Arrow tables:
-`open_run`. To append a late reward to a run's log: `open_bus`, `publish`, `Annotation`.
+To read a run as Arrow tables: `open_run`. To append a late reward to a run's log: `open_bus`,
+`publish`, `Annotation`.
 """
 
 from typing import TYPE_CHECKING

@@ -2,9 +2,10 @@
 
 `base` is the contract, `registry` builds a task by its name or from your own module. Built in:
 `remainder` (arithmetic), `automaton` (answers of unlike lengths), `scripted` (several turns, and
-prompts without content), `dataset` (a file of `rows`), `gym` (reasoning_gym) and `mixture` (several
-tasks by weight). Tasks of text use `text` with `text_tokenizer`; the others use
-`character_tokenizer`.
+prompts without content), `dataset` (a file of `rows`), `gym` (reasoning_gym), `tool_dialogue` (the
+tools of an MCP server, by `tool_server`) and `mixture` (several tasks by weight). Tasks of text use
+`text` with `text_tokenizer`; the others use `character_tokenizer`. `tool_calls` finds the calls of
+tools in an answer.
 """
 
 from typing import TYPE_CHECKING

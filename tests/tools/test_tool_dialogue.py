@@ -16,7 +16,7 @@ from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_dialogue import ToolDialogue
 from rollstream.producers.tasks.tool_server import RESULT_MAX, ToolServer, ToolServerFailed
 
-COMMAND = [sys.executable, "-m", "tests.tasks.mcp_calculator"]
+COMMAND = [sys.executable, "-m", "tests.tools.mcp_calculator"]
 TEXT = TextTokenizer(None)
 LONG_S = 600.0
 
@@ -37,7 +37,7 @@ def dialogue(tmp_path: Path, **options: object) -> ToolDialogue:
     rows.write_text(
         "".join(json.dumps({"prompt": f"{n}+1?", "reference": n + 1}) + "\n" for n in range(40))
     )
-    given = {"path": str(rows), "verifier": "tests.tasks.test_tool_dialogue:contains"}
+    given = {"path": str(rows), "verifier": "tests.tools.test_tool_dialogue:contains"}
     given |= {"server": COMMAND, "calls_s": LONG_S} | options
     task = load_task(TaskSettings.model_validate({"name": "tools", "options": given}))
     assert isinstance(task, ToolDialogue)

@@ -1,4 +1,4 @@
-"""An MCP server for tests: `python -m tests.tasks.mcp_calculator`."""
+"""An MCP server for tests: `python -m tests.tools.mcp_calculator`."""
 
 import os
 import time
