@@ -75,7 +75,7 @@ def bpe_tokenizer(folder: Path, texts: Sequence[str]) -> TextTokenizer:
     made.train_from_iterator(texts, trainer)
     whole = PreTrainedTokenizerFast(tokenizer_object=made, **NAMES)
     whole.chat_template = CHAT_TEMPLATE
-    whole.save_pretrained(str(folder))
+    whole.save_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]
     return TextTokenizer(folder)
 
 
