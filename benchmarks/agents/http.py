@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ SESSIONS = 32  # for the throughput: slots are busy while answers are on their w
 OPEN = 256  # for the latency
 CONTEXT = 1 << 16
 SETTLE_S = 3.0  # of the first turns, which begin together
+PAUSE_S = 0.1  # between two bursts of turns that end about together
 
 
 def paced_engine(turn: int = TURN) -> Engine:
@@ -86,9 +88,15 @@ class TimedEngine:
         """Returns tokens per second between two emissions about `seconds` apart, the first of them
         `SETTLE_S` after the very first: whole bursts, because turns of equal length end together.
         """
-        first_s = next(at for at, _ in self.tokens if at >= self.tokens[0][0] + SETTLE_S)
-        later = [(at, count) for at, count in self.tokens if first_s < at <= first_s + seconds]
-        return sum(count for _, count in later) / (later[-1][0] - first_s)
+        begin_s = self.tokens[0][0] + SETTLE_S
+        ends = [
+            at
+            for (at, _), (then, _) in pairwise(self.tokens)
+            if at >= begin_s and then - at > PAUSE_S
+        ]  # of bursts
+        first_s = ends[0]
+        last_s = max(at for at in ends if at <= first_s + seconds)
+        return sum(n for at, n in self.tokens if first_s < at <= last_s) / (last_s - first_s)
 
 
 def in_process(seconds: float) -> float:

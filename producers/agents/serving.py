@@ -26,6 +26,9 @@ class EndpointThread:
             raise ConfigurationError(
                 f"agent.endpoint: cannot listen at {address}: {error}"
             ) from error
+        # Accepted sockets inherit it. asyncio sets it only on sockets that name their protocol,
+        # which those of `create_server` do not: answers then wait 40 ms for the client's ACK.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._socket.getsockname()[1])
         settings = uvicorn.Config(
             app,
