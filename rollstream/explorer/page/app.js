@@ -55,18 +55,20 @@ function placeOf(route) {
 }
 
 function App() {
-  const runs = useLoaded((signal) => get("runs", {}, signal), []);
+  const [turn, setTurn] = useState(0);
+  const runs = useLoaded((signal) => get("runs", {}, signal), [turn]);
   if (runs.data === undefined) {
     return runs.error ? html`<main><${Failure} error=${runs.error} /></main>`
       : html`<p class="loading" role="status">Loading…</p>`;
   }
-  return html`<${Frame} listed=${runs.data} />`;
+  return html`<${Frame} listed=${runs.data} onStale=${() => setTurn((old) => old + 1)} />`;
 }
 
-function Frame({ listed }) {
+function Frame({ listed, onStale }) {
   const route = useRoute();
   const place = placeOf(route);
   const events = useEvents(listed.runs);
+  useFresh(listed, events, onStale);
   const [isHelpOpen, setHelpOpen] = useState(false);
   const run = present(listed.runs.find((one) => one.run === place.run), events.latest[place.run]);
   useKeys({
@@ -93,6 +95,16 @@ function Frame({ listed }) {
     </div>
     <${Help} isOpen=${isHelpOpen} onClose=${() => setHelpOpen(false)} />
   </${Changes.Provider}>`;
+}
+
+/** Reads the list of runs again when a run has grown: its span of time, its step, its index. */
+function useFresh(listed, events, onStale) {
+  const changes = Object.values(events.changes).reduce((sum, n) => sum + n, 0);
+  const isBehind = listed.runs.some((run) => !run.index.complete
+    && events.latest[run.run]?.index?.complete);
+  useEffect(() => {
+    if (changes > 0 || isBehind) onStale();
+  }, [changes, isBehind]);
 }
 
 /** The run with what the newest events report about it. */

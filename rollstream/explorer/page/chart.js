@@ -12,12 +12,12 @@ const WHOLE_STEPS = [1, 2, 5].flatMap((n) => Array.from({ length: 9 }, (_, e) =>
   .sort((a, b) => a - b); // x counts steps, versions or tokens
 
 /**
- * `series` are `{ name, points: [[x, y]…],
-   colour: 1…8, dash?, width? }`; the x values of all series
- * are joined. `onPick(x)` is called for a click, with the nearest x.
+ * `series` are `{ name, points: [[x, y]…], colour: 1…8, dash?, width? }`; the x values of all
+ * series are joined; `named` shows the name of a single one, too. `onPick(x)` is called for a
+ * click, with the nearest x.
  */
-export function Chart({ title, series, unit = "step", group, onPick, height = HEIGHT, zero = true })
-  {
+export function Chart({ title, series, unit = "step", group, onPick, height = HEIGHT, zero = true,
+  named = false }) {
   const box = useRef(null);
   const plot = useRef(null);
   const theme = useTheme();
@@ -40,7 +40,7 @@ export function Chart({ title, series, unit = "step", group, onPick, height = HE
     if (!isWhole) plot.current.redraw();
   }, [series]);
   return html`<div class="chart">
-    ${series.length > 1 && html`<ul class="legend">${series.map((s) => html`<li>
+    ${(series.length > 1 || named) && html`<ul class="legend">${series.map((s) => html`<li>
       <i class=${`swatch line c${s.colour} ${s.dash ? "dash" : ""}`}
         aria-hidden="true"></i>${s.name}
     </li>`)}</ul>`}

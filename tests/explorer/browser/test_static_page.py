@@ -60,4 +60,4 @@ def test_an_export_is_searched_in_the_browser(watch, exported) -> None:
 
 def test_a_brush_over_an_exported_map_selects(watch, exported) -> None:
     page = watch(exported).open("#/r/0/maps/lag?reward_min=0.9&reward_max=1")
-    expect(page.get_by_role("status").last).to_contain_text("4 of 7")
+    expect(page.get_by_role("status").last).to_contain_text("3 of 7")

@@ -21,6 +21,7 @@ export default function Lanes({ run, query }) {
   const theme = useTheme();
   const [first, setFirst] = useState(Number(query.get("first") ?? 0)); // first of 64 lanes
   const [window, setWindow] = useState(() => within(askedWindow(query, span), span));
+  useWholeRun(window, span, setWindow);
   const { tiles, error, busy } = useTiles(run, window, first);
   useAddress(window, span, query, (next) => setWindow(within(next, span)));
   const scene = useMemo(() => sceneOf(tiles), [tiles]);
@@ -73,6 +74,16 @@ async function tilesWithin(run, { from, to }, first, cache, signal) {
   }
 }
 
+/** A window over the whole run stays that while the run grows. */
+function useWholeRun(window, [begin, end], setWindow) {
+  const before = useRef([begin, end]);
+  useEffect(() => {
+    const [first, last] = before.current;
+    before.current = [begin, end];
+    if (window.from === first && window.to === last) setWindow({ from: begin, to: end });
+  }, [begin, end]);
+}
+
 /** Keeps address and window alike: a rest of the window writes it, another address moves it. */
 function useAddress(window, span, query, onChange) {
   const text = `${query.get("from") ?? ""}/${query.get("to") ?? ""}`;
@@ -80,7 +91,9 @@ function useAddress(window, span, query, onChange) {
   const isFirst = useRef(true);
   useEffect(() => {
     if (isFirst.current) { isFirst.current = false; return undefined; }
-    const from = (window.from - span[0]).toFixed(3), to = (window.to - span[0]).toFixed(3);
+    const isWhole = window.from === span[0] && window.to === span[1];
+    const [from, to] = isWhole ? ["", ""]
+      : [window.from, window.to].map((time) => (time - span[0]).toFixed(3));
     const timer = setTimeout(() =>
       { written.current = `${from}/${to}`; adjust({ from, to }); }, 300);
     return () => clearTimeout(timer);

@@ -4,7 +4,7 @@
 import { html } from "../vendor/preact.js";
 import { get, runPath, useApi } from "../api.js";
 import { Chart } from "../chart.js";
-import { count, duration, fixed, moment, number, percent } from "../format.js";
+import { NONE, count, duration, fixed, moment, number, percent } from "../format.js";
 import { Card, Loaded, Select, Table, Tiles, useLoaded } from "../parts.js";
 import { adjust, go, link } from "../router.js";
 import { Line } from "../text.js";
@@ -79,7 +79,7 @@ function Now({ data, run }) {
     ["mean lag when trained", fixed(last("lag_consumed_mean"))],
     ["restarts", count(now.restarts)],
     ["time", duration(now.seconds)],
-  ]} />`;
+  ].filter(([, value]) => value !== NONE)} />`; // an archive does not know how fast its run was
 }
 
 function Warnings({ warnings }) {
@@ -103,7 +103,7 @@ function Curves({ run, runs, extra }) {
       const series = curveSeries(runs, names);
       return series.length > 0 && html`<${Card} key=${title} title=${title} note=${note}>
         <${Chart} title=${title} series=${series} group="steps" onPick=${open}
-          zero=${title !== "Loss"} /></${Card}>`;
+          zero=${title !== "Loss"} named=${runs.length > 1} /></${Card}>`;
     })}</div>
     <div class="form"><${Select} label="draw another metric" value=${extra ?? ""}
       options=${[["", "–"], ...known.filter((n) => !drawn.has(n)).map((n) => [n, n])]}
@@ -134,7 +134,8 @@ function Evaluations({ runs }) {
     .filter((one) => one.points.length);
   return series.length > 0 && html`<${Card} title="Held-out accuracy" note=${runs.length > 1
     ? "greedy answers, by version" : "by version"}>
-    <${Chart} title="Held-out accuracy" series=${series} group="steps" /></${Card}>`;
+    <${Chart} title="Held-out accuracy" series=${series} group="steps"
+      named=${runs.length > 1} /></${Card}>`;
 }
 
 function Outcomes({ data, run }) {
