@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from testbed.waiting import WAIT_S
+
 if TYPE_CHECKING:  # only tests with a browser need playwright
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL_S = 600
-WAIT_MS = 60_000  # ends a hang; a machine whose cores are busy is slow
+WAIT_MS = 1000 * WAIT_S  # ends a hang; on a machine whose cores are busy a page takes minutes
 
 
 class NoBrowser(RuntimeError):

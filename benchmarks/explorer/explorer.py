@@ -157,14 +157,14 @@ def _views(rows: int, span: Sequence[float]) -> dict[str, list[str]]:
         return [f"r/0/lanes?i={math.floor(at / 2.0**z)}&z={z}" for at in times]
 
     return {
-        "overview": ["r/0/overview"] * REPEATS,
+        "overview": ["r/0/overview"],  # later answers are kept
         "steps": [f"r/0/steps?cursor={n}" for n in some(steps)],
         "step": [f"r/0/steps/{n}" for n in some(steps)],
         "groups": [f"r/0/groups?cursor={n}" for n in some(groups)],
         "group": [f"r/0/groups/{n}" for n in some(groups)],
         "lanes": [*tiles(z), *tiles(z - 1), *tiles(z - 2)],
         "lanes near": tiles(3),
-        "questions": ["r/0/questions"] * REPEATS,
+        "questions": ["r/0/questions"],
         "weights": ["r/0/weights"] * REPEATS,
         "lag map": [f"r/0/map/lag?reward_max=1&tokens_min={n}" for n in some(9)],
         "length map": [f"r/0/map/length?tokens_min={n}" for n in some(9)],

@@ -8,10 +8,10 @@ thread writes (`insert` and `execute`), any thread reads (`rows`); a reader sees
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -20,6 +20,7 @@ from rollstream.analysis.output import json_value
 
 MEMORY = "96MB"  # of DuckDB, in which it keeps pages and hash tables; the rest is on disk
 THREADS = 2
+Kept = TypeVar("Kept")
 SPILL = "8GB"
 
 TABLES = """
@@ -104,9 +105,14 @@ class RunIndex:
                 "temp_directory": str(self._folder / "spill"),
                 "autoinstall_known_extensions": "false",
                 "preserve_insertion_order": "false",
+                "parquet_metadata_cache": "true",
+                "write_buffer_row_group_count": "1",
+                "allocator_flush_threshold": "16MiB",
+                "allocator_bulk_deallocation_flush_threshold": "16MiB",
             },
         )
         self._cursors = threading.local()
+        self._memo: dict[str, tuple[int, Any]] = {}
         self.progress = IndexProgress()
         self.changes = 0
         """Grows with every batch that changed the index."""
@@ -135,6 +141,14 @@ class RunIndex:
         """Returns the first value of the first row; None if there is none."""
         found = self.cursor().execute(sql, list(parameters)).fetchall()
         return found[0][0] if found else None
+
+    def unchanged(self, name: str, compute: Callable[[], Kept]) -> Kept:
+        """Returns `compute()`, or its last result under this name if the index has not changed."""
+        changes = self.changes
+        found = self._memo.get(name)
+        if found is None or found[0] != changes:
+            found = self._memo[name] = (changes, compute())
+        return found[1]
 
     def insert(
         self, sql: str, table: pa.Table, parameters: Mapping[str, Any] | None = None

@@ -30,6 +30,12 @@ SHOWN = {
 """Settings that every view shows, by their dotted keys."""
 
 
+ROLLOUTS = """
+SELECT rollout, max(rollout_term) AS term, count(*) AS trajectories,
+    sum(tokens)::BIGINT AS tokens FROM t GROUP BY ALL ORDER BY ALL LIMIT 1024
+"""
+
+
 def run_line(run: ExploredRun) -> dict[str, Any]:
     """Returns the RUN object of `runs`."""
     shown = run.snapshot
@@ -81,9 +87,21 @@ def show_overview(run: ExploredRun) -> dict[str, Any]:
     shown = run.snapshot
     return {
         "run": run_line(run),
-        "metrics": curves(run),
         "evaluations": _evaluations(run),
         "now": _now(run),
+        "rollouts": _rollouts(run),
+        "warnings": []
+        if shown is None
+        else [{"name": w.kind, "text": w.what, "advice": w.do} for w in shown.concerns],
+        **run.index.unchanged("overview", lambda: _counted(run)),
+        "index": run.index.progress.line(),
+    }
+
+
+def _counted(run: ExploredRun) -> dict[str, Any]:
+    """Returns the parts of the overview that follow from the index alone."""
+    return {
+        "metrics": curves(run),
         "outcomes": _outcomes(run),
         "reasons": run.index.rows(
             "SELECT what, count(*) AS count FROM ("
@@ -91,15 +109,10 @@ def show_overview(run: ExploredRun) -> dict[str, Any]:
             "SELECT 'trajectory dead: ' || reason FROM t WHERE finish = 'dead'"
             ") GROUP BY ALL ORDER BY count DESC, what LIMIT 30"
         ),
-        "rollouts": _rollouts(run),
-        "warnings": []
-        if shown is None
-        else [{"name": w.kind, "text": w.what, "advice": w.do} for w in shown.concerns],
         "tasks": run.index.rows(
             "SELECT task, count(*) AS trajectories, avg(reward) AS reward_mean, "
             "avg(tokens) AS tokens_mean FROM t GROUP BY ALL ORDER BY task LIMIT 100"
         ),
-        "index": run.index.progress.line(),
     }
 
 
@@ -169,10 +182,7 @@ def _rollouts(run: ExploredRun) -> list[dict[str, Any]]:
     """Returns each rollout: its newest heartbeat, if the log has one, and what it finished."""
     beats = {} if run.state is None else run.state.rollouts
     found: list[dict[str, Any]] = []
-    rows = run.index.rows(
-        "SELECT rollout, max(rollout_term) AS term, count(*) AS trajectories, "
-        "sum(tokens)::BIGINT AS tokens FROM t GROUP BY ALL ORDER BY ALL LIMIT 1024"
-    )
+    rows = run.index.unchanged("rollouts", lambda: run.index.rows(ROLLOUTS))
     counted = {row["rollout"]: row for row in rows}
     for name in sorted({*counted, *beats}):
         beat = beats[name][-1] if name in beats else None

@@ -20,7 +20,7 @@ from rollstream.streams.records import PROMPT
 RECORDS_MAX = 100_000
 AGAIN_S = 30.0
 LENGTH_BINS, WAIT_BINS, VERSION_BANDS, SCORES_MAX = 10, 12, 6, 64
-UNSOLVED_MAX, PROMPT_CHARACTERS = 24, 300
+UNSOLVED_MAX, PROMPT_CHARACTERS = 12, 300
 
 ENDINGS = """
 SELECT coalesce(ended, 'open') AS ended, coalesce(detail, '') AS detail, count(*) AS groups,
@@ -102,14 +102,20 @@ class RunQuestions:
         """Returns the answer; parts that cannot be known are None."""
         index = self._run.index
         return {
+            **index.unchanged("questions", self._from_index),
+            **self._from_records(),
+            "index": index.progress.line(),
+        }
+
+    def _from_index(self) -> dict[str, Any]:
+        index = self._run.index
+        return {
             "lengths": self._lengths(),
             "endings": index.rows(ENDINGS),
             "pickup": index.rows(PICKUP),
             "waits": self._waits(),
             "solved": self._solved(),
             "unsolved": self._unsolved(),
-            **self._from_records(),
-            "index": index.progress.line(),
         }
 
     def _lengths(self) -> list[dict[str, Any]]:
