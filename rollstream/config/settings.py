@@ -27,7 +27,7 @@ from rollstream.producers.settings import (
     ScoringSettings,
     TaskSettings,
 )
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 from rollstream.storage.settings import (
     FIXED,
     INCIDENTAL,
@@ -46,7 +46,7 @@ class WarmupSettings(Settings):
     """
 
     enabled: bool = True
-    """Make a model if `model.path` is not given and the run's folder has no model yet."""
+    """Make a model if `model.path` is not given and neither run folder nor store has one yet."""
     threads: Annotated[int, INCIDENTAL] = Field(default=2, ge=1)
     """Torch threads of the warm-up; no role runs at that time."""
     documents: int = Field(default=20_000, ge=1)
@@ -194,10 +194,6 @@ def _check_model(c: Configuration) -> Iterator[SettingProblem]:
     is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # `paced` has no model
     if c.model.path is None and not is_made:
         yield SettingProblem("model.path", "must be given when warmup.enabled is false")
-    if c.model.path is not None and not (find_hf_folder(c.model.path) / CONFIG).is_file():
-        either = "a folder with a Hugging Face checkpoint (config.json)"
-        must = f"must be {either}, or a Hub name in this machine's cache"
-        yield SettingProblem("model.path", must + how_to_download(c.model.path))
 
 
 def _check_lora(c: Configuration) -> Iterator[SettingProblem]:

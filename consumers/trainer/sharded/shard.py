@@ -44,7 +44,8 @@ from rollstream.consumers.trainer.sharded.tensors import (
     shard_model,
 )
 from rollstream.storage.lora import adapter_state, attached_adapter, base_state
-from rollstream.storage.models import ModelRows, parameter_names
+from rollstream.storage.models import parameter_names
+from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors, part_name
 from rollstream.storage.weights.tensors import state_hash
