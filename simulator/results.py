@@ -229,6 +229,8 @@ class SimulationResult:
     step_s: float
     kv_utilisation: float
     """Used share of the KV cache, the mean over time and rollouts."""
+    kv_utilisation_held: float
+    """The same over the time in which the cache of a rollout holds any tokens."""
     idle_share: float
     """Share of the rollouts' time in which they neither decode nor prefill. Where the same cards
     train, the time of training is left out.
@@ -337,13 +339,14 @@ class SimulationRecorder:
         after, count = self._totals(now_s), len(self.rollouts)
         trainer_s = self.trainer.busy_s - self.trainer_before_s
         offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
-        kv_s = after.kv_s - self.before.kv_s
+        kv_s, capacity = after.kv_s - self.before.kv_s, self.cluster.kv_capacity
         return SimulationResult(
             policy=self.policy.name,
             tokens_per_s=sum(step.tokens for step in measured) / window_s,
             generated_per_s=(after.tokens - self.before.tokens) / window_s,
             step_s=window_s / len(measured),
-            kv_utilisation=kv_s / (window_s * count * self.cluster.kv_capacity),
+            kv_utilisation=kv_s / (window_s * count * capacity),
+            kv_utilisation_held=kv_s / max(1e-12, (after.held_s - self.before.held_s) * capacity),
             idle_share=1 - (after.busy_s - self.before.busy_s) / max(1e-12, offered_s * count),
             trainer_idle_share=1 - trainer_s / window_s,
             lags=lag_shares(measured),
@@ -389,11 +392,8 @@ class SimulationRecorder:
         )
 
     def _rows(self) -> tuple[RolloutBars, ...]:
-        shown = list(self.rollouts.values())[:ROWS_MAX]
-        return tuple(
-            RolloutBars(rollout.replica.name, tuple(rollout.replica.usage.bars))
-            for rollout in shown
-        )
+        shown = [one.replica for one in self.rollouts.values()][:ROWS_MAX]
+        return tuple(RolloutBars(one.name, tuple(one.usage.bars)) for one in shown)
 
     def _draw(self, arrow: TimelineArrow) -> None:
         if len(self.arrows) < ARROWS_MAX:
