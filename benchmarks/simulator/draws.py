@@ -43,8 +43,8 @@ CHOICES: Mapping[str, tuple[float, ...]] = {
 `updates_per_batch` times for each batch that it trains.
 """
 OWN = ("rollout_share", "baseline_lag", "updates_per_batch")  # no constants of the simulator
-REPLICAS = 16  # of a slice at most, trainers included
-SCALE_MIN = 4
+REPLICAS, SCALE_MIN = 16, 4  # most replicas of a slice, trainers included, and its least scale
+LAMINAR_SLICES = 2  # the comparison of five systems, with thirteen runs, is on half of that
 RHYMERL, RHYMERL_SCALE = ("qwen3-14b", 128), 4
 AREAL, AREAL_SCALE = ("qwen2.5-7b", 128), 8
 SPLIT_SYNCHRONOUS = replace(SYNCHRONOUS, name="split_synchronous", colocated=False)
@@ -150,7 +150,8 @@ def _speeds(
     one: Draw, policy: SchedulingPolicy, shares: tuple[float, ...], lag: float | None = None
 ) -> list[float]:
     constants = one.constants if lag is None else one.bounded(lag)
-    on = bench(one.set_up, scale_of(one.set_up), constants, one.number)
+    scale = LAMINAR_SLICES * scale_of(one.set_up)
+    on = bench(one.set_up, scale, constants, one.number)
     return [on.run(policy, share).tokens_per_s for share in shares]
 
 

@@ -31,7 +31,7 @@ lengthen an answer.
 """
 STEPS_MEASURED = 8  # simulated steps after those in which the run fills
 NO_REPEATS = 1 << 20  # prompts of a data set of unknown size: none comes twice
-CORES_SHARE_MIN = 0.5  # of the cores: more than the rest is not taken for other work
+CORES_SHARE_MIN = 0.25  # of the cores: more than the rest is not taken for other work
 HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
 
 FloatArray = NDArray[np.float64]
@@ -152,8 +152,8 @@ def machine_of(
     if None in (measured.update_s, measured.publish_s, measured.arrive_s):
         assumed.append("versions that are published, sent and loaded in no time (no log shows it)")
     is_shared = shares_cores(c) and (recorded is None or shares_cores(recorded))
-    if is_shared and measured.decode_cpu_share and measured.train_cpu_token_s:
-        engine = scaled_roofline(engine, 1 / measured.decode_cpu_share)
+    if is_shared and measured.decode_cpu_token_s and measured.train_cpu_token_s:
+        engine = at_cpu_time(engine, measured, (recorded or c).rollouts.slots)
         token_s = measured.train_cpu_token_s
     else:
         cores = None
@@ -180,6 +180,21 @@ def machine_of(
 def shares_cores(c: Configuration) -> bool:
     """Returns whether the engines of the rollouts and the trainer compute on the same cores."""
     return c.rollouts.engine == "torch" and c.rollouts.device == "cpu" and trains_on_cpu(c)
+
+
+def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:
+    """Returns the step times at the level of the run's CPU time per token: wall times on shared
+    cores contain what the others took. Batches are those of the run's answers, whose times contain
+    waits for one of the `slots`.
+    """
+    if not run.points or run.decode_cpu_token_s is None:
+        return engine
+    rows = [min(slots, max(1, round(one.rows))) for one in run.points]
+    each = [
+        engine.step_s(count, one.kv_tokens * count / one.rows) / count
+        for count, one in zip(rows, run.points, strict=True)
+    ]
+    return scaled_roofline(engine, float(np.mean(each)) / run.decode_cpu_token_s)
 
 
 def _checked(

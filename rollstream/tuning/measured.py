@@ -87,8 +87,8 @@ class RunMeasurements:
     """Seconds of the trainer per token, prompts included, on the GPUs of that run."""
     train_cpu_token_s: float | None = None
     """CPU seconds of the trainer's threads together per token, prompts included."""
-    decode_cpu_share: float | None = None
-    """CPU time of the rollouts' engines over the time in which they had answers to generate."""
+    decode_cpu_token_s: float | None = None
+    """CPU seconds of the rollouts' engines per generated token."""
     tokens_per_s: float | None = None
     """Trained tokens per second of the run, after its first steps."""
     step_tokens: float | None = None
@@ -122,8 +122,10 @@ class RunLogFold:
     epochs: dict[int, int] = field(default_factory=dict[int, int])
     """The first group of each pass over the prompts after the first one."""
     capacity: dict[str, int] = field(default_factory=dict[str, int])
-    busy: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
-    """CPU time of each engine by rollout and term."""
+    busy: dict[tuple[str, int], tuple[float, int]] = field(
+        default_factory=dict[tuple[str, int], tuple[float, int]]
+    )
+    """CPU time and generated tokens of each engine by rollout and term."""
     drafted: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Sums over answers with draft statistics: generated tokens, passes, draft tokens."""
 
@@ -143,7 +145,7 @@ class RunLogFold:
                 self.epochs[record.epoch] = min(known, record.group)
             case RolloutStatus():
                 self.capacity[record.rollout] = record.kv_capacity
-                self.busy[record.rollout, record.term] = record.busy_s
+                self.busy[record.rollout, record.term] = record.busy_s, record.tokens_total
             case _:
                 pass
 
@@ -180,7 +182,7 @@ class RunLogFold:
             points=tuple(decode_points(answers)),
             trained_token_s=work_s / step_tokens if step_tokens else None,
             train_cpu_token_s=self._cpu_s() / step_tokens if step_tokens else None,
-            decode_cpu_share=self._decode_cpu_share(answers),
+            decode_cpu_token_s=self._decode_cpu_s(),
             tokens_per_s=self._speed(),
             step_tokens=step_tokens or None,
             publish_s=publish_s,
@@ -223,16 +225,11 @@ class RunLogFold:
         tokens = sum(done.metrics.get("tokens_trained", 0.0) for done in steps[1:])
         return tokens / max(1e-9, steps[-1].time_s - steps[0].time_s)
 
-    def _decode_cpu_share(self, answers: Sequence[FinishedAnswer]) -> float | None:
-        """Returns None if no engine states its CPU time, or if old answers were left out."""
-        if len(answers) >= ANSWERS_MAX:
-            return None
-        by_rollout: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-        for one in answers:
-            by_rollout[one.rollout].append((one.started_s, one.finished_s))
-        running_s = sum(covered_s(spans) for spans in by_rollout.values())
-        busy_s = sum(self.busy.values())
-        return min(1.0, busy_s / running_s) if busy_s and running_s > 0 else None
+    def _decode_cpu_s(self) -> float | None:
+        """Returns None if no engine states its CPU time."""
+        busy_s = sum(seconds for seconds, _ in self.busy.values())
+        tokens = sum(tokens for _, tokens in self.busy.values())
+        return busy_s / tokens if busy_s and tokens else None
 
     def _version_times(self) -> tuple[float | None, float | None]:
         """Returns the medians of the pause of the trainer between two steps, and of the time from a
@@ -261,15 +258,6 @@ def _lengths_by_group(answers: Sequence[FinishedAnswer]) -> tuple[tuple[int, ...
         found[one.group][one.index] = one.tokens
     ends = 1 + max(found, default=-1)
     return tuple(tuple(n for _, n in sorted(found.get(g, {}).items())) for g in range(ends))
-
-
-def covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Returns the length of the union of these intervals."""
-    covered, until = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return covered
 
 
 def decode_points(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:

@@ -10,7 +10,7 @@ from rollstream.simulator.experiment import Prediction
 from rollstream.tuning.choices import choice_of
 from rollstream.tuning.cores import on_shared_cores
 from rollstream.tuning.machine import machine_of
-from rollstream.tuning.measured import RunMeasurements
+from rollstream.tuning.measured import DecodePoint, RunMeasurements
 
 TORCH = Configuration.model_validate(
     {
@@ -23,7 +23,8 @@ SHOWN = RunMeasurements(
     prompt_tokens=5,
     trained_token_s=2e-3,
     train_cpu_token_s=2e-3,
-    decode_cpu_share=0.5,
+    decode_cpu_token_s=5e-4,
+    points=tuple(DecodePoint(10.0, 250.0, 0.03) for _ in range(40)),
     step_tokens=500.0,
     publish_s=0.0,
     arrive_s=0.0,
@@ -73,12 +74,12 @@ def test_more_threads_on_the_same_cores_train_hardly_more():
 
 def test_step_times_of_a_run_on_shared_cores_are_those_of_its_processor_time():
     machine = machine_of(TORCH, ENGINE, SHOWN, TORCH, cores=2)
-    assert machine.engine.step_s(1, 0) == pytest.approx(0.5 * ENGINE.step_s(1, 0))
+    assert machine.engine.step_s(8, 0) / 8 == pytest.approx(5e-4)
     assert any("slowed by one factor" in text for text in machine.unknown)
 
 
 def test_the_recorded_speed_takes_off_what_other_work_needs_of_the_cores():
-    """A run with half the speed that two cores give: about one core is left, and it is predicted."""
+    """A run with .7 of the speed that two cores give: 1.4 cores are left for it."""
     free = machine_of(TORCH, ENGINE, SHOWN, TORCH, cores=2)
     found = free.predicted(choice_of(TORCH), choice_of(TORCH).waves + 1)
     assert found is not None
