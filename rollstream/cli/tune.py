@@ -34,8 +34,9 @@ from rollstream.tuning.choices import (
     choice_space,
     gpus_of,
 )
+from rollstream.tuning.cores import SHARED_TOLERANCE
 from rollstream.tuning.proposed_toml import merged_tables, table_lines
-from rollstream.tuning.search import PredictedChoice, TuningProposal, propose
+from rollstream.tuning.search import TOLERANCE, PredictedChoice, TuningProposal, propose
 
 if TYPE_CHECKING:  # importing it takes seconds: it imports torch
     from rollstream.tuning.machine import TuningMachine
@@ -97,6 +98,7 @@ def main(arguments: argparse.Namespace) -> int:
         gpus_of(configuration, present) <= arguments.gpus,
         lambda choice: machine.predicted(choice, skip),
         lambda count: progress_line(f"{count} settings simulated"),
+        TOLERANCE if machine.cores is None else SHARED_TOLERANCE,
     )
     progress_line("")
     if found is None:

@@ -9,8 +9,12 @@ from collections.abc import Callable
 
 from rollstream.simulator.experiment import Prediction
 
-ROUNDS_MAX = 6  # simulations of one choice
-CLOSE = 0.02  # of the cores: as near as the search for the factor comes
+ROUNDS_MAX = 5  # simulations of one choice
+CLOSE = 0.03  # of the cores: as near as the search for the factor comes
+SHARED_TOLERANCE = 0.05
+"""Share of the speed below which a gain is no reason for a change: one factor for all threads is
+not more exact than that.
+"""
 
 Simulate = Callable[[float], Prediction | None]
 """Predicts the run whose decoding and training take so many times as long as alone."""

@@ -30,6 +30,10 @@ WAITLESS_SHARE = 0.25
 lengthen an answer.
 """
 STEPS_MEASURED = 8  # simulated steps after those in which the run fills
+LONGER = 2
+"""Times as long where both sides share cores: generation ahead of training takes cores from it
+until the lag bound stops it, which lasts for many steps.
+"""
 NO_REPEATS = 1 << 20  # prompts of a data set of unknown size: none comes twice
 CORES_SHARE_MIN = 0.25  # of the cores: more than the rest is not taken for other work
 HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
@@ -68,24 +72,28 @@ class TuningMachine:
         the choice cannot run: a longest answer does not fit, or no step ever completes.
         """
         if self.cores is None:
-            return self._simulated(choice, skip, 1.0)
+            return self._simulated(choice, skip, STEPS_MEASURED, 1.0)
+        skip, steps = LONGER * skip, LONGER * STEPS_MEASURED
         return on_shared_cores(
-            lambda slower: self._simulated(choice, skip, slower),
+            lambda slower: self._simulated(choice, skip, steps, slower),
             choice.rollouts * self.configuration.rollouts.threads,
             choice.trainer_gpus,
             self.cores,
         )
 
-    def _simulated(self, choice: TuningChoice, skip: int, slower: float) -> Prediction | None:
+    def _simulated(
+        self, choice: TuningChoice, skip: int, steps: int, slower: float
+    ) -> Prediction | None:
         """Returns the prediction where all that computes takes `slower` times as long."""
         c = self.configuration
         job = Job(
             groups_per_step=c.trainer.groups_per_step,
-            steps=skip + STEPS_MEASURED,
+            steps=skip + steps,
             skip=skip,
             max_lag=choice.waves - 1,
             quota=c.rollouts.quota or 0,
             queue_per_slot=c.dispatch.queue_per_slot,
+            micro_batch_tokens=c.trainer.micro_batch_tokens,
         )
         policy = RunPolicy(
             choice.on_update, choice.repack_every_s is not None, choice.max_lag is not None
