@@ -97,6 +97,10 @@ class Job:
     """Most admitted groups that no step has taken, under policies without `bounded`; 0 stands for
     `max_lag` · `groups_per_step`.
     """
+    micro_batch_tokens: int = 0
+    """A step that starts early takes groups once they have so many tokens, or if they complete it,
+    as in the service; 0: a sixteenth of its groups at a time.
+    """
     ends: bool = False
     """Admit only the groups that `steps` steps train, as a real run does. Otherwise the load stays
     constant to the end.

@@ -225,6 +225,7 @@ class Replica:
         return UsageTotals(
             usage.busy_s + now_s - begins_s,
             usage.kv_s + kv_s,
+            usage.held_s + (now_s - usage.until_s if self.kv else 0.0),
             usage.tokens + kv - self.kv,
             usage.prefilled_tokens,
         )

@@ -33,28 +33,27 @@ class SimulatedStep:
     tokens: int
     lags: Counter[int]
     dropped: int
-    """Samples that were left out because their lag was above the bound (`keep_version`)."""
+    """Samples that were left out because the lag of all their tokens was above the bound."""
     masked: int
-    """Tokens that were left out because their lag was above the bound (other policies)."""
+    """Tokens of other samples that were left out because their lag was above the bound."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
-    """Trains one piece of work at a time: a whole step or, with `early_start`, a part of one, as
-    soon as some groups are ready. `begin` starts a piece and returns its duration; the caller calls
-    `end` when that much virtual time has passed.
+    """Trains one piece of work at a time: a whole step or, with `early_start`, a part of one.
+    `begin` starts a piece and returns its duration; the caller calls `end` after that time.
 
-    A piece takes `token_s` per token, and the last piece of a step `fixed_s` more. With
-    `keep_version` a sample has one version and is dropped as a whole if its lag is above `max_lag`;
-    otherwise the tokens above it are masked.
+    A piece has a micro-batch or, without that size, a 16th of the groups. It takes `token_s` per
+    token, and the last piece of a step `fixed_s` more. Tokens above `max_lag` are masked; a sample
+    that has no others (under `keep_version` it has one version) is dropped.
     """
 
     groups_per_step: int
     fixed_s: float
     token_s: float
     early_start: bool
-    keep_version: bool
     max_lag: int | None
+    micro_batch_tokens: int = 0
     version: int = 0
     busy_s: float = 0.0
     ready: list[tuple[int, int, tuple[SimulatedTrajectory, ...]]] = field(
@@ -85,16 +84,15 @@ class SimulatedTrainer:
         heappush(self.ready, (newest, group, tuple(samples)))
 
     def begin(self, now_s: float) -> float | None:
-        """Take the groups of the next piece of work and return its seconds. Returns None if too few
-        groups are ready: fewer than the step needs or, with `early_start`, none.
-        """
+        """Take the groups of the next piece and return its seconds; None if too few are ready."""
         wanted = self.groups_per_step - self.taken
         self._expire()
-        if not self.ready or (not self.early_start and len(self.ready) < wanted):
+        if not self.ready or (len(self.ready) < wanted and not self._may_start()):
             return None
         if self.begun_s is None:
             self.begun_s = now_s
-        most = max(1, self.groups_per_step // CHUNKS) if self.early_start else wanted
+        is_chunked = self.early_start and not self.micro_batch_tokens
+        most = max(1, self.groups_per_step // CHUNKS) if is_chunked else wanted
         tokens = 0
         for _ in range(min(most, wanted, len(self.ready))):
             tokens += sum(map(self._take, heappop(self.ready)[2]))
@@ -122,24 +120,26 @@ class SimulatedTrainer:
         self.samples = self._tokens = self.dropped = self._masked = 0
         return step
 
+    def _may_start(self) -> bool:
+        """Returns whether the ready groups are trained although they do not complete the step."""
+        tokens = sum(t.prompt + t.done for _, _, group in self.ready for t in group)
+        return self.early_start and tokens >= self.micro_batch_tokens
+
     def _expire(self) -> None:
-        """Remove the groups whose samples are all above the lag bound. They are at the front of the
-        queue, which is ordered by version.
-        """
-        if not self.keep_version or self.max_lag is None:
-            return
+        """Remove groups without a trainable token from the queue, which is ordered by version."""
         while self.ready and all(self._is_late(trajectory) for trajectory in self.ready[0][2]):
             self.samples_expired += len(heappop(self.ready)[2])
             self.expired += 1
 
     def _is_late(self, trajectory: SimulatedTrajectory) -> bool:
-        return self.max_lag is not None and self.version - trajectory.spans[0][0] > self.max_lag
+        """Returns whether all its tokens are above the lag bound."""
+        return self.max_lag is not None and self.version - trajectory.spans[-1][0] > self.max_lag
 
     def _take(self, trajectory: SimulatedTrajectory) -> int:
         """Count the sample and its tokens by lag. Returns the tokens that the trainer computes for
         it: prompt and answer, masked tokens included; 0 if it is dropped.
         """
-        if self.keep_version and self._is_late(trajectory):
+        if self._is_late(trajectory):
             self.dropped += 1
             return 0
         for version, tokens in trajectory.spans:
@@ -229,6 +229,8 @@ class SimulationResult:
     step_s: float
     kv_utilisation: float
     """Used share of the KV cache, the mean over time and rollouts."""
+    kv_utilisation_held: float
+    """The same over the time in which the cache of a rollout holds any tokens."""
     idle_share: float
     """Share of the rollouts' time in which they neither decode nor prefill. Where the same cards
     train, the time of training is left out.
@@ -337,13 +339,14 @@ class SimulationRecorder:
         after, count = self._totals(now_s), len(self.rollouts)
         trainer_s = self.trainer.busy_s - self.trainer_before_s
         offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
-        kv_s = after.kv_s - self.before.kv_s
+        kv_s, capacity = after.kv_s - self.before.kv_s, self.cluster.kv_capacity
         return SimulationResult(
             policy=self.policy.name,
             tokens_per_s=sum(step.tokens for step in measured) / window_s,
             generated_per_s=(after.tokens - self.before.tokens) / window_s,
             step_s=window_s / len(measured),
-            kv_utilisation=kv_s / (window_s * count * self.cluster.kv_capacity),
+            kv_utilisation=kv_s / (window_s * count * capacity),
+            kv_utilisation_held=kv_s / max(1e-12, (after.held_s - self.before.held_s) * capacity),
             idle_share=1 - (after.busy_s - self.before.busy_s) / max(1e-12, offered_s * count),
             trainer_idle_share=1 - trainer_s / window_s,
             lags=lag_shares(measured),
@@ -389,11 +392,8 @@ class SimulationRecorder:
         )
 
     def _rows(self) -> tuple[RolloutBars, ...]:
-        shown = list(self.rollouts.values())[:ROWS_MAX]
-        return tuple(
-            RolloutBars(rollout.replica.name, tuple(rollout.replica.usage.bars))
-            for rollout in shown
-        )
+        shown = [one.replica for one in self.rollouts.values()][:ROWS_MAX]
+        return tuple(RolloutBars(one.name, tuple(one.usage.bars)) for one in shown)
 
     def _draw(self, arrow: TimelineArrow) -> None:
         if len(self.arrows) < ARROWS_MAX:

@@ -10,12 +10,14 @@ BARS_MAX = 2_000  # the timeline draws at most this many bars of one rollout
 @dataclass(slots=True)
 class ReplicaUsage:
     """Sums a replica's work since the start. `busy_s` is decoding and prefill, `kv_s` the integral
-    of cached tokens; `bars` are times of decoding under one version.
+    of cached tokens, `held_s` the time in which there were any; `bars` are times of decoding under
+    one version.
     """
 
     until_s: float = 0.0
     busy_s: float = 0.0
     kv_s: float = 0.0
+    held_s: float = 0.0
     tokens: int = 0
     prefilled_tokens: int = 0
     preempted: int = 0
@@ -27,6 +29,8 @@ class ReplicaUsage:
         """Add a finished jump. The cache held `kv[0]` tokens before it and holds `kv[1]`
         after it.
         """
+        if kv[0]:
+            self.held_s += now_s - self.until_s
         if not tokens:
             self.kv_s += kv[0] * (now_s - self.until_s)
         else:
@@ -54,6 +58,7 @@ class UsageTotals:
 
     busy_s: float = 0.0
     kv_s: float = 0.0
+    held_s: float = 0.0
     tokens: int = 0
     prefilled_tokens: int = 0
 
@@ -61,6 +66,7 @@ class UsageTotals:
         return UsageTotals(
             self.busy_s + other.busy_s,
             self.kv_s + other.kv_s,
+            self.held_s + other.held_s,
             self.tokens + other.tokens,
             self.prefilled_tokens + other.prefilled_tokens,
         )

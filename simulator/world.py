@@ -58,8 +58,8 @@ class World:
         )  # fmt: skip
         self.trainer = SimulatedTrainer(
             job.groups_per_step, cluster.train_fixed_s, cluster.train_token_s,
-            policy.early_start, policy.on_update == "keep_version",
-            bound if policy.strict else None,
+            policy.early_start,
+            bound if policy.strict else None, job.micro_batch_tokens,
         )  # fmt: skip
         self.recorder = SimulationRecorder(
             cluster, job, policy, self.rollouts, self.dispatching, self.trainer

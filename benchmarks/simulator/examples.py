@@ -46,7 +46,8 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        return self.ours.tokens_per_s / self.laminar.tokens_per_s
+        """Rounded, since both are sums of floats: where the trainer limits both they are equal."""
+        return round(self.ours.tokens_per_s / self.laminar.tokens_per_s, 9)
 
     def words(self) -> str:
         return (
@@ -153,6 +154,7 @@ def _job(c: Configuration) -> Job:
         max_lag=4 if unbounded else c.dispatch.max_lag or 0,
         quota=c.rollouts.quota or 0,
         queue_per_slot=c.dispatch.queue_per_slot,
+        micro_batch_tokens=c.trainer.micro_batch_tokens,
         ready_groups_max=c.dispatch.ready_groups_max,
     )
 

@@ -96,6 +96,7 @@ def _job(real: Real) -> Job:
         max_lag=waves_ready if c.dispatch.max_lag is None else c.dispatch.max_lag,
         quota=c.rollouts.quota or 0,
         queue_per_slot=c.dispatch.queue_per_slot,
+        micro_batch_tokens=c.trainer.micro_batch_tokens,
         ready_groups_max=c.dispatch.ready_groups_max,
     )
 

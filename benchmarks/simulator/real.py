@@ -6,7 +6,8 @@ the configuration (paced) or of `rollstream profile` (torch). What it cannot kno
 measured in one run per engine that is not among those predicted: seconds until a version is out, of
 a swap, of a trained token, and between two decode steps, and how much longer a step lasts beside a
 trainer than alone (torch). A window starts when the start of the rollouts no longer matters and
-ends with the last step.
+ends with the last step. What a run showed is kept in a folder of the system's temporary ones until
+all runs are done, so that a second start continues; delete it to begin again.
 """
 
 import shutil
@@ -15,13 +16,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.case import Case, alone
 from benchmarks.runs.quickstart import QUICKSTART, warm_model
 from benchmarks.runs.watched import EXAMPLE, SETTINGS, watched
 from benchmarks.simulator.expected import expected_of, machine_of
-from benchmarks.simulator.observed import Real, asked, decoding_of, observed, overheads_of
+from benchmarks.simulator.observed import (
+    Asked,
+    Overheads,
+    Real,
+    asked,
+    decoding_of,
+    observed,
+    overheads_of,
+)
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
+from rollstream.config.settings import Configuration
 from rollstream.simulator.experiment import Prediction
 
 SKIP = {"paced": 2, "torch": 10}  # steps in which processes start and rollouts fill
@@ -79,18 +91,29 @@ def cases(quick: bool) -> Iterator[Case]:
     worst, notes = 0.0, list[str]()
     settings = PREDICTED[:1] if quick else PREDICTED
     engines = sorted({setting.engine for setting in settings})
-    with tempfile.TemporaryDirectory(prefix="rollstream-predicted-") as scratch:
-        base = Path(scratch)
-        warm = warm_model(base) if "torch" in engines else base
-        measured = {engine: real_run(base / engine, MEASURED[engine], warm) for engine in engines}
-        machines = {engine: machine_of(real, base) for engine, real in measured.items()}
-        for number, setting in enumerate(settings):
-            real = real_run(base / f"run-{number}", setting, warm)
-            expected = expected_of(real, machines[setting.engine])
-            worst = max(worst, *errors_of(expected, real.found).values())
-            notes.append(f"{setting.engine}, {setting.name}: {_words(expected, real.found)}")
+    base = Path(tempfile.gettempdir()) / f"rollstream-predicted{'-quick' if quick else ''}"
+    base.mkdir(exist_ok=True)
+    warm = base / "warm" / "model"
+    if "torch" in engines and not (warm / "config.json").is_file():
+        warm = warm_model(base)
+    measured = {engine: kept_run(base, MEASURED[engine], warm) for engine in engines}
+    machines = {engine: machine_of(real, base) for engine, real in measured.items()}
+    for setting in settings:
+        real = kept_run(base, setting, warm)
+        expected = expected_of(real, machines[setting.engine])
+        worst = max(worst, *errors_of(expected, real.found).values())
+        notes.append(f"{setting.engine}, {setting.name}: {_words(expected, real.found)}")
     note = f"tokens/s relative, shares in points; real → predicted: {'; '.join(notes)}"
     yield alone("sim_vs_real_error", worst, "share", at_most=ERROR_MAX, note=note)
+    shutil.rmtree(base)
+
+
+class KeptRun(msgspec.Struct, frozen=True):
+    """What one run showed, without its configuration."""
+
+    found: Prediction
+    overheads: Overheads
+    work: Asked
 
 
 def overrides_of(setting: Setting, warm: Path) -> tuple[Path, tuple[str, ...]]:
@@ -101,20 +124,34 @@ def overrides_of(setting: Setting, warm: Path) -> tuple[Path, tuple[str, ...]]:
     return QUICKSTART, (steps, *TORCH, f"model.path={warm}", *setting.overrides)
 
 
-def real_run(folder: Path, setting: Setting, warm: Path) -> Real:
-    """Runs a setting to the end of its last step."""
+def kept_run(base: Path, setting: Setting, warm: Path) -> Real:
+    """Returns what the run of a setting shows; it runs unless that is known."""
     example, overrides = overrides_of(setting, warm)
     configuration = load(example, (*SETTINGS, *overrides))
-    skipped, last = SKIP[setting.engine], configuration.trainer.steps
+    path = base / f"{setting.engine} {setting.name}.json"
+    if path.exists():
+        kept = msgspec.json.decode(path.read_bytes(), type=KeptRun)
+    else:
+        kept = _run(base / "run", example, overrides, configuration, SKIP[setting.engine])
+        path.write_bytes(msgspec.json.encode(kept))
+    return Real(configuration, SKIP[setting.engine], kept.found, kept.overheads, kept.work)
+
+
+def _run(
+    folder: Path, example: Path, overrides: tuple[str, ...], c: Configuration, skipped: int
+) -> KeptRun:
+    """Runs to the end of the last step."""
+    last = c.trainer.steps
+    shutil.rmtree(folder, ignore_errors=True)
     with watched(folder, overrides, example) as run:
         run.until(lambda: last in run.steps)
         run.wait(1.0)  # a heartbeat after the last step's end
         found, decoding = observed(run, skipped, last), decoding_of(run, skipped, last)
-    bus = open_run_log_for_writing(configuration, folder)
-    real = Real(configuration, skipped, found, overheads_of(bus, decoding), asked(bus))
+    bus = open_run_log_for_writing(c, folder)
+    kept = KeptRun(found, overheads_of(bus, decoding), asked(bus))
     bus.close()
     shutil.rmtree(folder)  # gigabytes
-    return real
+    return kept
 
 
 def errors_of(expected: Prediction, found: Prediction) -> dict[str, float]:

@@ -41,11 +41,11 @@ class Best:
 
 
 def bench(
-    where: SetUp, scale: int, constants: Mapping[str, float] | None = None
+    where: SetUp, scale: int, constants: Mapping[str, float] | None = None, seed: int = 0
 ) -> SimulationSetup:
     """One model on so many GPUs, and the simulated slice of it."""
     cluster = ClusterSettings(model=where[0], gpus=where[1])
-    settings = SimulationSettings(clusters=(cluster,), scale=scale)
+    settings = SimulationSettings(clusters=(cluster,), scale=scale, seed=seed)
     return setup_of(settings, cluster, checked_constants(constant_values(**(constants or {}))))
 
 

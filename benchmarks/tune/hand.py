@@ -3,16 +3,21 @@ that `rollstream tune` proposes; results are kept in a folder, so an interrupted
 """
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.runs.watched import SETTINGS, watched
+from rollstream.config.config import load
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
+from rollstream.tuning.choices import TuningChoice, choice_of
+from rollstream.tuning.machine import TuningMachine, machine_of
+from rollstream.tuning.recorded import read_engine, read_run
 
 Overrides = tuple[str, ...]
 TUNE_S = 1_800.0  # most seconds of one proposal
@@ -41,12 +46,12 @@ class KeptResults:
     folder: Path
 
     def speeds(self, world: TuningWorld, settings: Overrides) -> list[float]:
-        """Returns the trained tokens per second of each run with exactly these settings."""
+        """Returns the trained tokens per second of each run with these settings, in any order."""
         lines = read_metrics(self.folder / "speeds.jsonl")
         return [
             float(one["tokens_per_s"])
             for one in lines
-            if (one["world"], tuple(one["settings"])) == (world.name, settings)
+            if (one["world"], sorted(one["settings"])) == (world.name, sorted(settings))
         ]
 
     def add(self, world: TuningWorld, settings: Overrides, tokens_per_s: float) -> None:
@@ -96,6 +101,25 @@ def proposed(world: TuningWorld, recorded: Path) -> tuple[Overrides, float]:
     return tuple(f"{key}={_text(value)}" for key, value in sorted(changes.items())), float(
         found["proposed"]["tokens_per_s"]
     )
+
+
+def recorded_machine(world: TuningWorld, recorded: Path) -> TuningMachine:
+    """Returns the machine by which the command predicts, from the recorded run."""
+    c = load(world.example, (*SETTINGS, *world.settings))
+    run, cores = read_run(str(recorded)), len(os.sched_getaffinity(0))
+    return machine_of(c, read_engine(c, [recorded]), run.measured, run.configuration, cores)
+
+
+def chosen(world: TuningWorld, settings: Overrides) -> TuningChoice:
+    """Returns the choice that these settings make. The accelerators of a paced trainer follow from
+    its seconds per token.
+    """
+    base = load(world.example, (*SETTINGS, *world.settings))
+    c = load(world.example, (*SETTINGS, *world.settings, *settings))
+    if c.trainer.learner != "paced":
+        return choice_of(c)
+    units = round(base.paced.train_token_s / c.paced.train_token_s)
+    return replace(choice_of(c), trainer_gpus=units)
 
 
 def _set(overrides: Sequence[str]) -> list[str]:

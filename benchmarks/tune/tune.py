@@ -10,17 +10,26 @@ on; delete it to begin again.
 """
 
 import shutil
+import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.case import Case, alone
 from benchmarks.runs.quickstart import QUICKSTART, warm_model
 from benchmarks.runs.watched import EXAMPLE
-from benchmarks.tune.hand import KeptResults, Overrides, TuningWorld, proposed
+from benchmarks.tune.hand import (
+    KeptResults,
+    Overrides,
+    TuningWorld,
+    chosen,
+    proposed,
+    recorded_machine,
+)
 
 REGRET_MAX = 0.05
+SKIP = 8  # simulated steps in which a run fills
 RUNS = 3  # of the best settings and of the proposed ones, in turn
 TRAIN_TOKEN_S = 1e-4  # of one accelerator: with four rollouts a step waits for the trainer
 KEEP, FLIGHT = "rollouts.on_update=keep_version", "rollouts.on_update=in_flight"
@@ -108,11 +117,28 @@ def regret(kept: KeptResults, world: TuningWorld, runs: int) -> tuple[float, str
         kept.measured(world, settings, number)
     best, mine = kept.measured(world, by_hand), kept.measured(world, settings)
     ranks = sorted(speeds.values())
+    off = prediction_errors(world, kept.recorded(world), speeds)
     return best / mine - 1, (
         f"{world.name}: {mine:,.0f} tok/s by {_words(settings)} (predicted {expected:,.0f}), "
         f"{best:,.0f} by {_words(by_hand)}, best of {len(ranks)} tried by hand ({ranks[0]:,.0f} to "
-        f"{ranks[-1]:,.0f}), {speeds[()]:,.0f} before; medians of {runs}"
+        f"{ranks[-1]:,.0f}), {speeds[()]:,.0f} before; medians of {runs}; hand settings predicted "
+        f"from the one recorded run: error {statistics.median(off):.0%} in the median, "
+        f"{max(off):.0%} at most"
     )
+
+
+def prediction_errors(
+    world: TuningWorld, recorded: Path, speeds: Mapping[Overrides, float]
+) -> list[float]:
+    """Returns the relative errors of the predicted speeds of the settings tried by hand. The
+    recorded run's own are left out.
+    """
+    machine, found = recorded_machine(world, recorded), list[float]()
+    for settings, real in speeds.items():
+        predicted = machine.predicted(chosen(world, settings), SKIP) if settings else None
+        if predicted is not None:
+            found.append(abs(predicted.tokens_per_s / real - 1))
+    return found
 
 
 def _words(settings: Overrides) -> str:

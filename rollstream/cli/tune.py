@@ -8,6 +8,7 @@ proposed configuration. docs/how-to/tune-a-run.md explains what is assumed.
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,13 +34,15 @@ from rollstream.tuning.choices import (
     choice_space,
     gpus_of,
 )
+from rollstream.tuning.cores import SHARED_TOLERANCE
 from rollstream.tuning.proposed_toml import merged_tables, table_lines
-from rollstream.tuning.search import PredictedChoice, TuningProposal, propose
+from rollstream.tuning.search import TOLERANCE, PredictedChoice, TuningProposal, propose
 
 if TYPE_CHECKING:  # importing it takes seconds: it imports torch
     from rollstream.tuning.machine import TuningMachine
 
 ROWS = 5  # choices in the table, besides the present one
+CHECK_MAX = 0.2  # relative error of RUN's own prediction, above which proposals are in doubt
 SKIP_MAX = 16  # simulated steps that are not counted: in them the run fills
 COLUMNS = (
     "", ">split", ">slots", ">max_lag", "on_update", ">repack", ">tokens/s", ">×", ">lag", ">idle",
@@ -95,6 +98,7 @@ def main(arguments: argparse.Namespace) -> int:
         gpus_of(configuration, present) <= arguments.gpus,
         lambda choice: machine.predicted(choice, skip),
         lambda count: progress_line(f"{count} settings simulated"),
+        TOLERANCE if machine.cores is None else SHARED_TOLERANCE,
     )
     progress_line("")
     if found is None:
@@ -136,7 +140,8 @@ def _machine(
     run = None if named is None else read_run(named)
     profile = read_engine(configuration, folders_of(folder, run))
     measured = None if run is None else run.measured
-    return machine_of(configuration, profile, measured, run and run.configuration)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return machine_of(configuration, profile, measured, run and run.configuration, cores)
 
 
 def _beyond(
@@ -169,6 +174,7 @@ def _line(
         "simulated": len({found.best, found.present, *found.others} - {None}),
         "assumed": list(machine.assumed),
         "unknown": list(machine.unknown),
+        "predicted_over_recorded": machine.checked,
     }
 
 
@@ -195,6 +201,8 @@ def _print(
         )
     if changes:
         lines += [*table_lines(merged_tables({}, changes)), ""]
+    if machine.checked is not None:
+        lines.append(_check_words(machine.checked))
     lines += [f"assumed: {text}" for text in machine.assumed]
     lines += [f"not known: {text}" for text in machine.unknown]
     console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
@@ -214,6 +222,17 @@ def _summary(
             f"--lag-max; {found.gain:+.0%} tokens/s by these:"
         )
     return f"{found.gain:+.0%} tokens/s by these settings:"
+
+
+def _check_words(checked: float) -> str:
+    """Returns how far the prediction of the recorded run's settings is from that run."""
+    text = f"checked: for the settings of RUN the simulator predicts {checked:.2f} of its speed"
+    if abs(checked - 1) > CHECK_MAX:
+        text += (
+            "; so it misses something of this machine: try a proposal for a few steps before you "
+            "rely on it, and record a longer run"
+        )
+    return text
 
 
 def _table(found: TuningProposal) -> Table:

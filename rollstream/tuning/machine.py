@@ -20,7 +20,8 @@ from rollstream.simulator.cluster import Cluster, Job
 from rollstream.simulator.experiment import Prediction, RunPolicy, predict
 from rollstream.simulator.replica import scaled_roofline
 from rollstream.simulator.workload import AnswerLengths, RecordedWorkload
-from rollstream.tuning.choices import TuningChoice, trainer_gpus, trains_on_cpu
+from rollstream.tuning.choices import TuningChoice, choice_of, trainer_gpus, trains_on_cpu
+from rollstream.tuning.cores import on_shared_cores
 from rollstream.tuning.measured import DecodePoint, DraftGain, RunMeasurements
 
 POINTS_MIN = 32  # fewer measured answers give no step time
@@ -29,7 +30,12 @@ WAITLESS_SHARE = 0.25
 lengthen an answer.
 """
 STEPS_MEASURED = 8  # simulated steps after those in which the run fills
+LONGER = 2
+"""Times as long where both sides share cores: generation ahead of training takes cores from it
+until the lag bound stops it, which lasts for many steps.
+"""
 NO_REPEATS = 1 << 20  # prompts of a data set of unknown size: none comes twice
+CORES_SHARE_MIN = 0.25  # of the cores: more than the rest is not taken for other work
 HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
 
 FloatArray = NDArray[np.float64]
@@ -54,6 +60,10 @@ class TuningMachine:
     arrive_s: float
     workload: RecordedWorkload
     drafts: DraftGain | None
+    cores: float | None = None
+    """CPU cores that rollouts and trainer share; None: each unit computes on its own."""
+    checked: float | None = None
+    """Predicted over recorded tokens per second of RUN's own settings; None: RUN is no such run."""
     assumed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -61,20 +71,36 @@ class TuningMachine:
         """Returns the predicted means over `STEPS_MEASURED` steps after the first `skip`; None if
         the choice cannot run: a longest answer does not fit, or no step ever completes.
         """
+        if self.cores is None:
+            return self._simulated(choice, skip, STEPS_MEASURED, 1.0)
+        skip, steps = LONGER * skip, LONGER * STEPS_MEASURED
+        return on_shared_cores(
+            lambda slower: self._simulated(choice, skip, steps, slower),
+            choice.rollouts * self.configuration.rollouts.threads,
+            choice.trainer_gpus,
+            self.cores,
+        )
+
+    def _simulated(
+        self, choice: TuningChoice, skip: int, steps: int, slower: float
+    ) -> Prediction | None:
+        """Returns the prediction where all that computes takes `slower` times as long."""
         c = self.configuration
         job = Job(
             groups_per_step=c.trainer.groups_per_step,
-            steps=skip + STEPS_MEASURED,
+            steps=skip + steps,
             skip=skip,
             max_lag=choice.waves - 1,
             quota=c.rollouts.quota or 0,
             queue_per_slot=c.dispatch.queue_per_slot,
+            micro_batch_tokens=c.trainer.micro_batch_tokens,
         )
         policy = RunPolicy(
             choice.on_update, choice.repack_every_s is not None, choice.max_lag is not None
         )
         try:
-            return predict(self.cluster(choice), job, self.workload, policy, ends=False)
+            cluster = slowed(self.cluster(choice), slower)
+            return predict(cluster, job, self.workload, policy, ends=False)
         except ConfigurationError:
             return None
 
@@ -98,14 +124,25 @@ class TuningMachine:
         )
 
 
+def slowed(cluster: Cluster, slower: float) -> Cluster:
+    """Returns the machines where decoding and training take `slower` times as long."""
+    return replace(
+        cluster,
+        roofline=scaled_roofline(cluster.roofline, 1 / slower),
+        train_token_s=cluster.train_token_s * slower,
+    )
+
+
 def machine_of(
     c: Configuration,
     profile: Roofline | None,
     run: RunMeasurements | None,
     recorded: Configuration | None,
+    cores: int | None = None,
 ) -> TuningMachine:
     """Returns the machine of the configuration `c`. `profile` is the measured roofline of its
-    engine, `run` what a recorded run shows, and `recorded` that run's configuration. Raises
+    engine, `run` what a recorded run shows, and `recorded` that run's configuration. `cores` are
+    those of this machine, which rollouts and trainer share if both compute on the CPU. Raises
     `ConfigurationError`, which says what to do, if step times, training times or lengths are
     unknown.
     """
@@ -122,8 +159,14 @@ def machine_of(
     measured = RunMeasurements() if run is None else run
     if None in (measured.update_s, measured.publish_s, measured.arrive_s):
         assumed.append("versions that are published, sent and loaded in no time (no log shows it)")
-    unknown += _unknown(c, drafts)
-    return TuningMachine(
+    is_shared = shares_cores(c) and (recorded is None or shares_cores(recorded))
+    if is_shared and measured.decode_cpu_token_s and measured.train_cpu_token_s:
+        engine = at_cpu_time(engine, measured, (recorded or c).rollouts.slots)
+        token_s = measured.train_cpu_token_s
+    else:
+        cores = None
+    unknown += _unknown(c, drafts, cores)
+    machine = TuningMachine(
         configuration=c,
         engine=engine,
         kv_capacity=kv_capacity,
@@ -135,12 +178,60 @@ def machine_of(
         arrive_s=measured.arrive_s or 0.0,
         workload=workload,
         drafts=drafts,
+        cores=cores,
         assumed=tuple(assumed),
         unknown=tuple(unknown),
     )
+    return _checked(machine, measured, recorded)
 
 
-def _unknown(c: Configuration, drafts: DraftGain | None) -> list[str]:
+def shares_cores(c: Configuration) -> bool:
+    """Returns whether the engines of the rollouts and the trainer compute on the same cores."""
+    return c.rollouts.engine == "torch" and c.rollouts.device == "cpu" and trains_on_cpu(c)
+
+
+def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:
+    """Returns the step times at the level of the run's CPU time per token: wall times on shared
+    cores contain what the others took. Batches are those of the run's answers, whose times contain
+    waits for one of the `slots`.
+    """
+    if not run.points or run.decode_cpu_token_s is None:
+        return engine
+    rows = [min(slots, max(1, round(one.rows))) for one in run.points]
+    each = [
+        engine.step_s(count, one.kv_tokens * count / one.rows) / count
+        for count, one in zip(rows, run.points, strict=True)
+    ]
+    return scaled_roofline(engine, float(np.mean(each)) / run.decode_cpu_token_s)
+
+
+def _checked(
+    machine: TuningMachine, run: RunMeasurements, recorded: Configuration | None
+) -> TuningMachine:
+    """Returns the machine with the prediction of the recorded run's own settings held against that
+    run. Where both sides share cores, what the run did not reach of them goes to other work than
+    decoding and training, and is taken off.
+    """
+    c = machine.configuration
+    if recorded is None or run.tokens_per_s is None or _step_of(recorded) != _step_of(c):
+        return machine
+    choice = choice_of(recorded)
+    found = machine.predicted(choice, choice.waves + 1)
+    if found is None or not run.tokens_per_s:
+        return machine
+    off = found.tokens_per_s / run.tokens_per_s
+    if machine.cores is not None and off > 1:
+        machine = replace(machine, cores=machine.cores * max(CORES_SHARE_MIN, 1 / off))
+        found = machine.predicted(choice, choice.waves + 1) or found
+        off = found.tokens_per_s / run.tokens_per_s
+    return replace(machine, checked=off)
+
+
+def _step_of(c: Configuration) -> tuple[int, int]:
+    return c.trainer.groups_per_step, c.trainer.samples_per_group
+
+
+def _unknown(c: Configuration, drafts: DraftGain | None, cores: int | None) -> list[str]:
     """Returns what no profile and no log shows, in words."""
     found = ["what lag costs in learning: no choice has more than the configuration permits"]
     found += ["environments that wait, and shared prefixes"]
@@ -148,7 +239,9 @@ def _unknown(c: Configuration, drafts: DraftGain | None) -> list[str]:
         found.append("what drafts give: no RUN with drafts shows it, so they stay as they are")
     if c.model.lora.rank:
         found.append("that a rollout with adapters serves several versions and never drains")
-    if trains_on_cpu(c):
+    if cores is not None:
+        found.append(f"how the {cores} cores are divided: all threads are slowed by one factor")
+    elif trains_on_cpu(c):
         found.append("how rollouts and trainer share the cores: each unit is simulated as a core")
     elif c.rollouts.engine != "paced":
         found.append("whether more slots fit a GPU's memory: `rollstream run` checks it")

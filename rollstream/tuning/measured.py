@@ -85,6 +85,12 @@ class RunMeasurements:
     points: tuple[DecodePoint, ...] = ()
     trained_token_s: float | None = None
     """Seconds of the trainer per token, prompts included, on the GPUs of that run."""
+    train_cpu_token_s: float | None = None
+    """CPU seconds of the trainer's threads together per token, prompts included."""
+    decode_cpu_token_s: float | None = None
+    """CPU seconds of the rollouts' engines per generated token."""
+    tokens_per_s: float | None = None
+    """Trained tokens per second of the run, after its first steps."""
     step_tokens: float | None = None
     """Tokens of a step, prompts included."""
     publish_s: float | None = None
@@ -116,6 +122,10 @@ class RunLogFold:
     epochs: dict[int, int] = field(default_factory=dict[int, int])
     """The first group of each pass over the prompts after the first one."""
     capacity: dict[str, int] = field(default_factory=dict[str, int])
+    busy: dict[tuple[str, int], tuple[float, int]] = field(
+        default_factory=dict[tuple[str, int], tuple[float, int]]
+    )
+    """CPU time and generated tokens of each engine by rollout and term."""
     drafted: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Sums over answers with draft statistics: generated tokens, passes, draft tokens."""
 
@@ -135,6 +145,7 @@ class RunLogFold:
                 self.epochs[record.epoch] = min(known, record.group)
             case RolloutStatus():
                 self.capacity[record.rollout] = record.kv_capacity
+                self.busy[record.rollout, record.term] = record.busy_s, record.tokens_total
             case _:
                 pass
 
@@ -170,6 +181,9 @@ class RunLogFold:
             correlation=length_correlation(answers),
             points=tuple(decode_points(answers)),
             trained_token_s=work_s / step_tokens if step_tokens else None,
+            train_cpu_token_s=self._cpu_s() / step_tokens if step_tokens else None,
+            decode_cpu_token_s=self._decode_cpu_s(),
+            tokens_per_s=self._speed(),
             step_tokens=step_tokens or None,
             publish_s=publish_s,
             arrive_s=arrive_s,
@@ -196,6 +210,26 @@ class RunLogFold:
             work_s += max(at.get("seconds", 0.0) - at.get("wait_s", 0.0), computed_s)
             tokens += at.get("tokens_trained", 0.0) + prompt * done.counts.get("trained", 0)
         return work_s / max(1, len(steps)), tokens / max(1, len(steps))
+
+    def _cpu_s(self) -> float:
+        """Returns the mean CPU seconds of the trainer's threads in a step."""
+        return fmean(done.metrics.get("busy_s", 0.0) for done in self._recent())
+
+    def _speed(self) -> float | None:
+        """Returns the trained tokens per second between the ends of the first and the last of the
+        recent steps, without those that repeat after a restart of the trainer.
+        """
+        steps = self._recent()
+        if len(steps) < 2 or steps[0].version.term != steps[-1].version.term:
+            return None
+        tokens = sum(done.metrics.get("tokens_trained", 0.0) for done in steps[1:])
+        return tokens / max(1e-9, steps[-1].time_s - steps[0].time_s)
+
+    def _decode_cpu_s(self) -> float | None:
+        """Returns None if no engine states its CPU time."""
+        busy_s = sum(seconds for seconds, _ in self.busy.values())
+        tokens = sum(tokens for _, tokens in self.busy.values())
+        return busy_s / tokens if busy_s and tokens else None
 
     def _version_times(self) -> tuple[float | None, float | None]:
         """Returns the medians of the pause of the trainer between two steps, and of the time from a

@@ -116,10 +116,12 @@ def propose(
     present_fits: bool,
     evaluate: Evaluate,
     progress: Callable[[int], None] = lambda count: None,
+    tolerance: float = TOLERANCE,
 ) -> TuningProposal | None:
     """Returns the proposal; None if no choice of the space can run. `present_fits` states whether
     the present choice takes no more GPUs than the space has. `evaluate` simulates a choice (None:
-    it cannot run), and `progress` is called with the number of choices simulated so far.
+    it cannot run), and `progress` is called with the number of choices simulated so far. Choices
+    whose worth differs by less than the share `tolerance` are equal.
     """
     present_fits = present_fits and space.permits(present)
     search = _Search(space, evaluate, progress)
@@ -135,7 +137,7 @@ def propose(
     if not usable:
         return None
     most = max(one.worth for one in usable)
-    close = [one for one in usable if one.worth >= (1 - TOLERANCE) * most]
+    close = [one for one in usable if one.worth >= (1 - tolerance) * most]
     best = min(close, key=lambda one: (one.choice.differences(present), -one.worth))
     others = sorted(
         (one for one in known if one.choice not in (best.choice, present)),
