@@ -2,8 +2,9 @@
 
 `trainer/` trains groups and publishes versions, `dispatch/` admits, places and moves trajectories,
 `archive/` writes the log as Parquet files: these are roles with a single holder. `audit/` verifies
-the invariants of a run, `replay/` trains recorded steps again. `settings` are those of the roles.
-Consumers never import producers: both share only the records of `rollstream.streams`.
+the invariants of a run, `replay/` trains recorded steps again. `settings` are those of the roles,
+`objective_settings` those of the loss. Consumers never import producers: both share only the
+records of `rollstream.streams`.
 """
 
 from typing import TYPE_CHECKING

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.storage.settings import FIXED, INCIDENTAL, Settings
 
 
@@ -71,7 +72,7 @@ class DispatchSettings(Settings):
     """
 
 
-class TrainerSettings(Settings):
+class TrainerSettings(ObjectiveSettings):
     """A training step: choice of groups, loss, update, publication."""
 
     steps: int = Field(default=60, ge=1)
@@ -132,21 +133,6 @@ class TrainerSettings(Settings):
     """Learning rate at the last step as a share of the peak; the decay is linear."""
     gradient_norm_max: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this global norm."""
-    advantage: Literal["grpo", "centred", "leave_one_out"] = "grpo"
-    """Group-relative advantage: (R − mean)/std, R − mean, or R − mean of the others."""
-    loss: Literal["truncated_is", "ppo_clip"] = "truncated_is"
-    """Policy gradient with truncated importance weights, or the clipped surrogate with clip-higher.
-    """
-    ratio_max: float = Field(default=2.0, gt=0)
-    """Truncation of π/μ for `truncated_is`."""
-    clip_low: float = Field(default=0.2, ge=0)
-    """ε below 1 for `ppo_clip`."""
-    clip_high: float = Field(default=0.28, ge=0)
-    """ε above 1 for `ppo_clip`."""
-    ratio: Literal["token", "sequence"] = "token"
-    """Importance ratio per token, or per sequence (geometric mean, GSPO)."""
-    aggregate: Literal["token", "sequence"] = "token"
-    """Mean over all tokens of an update, or mean over sequences of their token means."""
     annotations: tuple[str, ...] = Field(default=(), max_length=16)
     """Annotations that a sample must have besides those in `reward_terms` before it is trained."""
     reward_terms: dict[str, float] = Field(

@@ -3,11 +3,15 @@
 only when they are first used.
 
 For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`. For
-a scoring function: `Finished`, the trajectory that it gets. To read a run as Arrow tables:
+a scoring function: `Finished`, the trajectory that it gets. For a loss: `SurrogateInputs`, what it
+gets, and `check_surrogate`, which tries its contract. To read a run as Arrow tables:
 `open_run`. To append a late reward to a run's log: `open_bus`, `publish`, `Annotation`.
 """
 
+from typing import TYPE_CHECKING
+
 from rollstream import open_run
+from rollstream.exports import lazy_exports
 from rollstream.producers.scoring.functions import Finished
 from rollstream.producers.tasks.base import Reply, Score, Task, TaskPrompt, Turns, shuffled
 from rollstream.producers.tasks.text import TaskText
@@ -15,17 +19,27 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.writer import publish
 
+if TYPE_CHECKING:
+    from rollstream.consumers.trainer.learn.surrogate_check import (
+        check_surrogate as check_surrogate,
+    )
+    from rollstream.consumers.trainer.learn.surrogates import SurrogateInputs as SurrogateInputs
+
 __all__ = [
     "Annotation",
     "Finished",
     "Reply",
     "Score",
+    "SurrogateInputs",
     "Task",
     "TaskPrompt",
     "TaskText",
     "Turns",
+    "check_surrogate",
     "open_bus",
     "open_run",
     "publish",
     "shuffled",
 ]
+
+__getattr__ = lazy_exports(__name__)

@@ -4,8 +4,9 @@
 `relay/` a node's cache of versions. `checkpoints` holds the trainer's state. `leases` and `terms`
 give a role its one holder. `claim_check` puts large records into the store; its `open_log` opens a
 run's log, `log_view` reads log and archive as one. `models` builds a model from a configuration, a
-folder or a version, and `hf_folder` finds Hugging Face checkpoints; `lora` attaches adapters to a
-model. `metrics_file` are a process's metrics, `settings` the settings of all this.
+folder or a version, `hf_folder` finds Hugging Face checkpoints, `starting_model/` holds that of a
+run in its store, and `lora` attaches adapters. `metrics_file` are a process's metrics, `settings`
+the settings of all this.
 """
 
 from typing import TYPE_CHECKING

@@ -18,6 +18,8 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 """A checkpoint has its weights in one file, or in several, which the index lists by tensor."""
 HEADER_BYTES_MAX = 100_000_000
 """Largest header of a safetensors file; the same limit as in the library safetensors."""
+SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -37,6 +39,21 @@ def find_hf_folder(path: str) -> Path:
     except HFValidationError:  # `.`, `--`: a path that does not exist
         return folder
     return Path(found).parent if isinstance(found, str) else folder
+
+
+def small_files(folder: Path) -> list[Path]:
+    """Returns the configuration and tokenizer files of a model's folder, in the order of names.
+    They are recognised by `SMALL_SUFFIXES` and `SMALL_BYTES_MAX`; other files of a folder from the
+    Hub (weights, pictures) are left out.
+    """
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and path.suffix in SMALL_SUFFIXES
+        and not path.name.endswith(".index.json")
+        and path.stat().st_size <= SMALL_BYTES_MAX
+    ]
 
 
 def how_to_download(path: str) -> str:

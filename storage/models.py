@@ -1,6 +1,7 @@
 """Builds transformers models in fp32, without downloads: new ones from a configuration
-(`build_model`), or those of a Hugging Face checkpoint (`load_model`). For several trainer ranks a
-model is built without memory for its weights (`load_empty_model`): each rank reads its own rows.
+(`build_model`), or those of a Hugging Face checkpoint (`load_model`) or of a run's store
+(`load_stored_model`). For several trainer ranks a model is built without memory for its weights
+(`load_empty_model`): each rank reads its own rows.
 
 It also reads and makes the files that a weight version has beside its tensors, such as
 `config.json` (`config_from_version`, `model_files`). A model that transformers does not know, or a
@@ -12,15 +13,13 @@ import difflib
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import safetensors
 import torch
 import transformers
-import xxhash
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
@@ -30,16 +29,15 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from rollstream.errors import ConfigurationError
 from rollstream.storage import hf_folder
+from rollstream.storage.starting_model.rows import FolderRows, ModelRows, StoredRows
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import Manifest
-from rollstream.storage.weights.tensors import tensor_bytes
 
 if TYPE_CHECKING:  # transformers imports their modules, two seconds, with the first model class
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Setting = int | float | bool | str
-_V = TypeVar("_V")
 
 
 def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> "PreTrainedModel":
@@ -92,78 +90,59 @@ def load_model(path: str) -> "PreTrainedModel":
     return model
 
 
-class ModelRows:
-    """Reads chosen rows of the tensors in a checkpoint folder, and only these from disk. `files`
-    maps the tensors' names to their files.
+def load_stored_model(folder: str, rows: StoredRows) -> "PreTrainedModel":
+    """Returns the model in a run's store in fp32; `folder` holds its configuration. Each tensor is
+    read and verified once, and no weights are written to a disk, unless the names in the files are
+    others than the model's: then they are for the time that transformers needs to convert them.
     """
-
-    def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
-        self._folder, self._files = folder, files
-        self._open: dict[Path, Any] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Returns rows `[start, stop)` of a tensor in fp32. Raises `ConfigurationError` if the file
-        is damaged or shorter.
-        """
-        return self._read(name, lambda file: file.get_slice(name)[start:stop]).to(torch.float32)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the tensor's shape; raises as `rows` does."""
-        return self._read(name, lambda file: tuple(file.get_slice(name).get_shape()))
-
-    def whole(self, name: str) -> torch.Tensor:
-        """Returns the tensor as it is stored; raises as `rows` does."""
-        return self._read(name, lambda file: file.get_tensor(name))
-
-    def _read(self, name: str, read: Callable[[Any], _V]) -> _V:
-        path = self._files[name]
-        try:
-            if path not in self._open:
-                self._open[path] = safetensors.safe_open(path, "pt")  # pyright: ignore[reportUnknownMemberType]
-            return read(self._open[path])
-        except (OSError, SafetensorError) as error:
-            raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
-
-    def identity(self) -> str:
-        """Returns a hash of the configuration, of every file's header and of every tensor's first
-        row. Machines that train one model together compare it, to find that they start from
-        different models.
-        """
-        hasher = xxhash.xxh3_128((self._folder / hf_folder.CONFIG).read_bytes())
-        for path in sorted(set(self._files.values())):
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                hasher.update(file.read(min(size, hf_folder.HEADER_BYTES_MAX)))
-        for name in sorted(self._files):
-            hasher.update(tensor_bytes(self.rows(name, 0, 1)))
-        return hasher.hexdigest()
+    found = load_empty_model(folder, rows)
+    if found is None:
+        with tempfile.TemporaryDirectory(prefix="rollstream-model-") as whole:
+            return load_model(str(rows.model.write_folder(Path(whole))))
+    model, _ = found
+    for names in parameter_names(model):
+        stored = next(name for name in names if name in rows)
+        held = model.get_parameter(names[0])
+        read = rows.rows(stored, 0, rows.model.manifest.tensors[stored].rows)
+        filled = nn.Parameter(read, held.requires_grad)
+        for name in names:  # a tied parameter stays one parameter
+            module, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(module), leaf, filled)
+    return model.eval()
 
 
-def load_empty_model(path: str) -> "tuple[PreTrainedModel, ModelRows] | None":
+def load_empty_model(
+    path: str, stored: StoredRows | None = None
+) -> "tuple[PreTrainedModel, ModelRows] | None":
     """Returns the model of a Hugging Face checkpoint with parameters on the meta device (shapes
     without memory), and the reader of the rows with which to fill them. Buffers have their values.
+    The weights are those in a run's store, `stored`, else those in the folder.
+
     Returns None if the checkpoint's names or shapes differ from the model's: only `load_model` can
     then convert it, or name the difference. Raises `ConfigurationError` as `load_model` does.
     """
-    folder = _trainable_folder(path)
+    folder = _trainable_folder(path, has_weights=stored is None)
     try:
         model = _empty_model(folder)
     except (OSError, RuntimeError, StrictDataclassError, ValueError) as error:
         raise ConfigurationError(f"model.path: {folder} cannot be loaded: {error}") from error
-    files, groups = hf_folder.hf_weight_files(folder), parameter_names(model)
+    groups = parameter_names(model)
     parameters = {name for names in groups for name in names}
-    rows = ModelRows(folder, {name: path for name, path in files.items() if name in parameters})
+    rows: ModelRows
+    if stored is None:
+        files = hf_folder.hf_weight_files(folder)
+        rows = FolderRows(folder, {n: path for n, path in files.items() if n in parameters})
+        others = {name: path for name, path in files.items() if name not in parameters}
+        kept: ModelRows = FolderRows(folder, others)
+    else:
+        rows = kept = stored
     for names in groups:
-        stored = [name for name in names if name in rows]
-        if not stored or rows.shape(stored[0]) != tuple(model.get_parameter(names[0]).shape):
+        found = next((name for name in names if name in rows), None)
+        if found is None or rows.shape(found) != tuple(model.get_parameter(names[0]).shape):
             return None
     buffers = model.state_dict().keys() - parameters
-    kept = ModelRows(folder, {name: files[name] for name in buffers if name in files})
     for name, buffer in model.named_buffers():
-        if name in kept:
+        if name in buffers and name in kept:
             buffer.copy_(kept.whole(name))
     return model, rows
 
@@ -230,9 +209,10 @@ def _empty_parameters() -> Generator[None]:
         nn.Module.register_parameter = register
 
 
-def _trainable_folder(path: str) -> Path:
+def _trainable_folder(path: str, has_weights: bool = True) -> Path:
     """Returns the folder of the checkpoint at `path`. Raises `ConfigurationError` if its
-    architecture is unknown, a file is missing, or its weights are quantised.
+    architecture is unknown, its weights are quantised, or one of its files is missing; with
+    `has_weights` False the weights are elsewhere.
     """
     folder = hf_folder.find_hf_folder(path)
     fields = hf_folder.read_hf_config(folder)
@@ -243,7 +223,8 @@ def _trainable_folder(path: str) -> Path:
         )
     for architecture in fields.get("architectures") or ():
         _model_class(architecture, f"model.path: {folder}")
-    hf_folder.check_hf_weights(folder)
+    if has_weights:
+        hf_folder.check_hf_weights(folder)
     return folder
 
 

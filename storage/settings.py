@@ -61,7 +61,8 @@ class ModelSettings(Settings):
 
     path: str | None = None
     """Hugging Face checkpoint to start from: a folder, or the Hub name of a model in this machine's
-    cache. Without it the run builds a model from scratch and trains it in the task's warm-up.
+    cache. The host that begins the run puts it into the run's store; no other host needs it.
+    Without it the run builds a model from scratch and trains it in the task's warm-up.
     """
     architecture: str = "Qwen3ForCausalLM"
     """Class of the library transformers to build from scratch."""

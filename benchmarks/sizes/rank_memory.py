@@ -1,8 +1,9 @@
 """Memory of the ranks of a sharded trainer: each holds its share and reads its share.
 
-A model of 600 M parameters is written to a folder tensor by tensor. Four ranks (gloo) load it,
-train, publish and write a checkpoint; a second start resumes from it and trains. Each rank samples
-the anonymous and shared memory of its process; the largest peak of any rank counts.
+A model of 600 M parameters is written tensor by tensor and put into a store; no folder with its
+weights is left. Four ranks (gloo) load it, each its own rows, train, publish and write a
+checkpoint; a second start resumes from it and trains. Each rank samples the anonymous and shared
+memory of its process; the largest peak of any rank counts.
 
 The reference is what a rank cannot do without: its share of 16 B a parameter (master, two moments,
 gradient), the parameters and gradients that a pass has gathered (the root group and one layer), and
@@ -11,6 +12,7 @@ the process as it was after it had joined.
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +28,9 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.case import Case
+from rollstream.storage.starting_model.manifest import ModelSource
+from rollstream.storage.starting_model.put import put_model
+from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.shards import plan_shards
 from testbed.repository import ROOT
 
@@ -75,6 +80,8 @@ def cases(quick: bool) -> Iterator[Case]:
 def measure(folder: Path, shape: RankShape) -> Case:
     """The largest peak of a rank over its reference."""
     sizes = write_model(shape.config(), folder / "model")
+    put_model(open_store(f"file:{folder / 'store'}"), "run", ModelSource(folder / "model"), 0.0)
+    shutil.rmtree(folder / "model")
     found = [run_ranks(folder, number, jobs) for number, jobs in enumerate(JOBS)]
     parameters = sum(sizes.values())
     group = {name: size for name, size in sizes.items() if ".layers.0." in name}
@@ -91,9 +98,12 @@ def measure(folder: Path, shape: RankShape) -> Case:
     base = reference + joined
     by_job = {job: max(peak for peak, _, name in peaks if name == job) for _, _, job in peaks}
     parts = ", ".join(f"{job} {peak / 1e6:.0f}" for job, peak in by_job.items())
+    weights = 2 * parameters  # bf16
+    read = ", ".join(f"{rank['read'] / 1e6:.1f}" for rank in found[0])
     note = (
         f"{parameters / 1e6:.0f} M parameters, {RANKS} ranks, gloo; largest while a rank does "
-        f"{at!r}; peaks in MB: {parts}; a joined process {joined / 1e6:.0f}; at most the goal"
+        f"{at!r}; peaks in MB: {parts}; a joined process {joined / 1e6:.0f}; "
+        f"MB that each rank reads from the store: {read}, of {weights / 1e6:.1f}; at most the goal"
     )
     what = "16 B a parameter / ranks + gathered groups + a process that only joined"
     ratio = value / base

@@ -20,6 +20,9 @@ from rollstream.consumers.trainer.sharded.ranks import join_ranks
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel
 from rollstream.storage.checkpoints import CheckpointId, open_checkpoint, write_checkpoint
 from rollstream.storage.models import load_empty_model
+from rollstream.storage.starting_model.manifest import read_model_manifest
+from rollstream.storage.starting_model.reading import StoredModel
+from rollstream.storage.starting_model.rows import StoredRows
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.records import GENERATED, PROMPT
@@ -112,21 +115,28 @@ def _sample(number: int) -> Sample:
     )
 
 
-def starting(folder: Path) -> StartingModel:
-    found = load_empty_model(str(folder / "model"))
+def starting(folder: Path, rank: int) -> tuple[StartingModel, StoredModel]:
+    """The model in the run's store, of which this rank will read its own rows."""
+    store = open_store(f"file:{folder / 'store'}")
+    manifest = read_model_manifest(store)
+    assert manifest is not None
+    stored = StoredModel(store, manifest)
+    cache = stored.host_folder("", None, folder / f"host-{rank}")
+    found = load_empty_model(str(cache), StoredRows(stored))
     assert found is not None
-    return StartingModel(*found)
+    return StartingModel(*found), stored
 
 
 def main(folder: Path, number: str, jobs: Sequence[str]) -> None:
     with join_ranks("cpu", 600.0) as ranks:
         memory = PeakMemory()
-        learner = open_learner(ShardedModel(starting(folder), ranks), SETTINGS)
+        start, stored = starting(folder, ranks.rank)
+        learner = open_learner(ShardedModel(start, ranks), SETTINGS)
         rank_jobs = RankJobs(folder, learner, ranks.rank == 0)
         for job in jobs:
             memory.begin(job)
             rank_jobs.do(job)
-        found = {"joined": memory.joined, "peaks": memory.peaks}
+        found = {"joined": memory.joined, "peaks": memory.peaks, "read": stored.store_bytes}
         (folder / f"{number}-{ranks.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -195,6 +195,7 @@ class Dataset:
 
     name = "dataset"
     Options = DatasetOptions
+    path_options = ("path", "held_out")
 
     def __init__(self, text: TaskText, options: DatasetOptions) -> None:
         self._text, self._path, self._share = text, Path(options.path), options.held_out_share

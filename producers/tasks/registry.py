@@ -52,6 +52,18 @@ def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | Non
     return mix([_part(part, text, place) for place, part in enumerate(settings.parts)])
 
 
+def task_paths(settings: "TaskSettings | PlainTask") -> tuple[str, ...]:
+    """Returns the files that the task reads, as its options give them. A builder names these
+    options in its attribute `path_options`.
+    """
+    found: list[str] = []
+    for part in settings.parts if settings.name == MIXTURE else (settings,):
+        named: tuple[str, ...] = getattr(_builder(part.name, "task"), "path_options", ())
+        given = (part.options.get(option) for option in named)
+        found += [path for path in given if isinstance(path, str) and path]
+    return tuple(dict.fromkeys(found))
+
+
 def _part(settings: "PartSettings | PlainPart", text: TaskText, place: int) -> MixturePart:
     """Build the task number `place` of a mixture. Its label is the configured one, else its option
     `dataset`, else its name.

@@ -58,12 +58,31 @@ class RunLocation:
         return cast("int | None", self.configuration.get("dispatch", {}).get("max_lag"))
 
     def tokenizers(self) -> tuple[Path, ...]:
-        """Returns the possible paths of the run's `tokenizer.json`, the preferred one first."""
+        """Returns the possible paths of the run's `tokenizer.json`, the preferred one first. If
+        none of them exists, the files of the starting model in the run's store are written into the
+        folder `model`, verified.
+        """
         if self.folder is None:
             return ()
         named = self.configuration.get("model", {}).get("path")
         folders = (Path(named),) if named else ()
-        return tuple(f / "tokenizer.json" for f in (*folders, self.folder / "model", self.folder))
+        model = self.folder / "model"
+        found = tuple(f / "tokenizer.json" for f in (*folders, model, self.folder))
+        if self.configuration and self.has_store and not any(path.is_file() for path in found):
+            _fetch_model_files(self.store, model)
+        return found
+
+
+def _fetch_model_files(url: str, folder: Path) -> None:
+    """Write configuration and tokenizer of the store's starting model, if it has one."""
+    from rollstream.storage.starting_model.manifest import read_model_manifest
+    from rollstream.storage.starting_model.reading import StoredModel
+    from rollstream.storage.stores.connect import open_store
+
+    store = open_store(url)
+    manifest = read_model_manifest(store)
+    if manifest is not None:
+        StoredModel(store, manifest).host_folder("", None, folder)
 
 
 def locate_run(named: str | None) -> RunLocation:

@@ -32,14 +32,22 @@ def _commands(folder: str, **purposes: str) -> tuple[Command, ...]:
 
 
 GROUPS: Mapping[str, tuple[Command, ...]] = {
-    "start": _commands(
-        "",
-        run="start all roles of CONFIG with a live view; the same command resumes",
-        warmup="create the run's initial model by training on the task's documents",
-        plan="compute what a run of MODEL needs on given GPUs, and a configuration that fits",
-        profile="measure the engine's step times here; rollouts derive B_max from them",
-        tune="propose the settings of CONFIG that train fastest on N GPUs, by simulation",
-        simulate="simulate policies on a cluster, with the planners of the service",
+    "start": (
+        *_commands(
+            "",
+            run="start all roles of CONFIG with a live view; the same command resumes",
+            warmup="create the run's initial model by training on the task's documents",
+        ),
+        Command(
+            "put-model", "put_model", "upload the model at PATH into the store of the run CONFIG"
+        ),
+        *_commands(
+            "",
+            plan="compute what a run of MODEL needs on given GPUs, and a configuration that fits",
+            profile="measure the engine's step times here; rollouts derive B_max from them",
+            tune="propose the settings of CONFIG that train fastest on N GPUs, by simulation",
+            simulate="simulate policies on a cluster, with the planners of the service",
+        ),
     ),
     "roles": tuple(Command(role.name, "role", role.purpose) for role in ROLES.values()),
     "look": _commands(
@@ -86,7 +94,8 @@ MEANT = {
     "sql": "query", "sft": "warmup", "evaluate": "eval", "compare": "diff", "verify": "audit",
     "rollouts": "rollout", "trainer": "train", "versions": "weights", "show": "inspect",
     "list": "ls", "settings": "config", "doctor": "audit", "delete": "rm", "remove": "rm",
-    "snapshot": "backup", "optimise": "tune", "optimize": "tune",
+    "snapshot": "backup", "optimise": "tune", "optimize": "tune", "upload": "put-model",
+    "push": "put-model",
 }  # fmt: skip
 """Names that users may try, and the command that an error proposes for each."""
 HELP_WORDS = ("-h", "--help")

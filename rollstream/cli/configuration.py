@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from rollstream.analysis.locate import REPLAY_FILE
 from rollstream.config.config import CODE_REVISION, load
 from rollstream.config.run_folder import RunFolder, folder_of_run, reach, write_configuration
+from rollstream.config.run_model import has_model, has_versions, missing_model
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import file_layer
 from rollstream.errors import ConfigurationError
@@ -31,10 +32,21 @@ def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFo
     changed = arguments.overrides or arguments.seed is not None
     if _file(arguments).absolute() != folder.configuration or changed:
         accepted = getattr(arguments, "accept_config", False)
+        is_run = arguments.command == "run"
         write_configuration(
-            folder, configuration, accepted, lambda: reach(configuration, folder.path)
+            folder, configuration, accepted, lambda: _reach(configuration, folder.path, is_run)
         )
     return configuration, folder
+
+
+def _reach(configuration: Configuration, folder: Path, is_run: bool) -> None:
+    """Check that log and store can be reached and, before `rollstream run`, that `model.path` names
+    a model: once it is in `config.json` it cannot be corrected.
+    """
+    store = reach(configuration, folder)
+    named = configuration.model.path is not None
+    if is_run and named and not (has_model(store, configuration, folder) or has_versions(store)):
+        raise missing_model(configuration)
 
 
 def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:

@@ -22,7 +22,8 @@ from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle, load_configuration
 from rollstream.cli.main import exit_code_of
 from rollstream.cli.signals import listen_for_signals
-from rollstream.config.run_folder import RunFolder, model_folder
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_model import model_folder
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.sharded.rank_plan import is_launched
 from rollstream.errors import ConfigurationError, RollstreamError

@@ -3,8 +3,8 @@ stopped or failed. A run's folder has one supervisor at a time; the same command
 
 1. Write the configuration into the run's folder. 2. Take the folder's lock. 3. Create the topics,
 and check that the store belongs to this run. 4. Warm up: make the first model in the run's folder,
-unless one is configured or present. 5. Supervise the roles (start them, restart those that die) and
-show the live view. 6. Print the summary and write the report.
+unless one is configured or present; put it into the store. 5. Supervise the roles (start them,
+restart those that die) and show the live view. 6. Print the summary and write the report.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from rollstream.config.identity import (
 )
 from rollstream.config.run_folder import (
     RunFolder,
-    model_folder,
     open_run_log_for_writing,
     store_for_writing,
     store_url,
 )
+from rollstream.config.run_model import model_folder, store_starting_model
 from rollstream.config.settings import Configuration
 from rollstream.metrics.endpoint import ProcessMetrics, metrics_port, serve_metrics
 from rollstream.monitor.observer import RunObserver
@@ -44,6 +44,7 @@ from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import check_reachable
@@ -75,11 +76,12 @@ def main(arguments: argparse.Namespace) -> int:
     bus = open_run_log_for_writing(configuration, folder.path)
     bus.create(catalogue())  # 3
     try:
-        _identify(configuration, folder, arguments.accept_config)
+        store = _identify(configuration, folder, arguments.accept_config)
         spec = warmup_spec(configuration, folder)
         warmup = WarmupProcess(configuration, folder, spec, console, lock)
         if not warmup.run(signals):  # 4
             return EXIT_INTERRUPTED
+        store_starting_model(store, configuration, folder.path)
         outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
         _end(folder, outcome, console, arguments.json)  # 6
     finally:
@@ -88,8 +90,9 @@ def main(arguments: argparse.Namespace) -> int:
     return {"complete": 0, "stopped": EXIT_INTERRUPTED, "failed": 1}[outcome.kind]
 
 
-def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> None:
-    """Check that the store belongs to this run, and that the configuration may be used with it.
+def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> ObjectStore:
+    """Check that the store belongs to this run, and that the configuration may be used with it;
+    returns the store.
     With `accepted` (`--accept-config`) a change of the configuration is recorded, before any role
     compares its own configuration with the recorded one.
     """
@@ -98,6 +101,7 @@ def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -
     check_configuration(store, configuration, accepted)
     if accepted:
         record_configuration(store, configuration)
+    return store
 
 
 def _assign_cards(c: Configuration, folder: RunFolder) -> Mapping[str, Sequence[GpuCard]]:

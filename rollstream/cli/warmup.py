@@ -1,17 +1,22 @@
 """`rollstream warmup CONFIG` makes the run's starting model in the folder `RUN/model` by supervised
 training on the task's documents (prompts with responses), and prints its progress as JSON lines.
 
-The folder appears completely or not at all, and an existing one is kept. `rollstream run` starts
+The folder appears completely or not at all, and an existing one is kept. The run's store gets its
+files, so other hosts need none. `rollstream run` starts
 this command before all roles, unless there is a model. The learner `paced` trains no real weights;
 for it the command only writes the size of the vocabulary and the tokenizer.
 """
 
 import argparse
 import json
+from pathlib import Path
 
 from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle
-from rollstream.config.run_folder import RunFolder
+from rollstream.config.identity import read_or_create_identity
+from rollstream.config.run_folder import RunFolder, store_for_writing
+from rollstream.config.run_model import run_model, store_starting_model
+from rollstream.config.settings import Configuration
 from rollstream.supervisor.process import end_with_parent
 
 
@@ -21,13 +26,24 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Create `RUN/model` unless it exists; returns the exit code."""
+    """Create `RUN/model` unless it exists, and put it into the run's store, unless the store has a
+    model; returns the exit code.
+    """
     end_with_parent()
     configuration, folder = load_and_settle(arguments)
     model = RunFolder(folder.path).model
-    if model.exists():
+    if model.exists() or run_model(configuration, folder.path) is not None:
         print(json.dumps({"kept": str(model)}), flush=True)
-        return 0
+    else:
+        _make(configuration, model)
+    store = store_for_writing(configuration, folder.path)
+    read_or_create_identity(store, configuration.run)
+    store_starting_model(store, configuration, folder.path)
+    return 0
+
+
+def _make(configuration: Configuration, model: Path) -> None:
+    """Train the model, or for the learner `paced` write its folder without weights."""
     from rollstream.producers.tasks.registry import load_task
     from rollstream.roles.context import prompt_tokens_max
 
@@ -36,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
         from rollstream.roles.train import make_paced_folder
 
         make_paced_folder(task, model)
-        return 0
+        return
     from rollstream.warmup.warmup import (  # imports torch, which takes seconds: after validation
         SftSchedule,
         warm_up,
@@ -52,7 +68,6 @@ def main(arguments: argparse.Namespace) -> int:
         print_progress,
         SftSchedule(documents=settings.documents, steps=settings.steps),
     )
-    return 0
 
 
 def print_progress(done: int, steps: int, loss: float) -> None:

@@ -2,9 +2,9 @@
 
 `settings` declares every setting and finds combinations that cannot work, `sources` reads them from
 files, environment and `--set`, `config` merges, checks and compares configurations. `errors`
-formats errors as one line each. `run_folder` writes `config.json` and knows the
-files of a run; `identity` is the run's id in its store. `policy_defaults`
-has defaults that follow `rollouts.on_update`.
+formats errors as one line each. `run_folder` writes `config.json` and knows the files of a run,
+`run_model` finds the model that it starts from; `identity` is the run's id in its store.
+`policy_defaults` has defaults that follow `rollouts.on_update`.
 """
 
 from typing import TYPE_CHECKING

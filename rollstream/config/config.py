@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
-from rollstream.config.policy_defaults import put_policy_defaults
+from rollstream.config.policy_defaults import put_policy_defaults, put_preset_defaults
 from rollstream.config.settings import Configuration, setting_problems
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, Scope, Settings
@@ -71,7 +71,7 @@ def load_layers(
     """Merge the file, if one is given, with the layers above it; values are not checked yet. A
     `config.json` is resolved already: the environment is not applied to it again, so a role that
     the supervisor starts has exactly the supervisor's configuration. Nor are the defaults of its
-    policy (`put_policy_defaults`): a run keeps the settings that it recorded.
+    policy and preset (`put_policy_defaults`): a run keeps the settings that it recorded.
     """
     layers = sources.SettingLayers() if path is None else _load_file(path)
     is_resolved = path is not None and path.suffix == ".json"
@@ -82,6 +82,7 @@ def load_layers(
     layers = sources.merge_layers(layers, sources.overrides_layer(overrides, Configuration))
     if not is_resolved:
         put_policy_defaults(layers)
+        put_preset_defaults(layers)
     return layers
 
 

@@ -1,5 +1,6 @@
-"""Chooses the defaults of settings whose best value depends on `rollouts.on_update`, for a
-configuration that does not set them (docs/explanation/scheduling.md, Defaults by policy).
+"""Chooses the defaults of settings whose best value depends on `rollouts.on_update`
+(docs/explanation/scheduling.md, Defaults by policy) or that `trainer.preset` gives
+(docs/explanation/learning.md, Presets), for a configuration that does not set them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -7,11 +8,15 @@ from typing import Any, cast
 
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers
+from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 
 WAVES_READY = 4
 """Steps' worth of groups that may be admitted and not taken by the trainer. With the step in
 training that is as much work as `max_lag` = 4 allows, whose lag it keeps but for long answers.
 """
+
+OVERLONG_SHARE = 5
+"""DAPO punishes the last 4 096 of 20 480 tokens (arXiv 2503.14476, section 4.1): a fifth."""
 
 
 def put_policy_defaults(layers: SettingLayers) -> None:
@@ -28,6 +33,25 @@ def put_policy_defaults(layers: SettingLayers) -> None:
     for key, value in _defaults(layers, mode):
         if key not in layers.origins:
             layers.put(key, value, f"the defaults of rollouts.on_update = {mode}")
+
+
+def put_preset_defaults(layers: SettingLayers) -> None:
+    """Set the settings that `trainer.preset` gives and no layer sets; their origin names it. An
+    unknown preset gives none: validation refuses it.
+    """
+    preset = _value(layers, "trainer.preset")
+    given: dict[str, object] = {}
+    if isinstance(preset, str):
+        given.update(OBJECTIVE_PRESETS.get(preset, {}))
+    longest = _count(layers, "sampling.tokens_max")
+    if preset == "dr_grpo" and longest:
+        given["aggregate_tokens"] = longest
+    if preset == "dapo" and longest >= OVERLONG_SHARE:
+        given["overlong_penalty"] = [longest - longest // OVERLONG_SHARE, longest]
+    for name, value in given.items():
+        key = f"trainer.{name}"
+        if key not in layers.origins:
+            layers.put(key, value, f"trainer.preset = {preset}")
 
 
 def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:

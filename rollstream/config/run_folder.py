@@ -28,7 +28,6 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.revision import code_revision
 from rollstream.storage.claim_check import open_log
-from rollstream.storage.hf_folder import find_hf_folder
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import check_conditional_writes, open_store
 from rollstream.streams.bus import Bus
@@ -114,27 +113,21 @@ def run_folder(path: str | Path) -> RunFolder:
     return folder
 
 
-def model_folder(configuration: Configuration, folder: Path) -> Path:
-    """Returns the Hugging Face folder of the model that training starts from (version 0): the one
-    of the setting `model.path`, else the one that the warm-up writes into the run's folder.
+def reach(configuration: Configuration, folder: Path) -> ObjectStore:
+    """Check that the run's log and store can be reached and written, and return the store; creates
+    the log's topics.
     """
-    given = configuration.model.path
-    return find_hf_folder(given) if given else RunFolder(folder).model
-
-
-def reach(configuration: Configuration, folder: Path) -> None:
-    """Check that the run's log and store can be reached and written; creates the log's topics."""
     check_reachable(configuration.bus)
     with closing(open_run_log_for_writing(configuration, folder)) as bus:
         bus.create(catalogue())
-    store_for_writing(configuration, folder)
+    return store_for_writing(configuration, folder)
 
 
 def write_configuration(
     folder: RunFolder,
     configuration: Configuration,
     accepted: bool = False,
-    reach: Callable[[], None] = lambda: None,
+    reach: Callable[[], object] = lambda: None,
 ) -> None:
     """Make the folder and write `config.json`, atomically. If it exists with other values of
     settings that are not incidental, raises `ConfigurationError`, unless the change is `accepted`

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rollstream.consumers.objective_settings import ADVANTAGE_NAMES, LOSS_NAMES
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
 from rollstream.producers.settings import (
@@ -25,7 +26,7 @@ from rollstream.producers.settings import (
     ScoringSettings,
     TaskSettings,
 )
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 from rollstream.storage.settings import (
     FIXED,
     INCIDENTAL,
@@ -44,7 +45,7 @@ class WarmupSettings(Settings):
     """
 
     enabled: bool = True
-    """Make a model if `model.path` is not given and the run's folder has no model yet."""
+    """Make a model if `model.path` is not given and neither run folder nor store has one yet."""
     threads: Annotated[int, INCIDENTAL] = Field(default=2, ge=1)
     """Torch threads of the warm-up; no role runs at that time."""
     documents: int = Field(default=20_000, ge=1)
@@ -189,10 +190,6 @@ def _check_model(c: Configuration) -> Iterator[SettingProblem]:
     is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # `paced` has no model
     if c.model.path is None and not is_made:
         yield SettingProblem("model.path", "must be given when warmup.enabled is false")
-    if c.model.path is not None and not (find_hf_folder(c.model.path) / CONFIG).is_file():
-        either = "a folder with a Hugging Face checkpoint (config.json)"
-        must = f"must be {either}, or a Hub name in this machine's cache"
-        yield SettingProblem("model.path", must + how_to_download(c.model.path))
 
 
 def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
@@ -321,6 +318,32 @@ def _check_admission(c: Configuration) -> Iterator[SettingProblem]:
         yield SettingProblem("dispatch.ready_groups_max", must)
 
 
+def _check_objective(t: TrainerSettings) -> Iterator[SettingProblem]:
+    """Yields parts of the objective that do not fit together, or exist under no name."""
+    for name, known in (("loss", LOSS_NAMES), ("advantage", ADVANTAGE_NAMES)):
+        value = getattr(t, name)
+        if value not in known and ":" not in value:
+            must = f"must be one of {', '.join(known)}, or 'module:function'"
+            yield SettingProblem(f"trainer.{name}", must)
+    if t.ratio == "none" and t.loss != "truncated_is":
+        must = (
+            "must not be 'none' unless trainer.loss is 'truncated_is': a ratio of 1 clips nothing"
+        )
+        yield SettingProblem("trainer.ratio", must)
+    if t.ratio_min > t.ratio_max:
+        yield SettingProblem("trainer.ratio_min", f"must be ≤ trainer.ratio_max ({t.ratio_max:g})")
+    for name in ("ratio_bounds_negative", "mask_ratio", "mask_sequence", "overlong_penalty"):
+        bounds = getattr(t, name)
+        if bounds is not None and not 0 <= bounds[0] <= bounds[1]:
+            must = "must be two numbers, 0 ≤ lower ≤ upper"
+            yield SettingProblem(f"trainer.{name}", must)
+    if t.overlong_penalty is not None and t.overlong_penalty[0] == t.overlong_penalty[1]:
+        yield SettingProblem("trainer.overlong_penalty", "must name two different lengths")
+    if t.advantage == "batch" and (t.entropy_bonus or t.ratio_penalty):
+        must = "must not be 'batch' with entropy_bonus or ratio_penalty: it would scale them too"
+        yield SettingProblem("trainer.advantage", must)
+
+
 def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     t = c.trainer
     if t.groups_per_step < t.updates_per_step:
@@ -329,6 +352,7 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     if t.samples_per_group < 2:
         must = f"must be ≥ 2: advantage {t.advantage} compares the samples of a group"
         yield SettingProblem("trainer.samples_per_group", must)
+    yield from _check_objective(t)
     if t.survivors_min > t.samples_per_group:
         must = f"must be ≤ trainer.samples_per_group ({t.samples_per_group})"
         yield SettingProblem("trainer.survivors_min", must)

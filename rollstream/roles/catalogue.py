@@ -35,6 +35,8 @@ class Role:
     stops_last: bool = False
     reads_only: bool = False
     """True if the role never writes to the store, so that conditional writes are not probed."""
+    needs_model: bool = True
+    """True if the role starts only once the run's model is in the store or on this host."""
     records_configuration: bool = False
     """True if the role records the run's configuration and takes `--accept-config`."""
 
@@ -64,6 +66,7 @@ _ALL = (
         runs="roles:run_dispatch",
         processes=lambda c: ["dispatch", *["dispatch-standby"][: c.dispatch.standby]],
         single_holder=True,
+        needs_model=False,
     ),
     Role(
         name="train",
@@ -80,6 +83,7 @@ _ALL = (
         purpose="cache versions in this node's memory for its rollouts and for other nodes",
         runs="roles:run_relay",
         processes=lambda c: ["relay"][: c.relay.enabled],
+        needs_model=False,
     ),
     Role(
         name="rollout",
@@ -110,6 +114,7 @@ _ALL = (
         processes=lambda c: ["archive"][: c.archive.enabled],
         single_holder=True,
         stops_last=True,
+        needs_model=False,
     ),
 )
 ROLES: Mapping[str, Role] = {role.name: role for role in _ALL}

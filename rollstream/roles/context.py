@@ -7,6 +7,7 @@ which trajectories can be trained (`training_bounds`, `run_rule`); trainer, roll
 audit apply bounds by one function (`refusal` in `streams/admissible.py`).
 """
 
+import logging
 import os
 import threading
 from collections.abc import Generator, Mapping
@@ -15,24 +16,37 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rollstream.config.run_folder import model_folder, open_run_log_for_writing, store_url
+from rollstream.config.run_folder import open_run_log_for_writing, store_url
+from rollstream.config.run_model import (
+    has_versions,
+    local_model_folder,
+    missing_model,
+    model_folder,
+    run_model,
+    store_starting_model,
+    task_settings,
+)
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
+from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
 from rollstream.metric_values import ProvidesMetrics
 from rollstream.metrics.endpoint import ProcessMetrics
 from rollstream.producers.prompt_source import PromptOrder
-from rollstream.producers.settings import RolloutSettings, TaskSettings
+from rollstream.producers.settings import RolloutSettings
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.storage.hf_folder import find_hf_folder, hf_vocabulary_size, read_hf_config
+from rollstream.storage.hf_folder import CONFIG, hf_vocabulary_size, read_hf_config
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling
+
+MODEL_WAIT_S, MODEL_POLL_S = 3600.0, 2.0
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +98,34 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
         bus.close()
 
 
+def await_model(context: RoleContext) -> bool:
+    """Wait until the run's model is in the store or on this host; returns False if the role is
+    stopped first. A trainer's first rank puts a model on its host into the store, and the others
+    wait for it, because all must read the same one. Raises `ConfigurationError` if there is no
+    model after `MODEL_WAIT_S`.
+    """
+    c, folder = context.configuration, context.folder
+    deadline, is_logged = Deadline(MODEL_WAIT_S), False
+    while True:
+        # Asked before the store's model is: that of a new run is there before its first version.
+        is_old = has_versions(context.store)
+        if run_model(c, folder) is not None:
+            return True
+        if (local_model_folder(c, folder) / CONFIG).is_file():
+            if is_old or context.role != "train":
+                return True
+            if os.environ.get("RANK", "0") == "0":
+                store_starting_model(context.store, c, folder)
+                return True
+        if deadline.passed():
+            raise missing_model(c)
+        if not is_logged:
+            log.warning("waiting for the run's model: %s", missing_model(c))
+            is_logged = True
+        if context.stop.wait(MODEL_POLL_S):
+            return False
+
+
 def set_torch_threads(threads: int) -> None:
     """Set the number of threads with which torch computes in this process. Several roles share few
     cores, so no role may use as many threads as there are cores, which is torch's default.
@@ -111,7 +153,7 @@ def engine_device(rollouts: RolloutSettings) -> str | None:
     return "cuda" if is_there and rollouts.device != "cpu" else "cpu"
 
 
-def check_vocabulary(configuration: Configuration, task: Task) -> None:
+def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> None:
     """Raise `ConfigurationError` if the model of `model.path` has fewer tokens than the task's
     tokenizer, its first prompt or its stop tokens use. Tokens that were added to a tokenizer
     without room in the model (padding, images) are accepted until they are used.
@@ -119,7 +161,7 @@ def check_vocabulary(configuration: Configuration, task: Task) -> None:
     path = configuration.model.path
     if path is None:
         return  # the warm-up makes a model whose vocabulary has the tokenizer's size
-    fields = read_hf_config(find_hf_folder(path))
+    fields = read_hf_config(model_folder(configuration, folder))
     text: Mapping[str, Any] = fields.get("text_config") or fields
     size = text.get("vocab_size")
     first = task.prompt(configuration.seed, 0).tokens
@@ -137,16 +179,6 @@ def _vocabulary_size(task: Task) -> int:
     if isinstance(tokenizer, TextTokenizer):
         return max(tokenizer.light.get_vocab(with_added_tokens=False).values(), default=-1) + 1
     return tokenizer.size
-
-
-def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
-    """Returns the task's settings with the tokenizer's folder: the configured one, else the
-    model's.
-    """
-    task = configuration.task
-    if task.tokenizer is not None:
-        return task
-    return task.model_copy(update={"tokenizer": str(model_folder(configuration, folder))})
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
@@ -167,7 +199,7 @@ def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
     """
     c = configuration
     task = load_run_task(c, folder)
-    check_vocabulary(c, task)
+    check_vocabulary(c, folder, task)
     sampling = Sampling(
         c.sampling.temperature,
         c.sampling.top_k,

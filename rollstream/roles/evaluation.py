@@ -14,6 +14,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_model import task_settings
 from rollstream.config.settings import Configuration
 from rollstream.errors import ObjectMissing
 from rollstream.metric_values import MetricValues
@@ -28,7 +29,6 @@ from rollstream.roles.context import (
     engine_device,
     load_run_task,
     set_torch_threads,
-    task_settings,
 )
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import config_from_version

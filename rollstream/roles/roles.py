@@ -24,6 +24,7 @@ from rollstream.config.identity import (
     watch_configuration,
 )
 from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_model import task_settings
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
@@ -34,9 +35,9 @@ from rollstream.roles.catalogue import ROLES
 from rollstream.roles.context import (
     RoleContext,
     RoleLaunch,
+    await_model,
     load_run_task,
     open_role_context,
-    task_settings,
 )
 from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
@@ -67,6 +68,8 @@ def run_role(launch: RoleLaunch) -> bool:
                 check_conditional_writes(context.store, c.store, uuid.uuid4().hex)
                 read_or_create_identity(context.store, c.run)
             with watch_configuration(context.store, c, launch.stop, launch.accept_config):
+                if role.needs_model and not await_model(context):
+                    return False
                 return role.load()(context)
         finally:
             _record_usage(launch.folder, launch.name)

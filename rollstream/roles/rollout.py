@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rollstream.config.run_folder import model_folder
+from rollstream.config.run_model import (
+    has_local_weights,
+    local_model_folder,
+    run_model,
+    task_settings,
+)
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.producers.drafts.feed import DraftFeed
@@ -60,7 +65,6 @@ from rollstream.roles.context import (
     load_run_task,
     prompt_tokens_max,
     set_torch_threads,
-    task_settings,
     training_bounds,
 )
 from rollstream.roles.roles import with_relay_reads
@@ -156,12 +160,14 @@ def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
     """Returns the run's model; an untrained one of its shape if the warm-up has not made it yet."""
+    from rollstream.roles.train import load_starting_model
     from rollstream.storage.models import load_model
     from rollstream.warmup.warmup import untrained_model
 
-    path = model_folder(configuration, folder)
-    if path.exists():
-        return load_model(str(path))
+    if has_local_weights(configuration, folder):  # then no store is needed
+        return load_model(str(local_model_folder(configuration, folder)))
+    if run_model(configuration, folder) is not None:
+        return load_starting_model(configuration, folder)
     task = load_task(configuration.task, prompt_tokens_max(configuration))
     return untrained_model(configuration.model, task, configuration.seed)
 

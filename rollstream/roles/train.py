@@ -22,7 +22,8 @@ import torch
 
 from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
 from rollstream.config.identity import read_or_create_identity, record_configuration
-from rollstream.config.run_folder import RunFolder, model_folder
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_model import local_model_folder, model_folder, run_model
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.learn.paced import PacedModel
@@ -33,6 +34,7 @@ from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
 from rollstream.roles.roles import hold_role_lease, with_relay_push
+from rollstream.storage.hf_folder import small_files
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.supervisor.train_group import threads_per_rank
 
@@ -71,10 +73,7 @@ def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedMod
     """
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
-        # Imported here and below: a paced run needs no code of models, which takes seconds.
-        from rollstream.storage.models import load_model
-
-        return _with_adapters(load_model(str(model_folder(c, folder))), c)
+        return _with_adapters(load_starting_model(c, folder), c)
     return PacedModel(
         seed=c.seed,
         weights_bytes=c.paced.weights_bytes,
@@ -82,6 +81,23 @@ def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedMod
         step_s=c.paced.train_step_s / c.paced.time_scale,
         token_s=c.paced.train_token_s / c.paced.time_scale,
     )
+
+
+def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
+    """Returns the model of version 0 without adapters: from a folder on this host if one has the
+    whole model, else from the run's store.
+    """
+    # Imported here and below: a paced run needs no code of models, which takes seconds.
+    from rollstream.storage.models import load_model, load_stored_model
+    from rollstream.storage.starting_model.rows import StoredRows
+
+    found = run_model(c, folder)
+    if found is None:
+        return load_model(str(local_model_folder(c, folder)))
+    whole = found.whole_folder()
+    if whole is not None:
+        return load_model(str(whole))
+    return load_stored_model(str(model_folder(c, folder)), StoredRows(found))
 
 
 def _with_adapters(model: "PreTrainedModel", c: Configuration) -> "PreTrainedModel":
@@ -117,14 +133,15 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
     (transformers converts them while it loads), each rank reads the whole model instead.
     """
     from rollstream.consumers.trainer.sharded.starting_model import StartingModel
-    from rollstream.storage.models import load_empty_model, load_model
+    from rollstream.storage.models import load_empty_model
+    from rollstream.storage.starting_model.rows import StoredRows
 
-    path = str(model_folder(configuration, folder))
-    empty = load_empty_model(path)
+    path, found = str(model_folder(configuration, folder)), run_model(configuration, folder)
+    empty = load_empty_model(path, None if found is None else StoredRows(found))
     if empty is not None:
         return StartingModel(_with_adapters(empty[0], configuration), empty[1])
-    log.warning("model.path: %s is loaded whole by every rank: its names are converted", path)
-    return StartingModel(_with_adapters(load_model(path), configuration))
+    log.warning("the model in %s is loaded whole by every rank: its names are converted", path)
+    return StartingModel(_with_adapters(load_starting_model(configuration, folder), configuration))
 
 
 @contextmanager
@@ -159,14 +176,11 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
     plan, initial = trainer_plan(context), initial_model(context, ranks)
     store = with_relay_push(context).store
     loop = build_follower(context.bus, store, plan, initial, c.run, context.stop.is_set)
+    _log_model_read(context, ranks)
     if loop is None:
         return False
     context.watch.offer(loop.metric_values, lambda: [loop.take_feeder.ledger.reader])
     return loop.run(context.watch.turn_by(loop.ended))
-
-
-SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 
 
 def trainer_plan(context: RoleContext) -> TrainerPlan:
@@ -191,6 +205,18 @@ def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> Initial
 
     start = shared_starting_model(c, folder)
     return InitialModel(ShardedModel(start, ranks), files, ranks, model_hash(start))
+
+
+def _log_model_read(context: RoleContext, ranks: "Ranks | None") -> None:
+    """Log how much of the starting model this rank has read from the store."""
+    found = run_model(context.configuration, context.folder)
+    if found is not None:
+        log.info(
+            "rank %d read %.1f MB of the starting model's %.1f MB from the store",
+            0 if ranks is None else ranks.rank,
+            found.store_bytes / 1e6,
+            found.manifest.bytes / 1e6,
+        )
 
 
 def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool:
@@ -223,6 +249,7 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
             metrics,
         )
         record_configuration(context.store, c)
+        _log_model_read(context, ranks)
         # A crash may have left out the line of a recorded step.
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
@@ -234,14 +261,6 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
 
 def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:
     """Returns the configuration and tokenizer files of a model's folder, as content by file name;
-    every version carries them beside its weights. They are recognised by `SMALL_SUFFIXES` and
-    `SMALL_BYTES_MAX`; other files of a folder from the Hub (weights, pictures) are left out.
+    every version carries them beside its weights.
     """
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(folder.iterdir())
-        if path.is_file()
-        and path.suffix in SMALL_SUFFIXES
-        and not path.name.endswith(".index.json")
-        and path.stat().st_size <= SMALL_BYTES_MAX
-    }
+    return {path.name: path.read_bytes() for path in small_files(folder)}

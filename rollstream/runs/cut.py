@@ -31,8 +31,8 @@ these topics get some records a second.
 SHARED_ORDER = ("dead", "annotations", "trajectories", "applied", "partials", "status")
 """Order in which the ends of the topics with many writers are read (`_fix_ends`)."""
 NOT_READ = (
-    "archive/", "weights/", "checkpoints/", "blobs/", "configurations/", "roles/", "probes/",
-    "audit/",
+    "archive/", "weights/", "model/", "checkpoints/", "blobs/", "configurations/", "roles/",
+    "probes/", "audit/",
 )  # fmt: skip
 """Prefixes of objects whose content `fix_cut` does not read with the others: objects that never
 change (they are copied after the cut), objects that are read at another moment, and what no backup
@@ -187,11 +187,12 @@ def _pointer(store: ObjectStore) -> bytes:
 
 def _is_kept(key: str, whole: Sequence[CheckpointId]) -> bool:
     """Returns whether a listed object that never changes belongs to the cut: those of whole
-    checkpoints (`whole`), of the archive and of the configurations do; versions are listed again.
+    checkpoints (`whole`), of the archive, of the starting model and of the configurations do;
+    versions are listed again.
     """
     if key.startswith("checkpoints/"):
         return key.startswith(tuple(f"{one.folder}/" for one in whole))
-    return key.startswith(("archive/", "configurations/"))
+    return key.startswith(("archive/", "configurations/", "model/"))
 
 
 def _is_version(key: str, number_max: int) -> bool:

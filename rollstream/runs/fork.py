@@ -21,6 +21,7 @@ from rollstream.config.identity import (
     read_or_create_identity,
     record_configuration,
 )
+from rollstream.config.run_model import model_folder, store_starting_model
 from rollstream.config.settings import Configuration
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
 from rollstream.consumers.trainer.checkpoint import TrainerState
@@ -49,6 +50,7 @@ from rollstream.storage.checkpoints import (
     write_checkpoint,
 )
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
+from rollstream.storage.starting_model.put import copy_model
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
@@ -247,7 +249,7 @@ def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Pa
     with closing(run_folder.open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         _check_empty(bus, store, c)
-        _copy_model(wanted)  # 1
+        _copy_model(wanted, store)  # 1
         with ExitStack() as roles:
             trainer = roles.enter_context(_held_lease_term(store, "trainer"))
             prompts = roles.enter_context(_held_lease_term(store, "prompts"))
@@ -273,11 +275,19 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
             raise ConfigurationError(f"bus: {c.bus} holds a run already; give the fork a new one")
 
 
-def _copy_model(wanted: ForkPlan) -> None:
-    """Copy the files of the starting model, which roles read when they start, from the parent's
-    folder or, if only its store is left, from its believed version (with LoRA, the base of its
-    adapters). A model that `model.path` names stays where it is.
+def _copy_model(wanted: ForkPlan, store: ObjectStore) -> None:
+    """Put the starting model, which roles read when they start, into the fork's store: that in the
+    parent's store. An earlier release stored none: then that of `model.path` or of the parent's
+    folder, or, if only its store is left, its believed version (with LoRA, the base of its
+    adapters).
     """
+    if copy_model(open_store(wanted.parent.store), store, wanted.now.run) is None:
+        _copy_model_files(wanted)
+        store_starting_model(store, wanted.now, wanted.folder.path)
+
+
+def _copy_model_files(wanted: ForkPlan) -> None:
+    """Copy the model's files into the fork's folder, unless `model.path` names them."""
     if wanted.now.model.path is not None:
         return
     if wanted.parent.folder is not None:
@@ -308,7 +318,7 @@ def _write_trainer_state(
     c, step = wanted.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)
-    start = run_folder.model_folder(c, wanted.folder.path)
+    start = model_folder(c, wanted.folder.path)
     learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
     learner.load_state(checkpoint.tensors)
     writer = FencedWriter(bus, "weights", "trainer", term)

@@ -35,8 +35,8 @@ Keep = Literal["archive", "final"]
 KEEPS: tuple[Keep, ...] = ("archive", "final")
 ROLES = ("trainer", "dispatch", "prompts", "archive")
 STORE_ROOTS = (
-    "archive", "weights", "checkpoints", "pins", "roles", "dispatch", "blobs", "configurations",
-    "audit", "probes", "run.json", "forked_from.json",
+    "archive", "weights", "model", "checkpoints", "pins", "roles", "dispatch", "blobs",
+    "configurations", "audit", "probes", "run.json", "forked_from.json",
 )  # fmt: skip
 """First parts of all keys of a run's store; other objects are not the run's."""
 FOLDER_PARTS = (
@@ -134,7 +134,7 @@ def _is_kept(key: str, keep: Collection[Keep], final: Collection[str]) -> bool:
         return "archive" in keep
     if root in ("weights", "checkpoints"):
         return "final" in keep and (key == POINTER_KEY or key.startswith(tuple(final)))
-    return bool(keep) and root in (IDENTITY_KEY, "configurations", "forked_from.json")
+    return bool(keep) and root in (IDENTITY_KEY, "model", "configurations", "forked_from.json")
 
 
 def _deletion_order(entry: ListedObject) -> tuple[int, str]:

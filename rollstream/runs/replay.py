@@ -19,6 +19,7 @@ from rollstream.analysis import fields
 from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
+from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse
 from rollstream.consumers.replay.training import ReplayTrainer
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
@@ -132,10 +133,9 @@ def _training_values(record: object, step: int | None) -> dict[str, Any]:
 
 CHANGEABLE_SETTINGS = (
     "trainer.lr", "trainer.lr_final", "trainer.lr_ramp_steps", "trainer.steps", "trainer.betas",
-    "trainer.weight_decay", "trainer.gradient_norm_max", "trainer.advantage", "trainer.loss",
-    "trainer.ratio_max", "trainer.clip_low", "trainer.clip_high", "trainer.ratio",
-    "trainer.aggregate", "trainer.reward_terms.", "trainer.survivors_min",
-    "trainer.filter_equal_rewards", "dispatch.max_lag",
+    "trainer.weight_decay", "trainer.gradient_norm_max", "trainer.reward_terms.",
+    "trainer.survivors_min", "trainer.filter_equal_rewards", "dispatch.max_lag",
+    *(f"trainer.{name}" for name in ObjectiveSettings.model_fields),
 )  # fmt: skip
 """Essential settings that a replay may change: those that decide the result of learning from given
 takes. The other essential settings decided which trajectories and takes exist. A name that ends in

@@ -26,11 +26,11 @@ from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_run, ope
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import (
     RunFolder,
-    model_folder,
     open_run_log_for_writing,
     store_for_writing,
     store_url,
 )
+from rollstream.config.run_model import model_folder
 from rollstream.config.settings import Configuration
 from rollstream.consumers.replay import recorded_steps
 from rollstream.consumers.replay.offline_log import GatherRules, LabelledSource, gather_sources

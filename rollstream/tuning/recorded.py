@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rollstream.analysis.locate import RunLocation, locate_run, open_run_view
 from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import RunFolder, model_folder
+from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_model import local_model_folder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.profile import read_profile
@@ -62,7 +63,7 @@ def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
     from rollstream.storage.models import read_model_config
 
     for folder in folders:
-        model = model_folder(c, folder)
+        model = local_model_folder(c, folder)
         if (model / "config.json").is_file():
             found = run_profile(c, folder, read_model_config(model))
             if found is not None:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rollstream.cli.signals import StopSignals
 from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_model import run_model
 from rollstream.config.settings import Configuration
 from rollstream.errors import RollstreamError
 from rollstream.supervisor.process import ChildProcess, ProcessSpec, describe_exit, last_lines
@@ -30,8 +31,8 @@ class WarmupFailed(RollstreamError):
 
 class WarmupProcess:
     """Runs the process that `seat` describes (`rollstream warmup`). It is needed only if
-    `model.path` names no model and the folder `RUN/model` does not exist yet. The process inherits
-    the run's `lock`.
+    `model.path` names no model, the folder `RUN/model` does not exist yet, and the run's store has
+    no model. The process inherits the run's `lock`.
     """
 
     def __init__(
@@ -45,7 +46,11 @@ class WarmupProcess:
         self._folder, self._seat, self._console, self._lock = folder, seat, console, lock
         self._steps = configuration.warmup.steps
         self._is_paced = configuration.trainer.learner == "paced"
-        self._needed = configuration.model.path is None and not folder.model.exists()
+        self._needed = (
+            configuration.model.path is None
+            and not folder.model.exists()
+            and run_model(configuration, folder.path) is None
+        )
 
     def run(self, signals: StopSignals) -> bool:
         """Run the warm-up if it is needed. Returns True when there is a model to start from, False

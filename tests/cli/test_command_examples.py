@@ -30,6 +30,7 @@ def init(**_): return Run()
 ONE_SHOT = (
     "run",
     "warmup",
+    "put-model",
     "plan",
     "profile",
     "tune",

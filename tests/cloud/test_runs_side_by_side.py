@@ -96,7 +96,7 @@ def test_three_runs_share_a_broker_and_a_bucket_and_one_is_deleted(
     url = load(tmp_path / "a.b" / "config.json")
     command("rm", url.store, "--bus", url.bus, "--keep", "archive,final", "--yes")
     kept = {entry.key.split("/")[1] for entry in whole.list("a.b/")}
-    assert kept == {"archive", "weights", "checkpoints", "run.json", "configurations"}
+    assert kept == {"archive", "weights", "model", "checkpoints", "run.json", "configurations"}
     assert of_run(cluster_names(server, mark)[0], f"{mark}a.b") == set()
     command("weights", "export", "latest", str(tmp_path / "exported"), url.store)
     assert json.loads(command("audit", str(tmp_path / "a-1"), "--json"))["violations"] == 0

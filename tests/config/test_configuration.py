@@ -12,6 +12,7 @@ from rollstream.config.config import (
     setting_scope,
 )
 from rollstream.config.errors import FOREIGN_NAMES, NO_PENALTY
+from rollstream.config.run_model import missing_model
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import setting_types
 from rollstream.errors import ConfigurationError
@@ -73,7 +74,7 @@ def test_later_layers_win(toml):
         ("[model]\nconfig = {a = [1]}", "a must be a number, true or false, or text, got [1]"),
         (
             '[trainer]\nloss = "ppo"',
-            "loss must be one of 'truncated_is' or 'ppo_clip', got 'ppo' (trainer.loss in ",
+            "loss must be one of truncated_is, ppo_clip, dppo, or 'module:function', got 'ppo'",
         ),
         ("[trainer]\nlr = inf", "lr must be finite, got inf (trainer.lr in run.toml)"),
         ("run = 2001-01-01", "run cannot be a date"),
@@ -120,10 +121,11 @@ def test_each_foreign_name_leads_to_settings_that_exist():
 
 
 def test_a_model_that_is_missing_has_its_download_command(toml):
-    assert "first run `hf download Qwen/Qwen9-Tiny`" in refusal(
-        toml(""), "model.path=Qwen/Qwen9-Tiny"
-    )
-    assert "hf download" not in refusal(toml(""), "model.path=./nowhere")
+    named = str(missing_model(load(toml(""), ["model.path=Qwen/Qwen9-Tiny"])))
+    assert "first run `hf download Qwen/Qwen9-Tiny`" in named
+    nowhere = str(missing_model(load(toml(""), ["model.path=./nowhere"])))
+    assert "must be a folder with a Hugging Face checkpoint" in nowhere
+    assert "hf download" not in nowhere
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,6 @@ def test_a_model_that_is_missing_has_its_download_command(toml):
         ("rollouts.status_s=6", "heartbeat_timeout_s must be ≥ 4 × rollouts.status_s (6)"),
         ("dispatch.stuck_timeout_s=3", "must be ≥ dispatch.heartbeat_timeout_s (10)"),
         ("model.config.max_position_embeddings=64", "context_max must be ≤ model.config"),
-        ("model.path=nowhere", "path must be a folder with a Hugging Face checkpoint"),
         ("warmup.enabled=false", "path must be given when warmup.enabled is false"),
         ("task.environment=['AWS_PROFILE']", "environment must not name AWS_PROFILE"),
     ],

@@ -8,6 +8,7 @@ from rollstream.config.config import load, load_layers
 from rollstream.config.errors import setting_origin
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
+from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.errors import ConfigurationError
 
 KEEP = "rollouts.on_update=keep_version"
@@ -75,3 +76,21 @@ def test_a_run_keeps_the_settings_that_it_recorded(tmp_path: Path):
 def test_values_that_are_refused_are_refused_by_their_own_name(empty: Path, wrong: str):
     with pytest.raises(ConfigurationError, match=wrong.partition("=")[0]):
         load(empty, (KEEP, wrong))
+
+
+def test_a_preset_gives_defaults_and_what_is_set_wins(empty: Path):
+    chosen = "trainer.preset=dapo", "trainer.clip_high=0.3", "sampling.tokens_max=100"
+    trainer = load(empty, chosen).trainer
+    assert (trainer.loss, trainer.aggregate, trainer.clip_low) == ("ppo_clip", "token", 0.2)
+    assert trainer.clip_high == 0.3
+    assert trainer.filter_equal_rewards
+    assert trainer.overlong_penalty == (80, 100)
+    assert load_layers(empty, chosen, {}).origins["trainer.loss"] == "trainer.preset = dapo"
+
+
+@pytest.mark.parametrize("preset", OBJECTIVE_PRESETS)
+def test_every_preset_is_a_configuration(empty: Path, preset: str):
+    trainer = load(empty, (f"trainer.preset={preset}",)).trainer
+    for name, value in OBJECTIVE_PRESETS[preset].items():
+        found = getattr(trainer, name)
+        assert (list(found) if isinstance(found, tuple) else found) == value

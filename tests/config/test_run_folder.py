@@ -10,10 +10,10 @@ from rollstream.config.run_folder import (
     RunFolder,
     bus_url,
     folder_of_run,
-    model_folder,
     store_url,
     write_configuration,
 )
+from rollstream.config.run_model import model_folder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.supervisor.supervisor import RunLock

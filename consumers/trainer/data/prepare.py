@@ -6,9 +6,10 @@ No token above `max_lag` is trained (invariant 5): it is masked, or its trajecto
 masked tokens and dropped trajectories are counted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +22,8 @@ from rollstream.consumers.trainer.data.sample import (
     annotated_rewards,
     names_needed,
 )
+from rollstream.errors import ConfigurationError
+from rollstream.import_path import find_callable
 from rollstream.streams import admissible
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Span
@@ -29,12 +32,11 @@ if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
 
 
-AdvantageKind = Literal["grpo", "centred", "leave_one_out"]
-
+SETTING = "trainer.advantage"
 EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding errors
 
 
-def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
+def advantages(rewards: ArrayLike, kind: str) -> NDArray[np.float64]:
     """Returns one group-relative advantage per reward of a group of n; 0 for a group of one.
 
     * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv
@@ -43,17 +45,42 @@ def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
       too hard prompts).
     * `leave_one_out`: R − mean of the others (RLOO, arXiv 2402.14740), which is n/(n−1) ×
       `centred`.
+    * `batch`: R − mean; the update divides by the std over all its samples (REINFORCE++-baseline,
+      arXiv 2501.03262), in `LossStatistics.divisor`.
+    * `module:function`: what the function returns for the rewards.
     """
     values = np.asarray(rewards, np.float64)
     assert values.ndim == 1, "rewards of one group"
     if len(values) < 2:
         return np.zeros(len(values))
+    if ":" in kind:
+        return find_advantage(kind)(values)
     centred = values - values.mean()
-    if kind == "centred":
+    if kind in ("centred", "batch"):
         return centred
     if kind == "leave_one_out":
         return centred * len(values) / (len(values) - 1)
     return centred / (values.std(ddof=1) + EPS)
+
+
+@cache
+def find_advantage(path: str) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """Returns the user's function that `trainer.advantage` names: rewards [n] of a group, n ≥ 2, to
+    advantages [n]. Raises `ConfigurationError` if it cannot be imported, and when it returns
+    another shape or a number that is not finite.
+    """
+    function = cast(Callable[[NDArray[np.float64]], ArrayLike], find_callable(path, SETTING))
+
+    def compute(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = np.asarray(function(rewards.copy()), np.float64)
+        if found.shape != rewards.shape or not np.isfinite(found).all():
+            raise ConfigurationError(
+                f"{SETTING}: {path!r} returned {found!r} for the rewards {rewards}; it must return "
+                "one finite number for each"
+            )
+        return found
+
+    return compute
 
 
 def lag_of(span: Span, version: int) -> int:
@@ -124,7 +151,7 @@ class TrainingRule:
     `max_lag` None sets no bound. `keep_version` states that `rollouts.on_update` is this policy.
     """
 
-    advantage: Literal["grpo", "centred", "leave_one_out"]
+    advantage: str
     survivors_min: int
     filter_equal_rewards: bool
     max_lag: int | None
@@ -135,6 +162,10 @@ class TrainingRule:
     """Annotation → weight: a sample's reward is the weighted sum of its annotations' values."""
     bounds: admissible.TrainingBounds = UNBOUNDED
     """Token ids and lengths that the model can train."""
+    masks_overlong: bool = False
+    """Whether answers that ended at a limit of their length have no loss."""
+    overlong_penalty: tuple[int, int] | None = None
+    """Generated tokens from which on an answer loses a part of its reward, and all of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +189,10 @@ def training_rule(
     bounds: admissible.TrainingBounds = UNBOUNDED,
 ) -> TrainingRule:
     """Returns the rule that a run's settings give; without `bounds` any token and any
-    length pass.
+    length pass. Raises `ConfigurationError` if the advantage is a function that cannot be imported.
     """
+    if ":" in settings.advantage:
+        find_advantage(settings.advantage)
     return TrainingRule(
         settings.advantage,
         settings.survivors_min,
@@ -169,6 +202,8 @@ def training_rule(
         names_needed(settings),
         settings.reward_terms,
         replace(bounds, keep_version=keep_version),
+        settings.overlong == "mask",
+        settings.overlong_penalty,
     )
 
 
@@ -187,8 +222,8 @@ def prepare_group(
     an annotation that the configuration names. Advantages are relative to all remaining members.
 
     The group is closed instead as dead if fewer than `survivors_min` members remain; as filtered if
-    `filter_equal_rewards` is set and their rewards are equal; as expired if all their tokens are
-    above `max_lag` or of replaced versions.
+    `filter_equal_rewards` is set and their rewards are equal, or if overlong answers are masked and
+    all are; as expired if all their tokens are above `max_lag` or of replaced versions.
     """
     found = annotated_rewards(records, noted, rule.names, rule.terms)
     whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
@@ -201,9 +236,16 @@ def prepare_group(
     values = np.array([sample.reward for sample in whole], np.float64)
     if rule.filter_equal_rewards and np.ptp(values) == 0:
         return PreparedGroup(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
+    overlong = _overlong_names(records) if rule.masks_overlong else frozenset[str]()
+    if all(sample.trajectory in overlong for sample in whole):
+        return PreparedGroup(group, (), "filtered", "all answers are overlong", left_out)
+    shaped = values - [_overlong_loss(len(one.logprobs), rule) for one in whole]
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
-    for unmasked, advantage in zip(whole, advantages(values, rule.advantage), strict=True):
+    for unmasked, advantage in zip(whole, advantages(shaped, rule.advantage), strict=True):
+        if unmasked.trajectory in overlong:
+            counts["overlong"] = counts.get("overlong", 0) + 1
+            continue
         sample = _within_lag(replace(unmasked, advantage=float(advantage)), rule, version, believed)
         if sample is None:
             counts["dropped"] += 1
@@ -214,7 +256,24 @@ def prepare_group(
         return PreparedGroup(
             group, (), "expired", f"all above max_lag at version {version}", counts
         )
-    return PreparedGroup(group, tuple(samples), "", "", counts)
+    tokens = sum(int(np.count_nonzero(sample.mask)) for sample in samples)
+    trained = tuple(replace(sample, group_tokens=tokens) for sample in samples)
+    return PreparedGroup(group, trained, "", "", counts)
+
+
+def _overlong_names(records: Sequence[Trajectory]) -> frozenset[str]:
+    """Returns the trajectories that ended at a limit of their length."""
+    return frozenset(record.trajectory for record in records if record.finish == "length")
+
+
+def _overlong_loss(generated: int, rule: TrainingRule) -> float:
+    """Returns what an answer of this many generated tokens loses of its reward, from 0 to 1 (soft
+    overlong punishment of DAPO, arXiv 2503.14476, eq. 13).
+    """
+    if rule.overlong_penalty is None:
+        return 0.0
+    low, high = rule.overlong_penalty
+    return min(1.0, max(0.0, (generated - low) / (high - low)))
 
 
 def _trainable_samples(

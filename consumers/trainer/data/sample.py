@@ -103,7 +103,7 @@ class Sample:
     """Holds a trajectory for the loss. `tokens` and `sources` have one entry per token of the
     trajectory; `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True =
     trained) one per generated token. `spans` tile the generated tokens. `reward` is NaN if it is
-    unknown.
+    unknown. `group_tokens` is the number of trained tokens of its group, 0 if it is unknown.
     """
 
     trajectory: str
@@ -117,6 +117,7 @@ class Sample:
     temperature: float
     mask: Mask
     task: str = ""
+    group_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)

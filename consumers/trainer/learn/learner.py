@@ -29,6 +29,7 @@ from rollstream.consumers.trainer.learn.masters import (
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
 from rollstream.consumers.trainer.learn.workers import (
     BufferPool,
     OrderedWorkers,
@@ -69,6 +70,7 @@ class TorchLearner:
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
         keep_freed_memory()
+        check_own_loss(settings)
         self._settings = settings
         self._model = model.eval()
         self._adapter = attached_adapter(model)
@@ -141,7 +143,8 @@ class TorchLearner:
         gradients. Returns the update's metrics.
         """
         self._workers.wait()
-        done = self._optimiser.update(self._gradient, self._sums.weight)
+        divisor = self._sums.divisor(self._settings.advantage)
+        done = self._optimiser.update(self._gradient, divisor, self._sums.ess)
         self._masters.round()
         busy_s = self.busy_s - self._busy_before_s
         metrics = {

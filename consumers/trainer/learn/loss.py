@@ -7,15 +7,24 @@ a *sum*: an update divides the summed gradients of its micro-batches by the sum 
 (numbers of tokens or of sequences), which is known only after the last micro-batch.
 """
 
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
-from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.objective_settings import ObjectiveSettings
+from rollstream.consumers.trainer.data.prepare import EPS
 from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.row_layout import LossInputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
+from rollstream.consumers.trainer.learn.surrogates import (
+    LOG_RATIO_MAX,
+    SurrogateInputs,
+    find_surrogate,
+    importance_log_ratio,
+    kept_tokens,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,8 @@ class LossStatistics:
     trained, `halved` the micro-batches that did not fit into memory and were split. The two maxima
     are over trained tokens, all other fields are sums over them. `ratio` is r = π/μ before
     truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r;
-    `clipped` counts tokens whose ratio was truncated or clipped. `gaps` are the differences between
+    `clipped` counts tokens whose ratio was truncated or clipped, `outliers` those that a mask took
+    out of the loss. `advantage_squared` is a sum over sequences. `gaps` are the differences between
     log π and log μ that `mismatch.py` measures, in the first update of a step only.
     """
 
@@ -44,6 +54,8 @@ class LossStatistics:
     lag: float = 0.0
     ratio_max: float = 0.0
     lag_max: float = 0.0
+    outliers: float = 0.0
+    advantage_squared: float = 0.0
     halved: float = 0.0
     gaps: LogprobGaps = field(default_factory=LogprobGaps)
 
@@ -57,11 +69,27 @@ class LossStatistics:
             **{name: combined(name) for name in names}, gaps=self.gaps + other.gaps
         )
 
+    @property
+    def ess(self) -> float:
+        """The effective sample size as a share of the N trained tokens, (Σr)² / (N Σr²): 1 on
+        policy, less off policy.
+        """
+        return self.ratio**2 / max(max(self.tokens, 1.0) * self.ratio_squared, 1e-300)
+
+    def divisor(self, advantage: str) -> float:
+        """Returns what the update's summed gradient is divided by. For the advantage `batch` it
+        includes the standard deviation of the update's advantages, whose mean is 0 because each
+        group's is: the losses are proportional to the advantages, so dividing the gradient divides
+        them, and no micro-batch has to wait for the last group.
+        """
+        if advantage != "batch":
+            return self.weight
+        deviation = math.sqrt(self.advantage_squared / max(self.sequences - 1, 1.0))
+        return self.weight * (deviation + EPS)
+
     def metrics(self) -> dict[str, float]:
         """Returns metrics by name: means per trained token (`loss` per `weight`), maxima and
         counts. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence", 2020).
-        `ess` is the effective sample size as a share of the N trained tokens, (Σr)² / (N Σr²): 1 on
-        policy, less off policy.
         """
         tokens = max(self.tokens, 1.0)
         return {
@@ -71,58 +99,58 @@ class LossStatistics:
             "ratio_mean": self.ratio / tokens,
             "ratio_max": self.ratio_max,
             "clipped": self.clipped / tokens,
-            "ess": self.ratio**2 / max(tokens * self.ratio_squared, 1e-300),
+            "ess": self.ess,
             "lag_mean": self.lag / tokens,
             "lag_max": self.lag_max,
             "tokens": self.tokens,
             "sequences": self.sequences,
             "masked_tokens": self.masked,
+            **({"outliers": self.outliers / tokens} if self.outliers else {}),
             **({"micro_batches_halved": self.halved} if self.halved else {}),
             **self.gaps.metrics(),
         }
 
 
-LOG_RATIO_MAX = 20.0
-"""Bound of |log r|. e²⁰ is far above any sensible ratio; without the bound one broken
-log-probability gives inf · 0 and makes the update NaN.
-"""
-
-
 def surrogate_loss(
-    scores: TokenScores, inputs: LossInputs, settings: TrainerSettings
+    scores: TokenScores, inputs: LossInputs, settings: ObjectiveSettings
 ) -> tuple[Tensor, LossStatistics]:
-    """Returns the loss as a sum, not divided by its weight and differentiable in `scores.logprobs`,
-    and the statistics of its tokens, with that weight. `settings` choose the formula: `loss`,
-    `ratio` and `aggregate`.
+    """Returns the loss as a sum, not divided by its weight and differentiable in `scores`, and the
+    statistics of its tokens, with that weight. `settings` choose the parts of the formula.
     """
-    log_ratio = (scores.logprobs - inputs.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
-    if settings.ratio == "sequence":
-        log_ratio = _sequence_means(log_ratio, inputs, counts)
-    ratio = log_ratio.exp()
-    if settings.loss == "truncated_is":
-        weight = ratio.detach().clamp(max=settings.ratio_max)
-        losses = -scores.logprobs * inputs.advantage * weight
-        clipped = ratio > settings.ratio_max
-    else:
-        bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-        losses = -torch.minimum(ratio * inputs.advantage, bounded * inputs.advantage)
-        clipped = bounded * inputs.advantage < ratio * inputs.advantage
-    if settings.aggregate == "sequence":
-        losses = losses / counts[inputs.sequence]
-        total_weight = float(inputs.sequences)
-    else:
-        total_weight = float(len(losses))
-    loss = losses.sum()
-    return loss, _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
+    token_log_ratio = (scores.logprobs - inputs.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    log_ratio = importance_log_ratio(token_log_ratio, inputs, counts, settings.ratio)
+    surrogate = find_surrogate(settings.loss)
+    losses, clipped = surrogate(SurrogateInputs(scores.logprobs, log_ratio, inputs), settings)
+    kept = kept_tokens(token_log_ratio.detach(), inputs, counts, settings)
+    if kept is not None:
+        losses = torch.where(kept, losses, 0.0)
+    if settings.ratio_penalty:
+        losses = losses + settings.ratio_penalty * token_log_ratio.square()
+    if settings.entropy_bonus:
+        losses = losses - settings.entropy_bonus * scores.entropy
+    losses, total_weight = _aggregated(losses, inputs, counts, settings)
+    outliers = 0.0 if kept is None else float((~kept).sum())
+    sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
+    return losses.sum(), replace(sums, outliers=outliers)
 
 
-def _sequence_means(values: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
-    """Returns for each trained token the mean of `values` over the trained tokens of its sequence;
-    `counts` has their number for each sequence.
+def _aggregated(
+    losses: Tensor, inputs: LossInputs, counts: Tensor, settings: ObjectiveSettings
+) -> tuple[Tensor, float]:
+    """Returns the losses, each with its share in its sequence or prompt, and the total weight by
+    which an update divides their sum. The weights of micro-batches add up to that of their union.
     """
-    totals = values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)
-    return (totals / counts)[inputs.sequence]
+    match settings.aggregate:
+        case "token":
+            return losses, float(len(losses))
+        case "sequence":
+            return losses / counts[inputs.sequence], float(inputs.sequences)
+        case "prompt":
+            share = inputs.prompt_share[inputs.sequence]
+            return losses * share, float((inputs.prompt_share.double() * counts).sum())
+        case "constant":
+            return losses / settings.aggregate_tokens, float(inputs.sequences)
 
 
 @torch.no_grad()
@@ -134,9 +162,13 @@ def _sums(
     log_ratio: Tensor,
     clipped: Tensor,
 ) -> LossStatistics:
-    """Returns the statistics of one micro-batch, without `gaps`: the caller adds them."""
+    """Returns the statistics of one micro-batch, without `gaps` and `outliers`: the caller adds
+    them.
+    """
     log_ratio = log_ratio.double()
     ratio, lag = log_ratio.exp(), inputs.lag.double()
+    by_sequence = inputs.advantage.new_zeros(inputs.sequences)
+    by_sequence[inputs.sequence] = inputs.advantage  # equal for all tokens of a sequence
     added = {
         "loss": losses.double().sum(),
         "entropy": scores.entropy.double().sum(),
@@ -147,6 +179,7 @@ def _sums(
         "lag": lag.sum(),
         "ratio_max": ratio.max(),
         "lag_max": lag.max(),
+        "advantage_squared": by_sequence.double().square().sum(),
     }
     return LossStatistics(
         weight=weight,

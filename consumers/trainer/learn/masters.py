@@ -201,6 +201,19 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
     return settings.lr * ramp * (1 - (1 - settings.lr_final) * gone)
 
 
+def guarded_rate(rate: float, ess: float, settings: TrainerSettings) -> float:
+    """Returns the learning rate for an update with this share of effective samples: with
+    `ess_guard = "scale"` it is multiplied by the share, as in VCPO (arXiv 2602.17616), since the
+    variance of a gradient grows as its effective samples become fewer.
+    """
+    return rate * min(1.0, ess) if settings.ess_guard == "scale" else rate
+
+
+def is_guarded(ess: float, settings: TrainerSettings) -> bool:
+    """Whether `ess_guard` skips an update with this share of effective samples."""
+    return settings.ess_guard == "skip" and ess < settings.ess_min
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     """Reports an update: the norm of its gradient before clipping, its learning rate, and `skipped`
@@ -250,18 +263,19 @@ class Optimiser:
         self.updates = updates
         self._applied.fill_(applied)
 
-    def update(self, gradient: Tensor, weight: float) -> UpdateResult:
+    def update(self, gradient: Tensor, weight: float, ess: float) -> UpdateResult:
         """Apply one update by the mean gradient, `gradient` / `weight`, clipped. `gradient` is the
-        sum over the update's micro-batches and is overwritten; `weight` is the number of trained
-        tokens, or of trained sequences (`trainer.aggregate`).
+        sum over the update's micro-batches and is overwritten; `weight` is their
+        `LossStatistics.divisor`, `ess` their share of effective samples.
 
-        If no token was trained (`weight` 0), or if the gradient is not finite, the update is
-        counted and skipped. A NaN in the masters would end the run, and a lost batch costs little.
+        If no token was trained (`weight` 0), if the gradient is not finite, or if `ess_guard` skips
+        it, the update is counted and skipped. A NaN in the masters would end the run, and a lost
+        batch costs little.
         """
-        rate = learning_rate(self.updates, self._settings)
+        rate = guarded_rate(learning_rate(self.updates, self._settings), ess, self._settings)
         self.updates += 1
         norm = float(torch.linalg.vector_norm(gradient)) / weight if weight else 0.0  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
-        if not weight or not math.isfinite(norm):
+        if not weight or not math.isfinite(norm) or is_guarded(ess, self._settings):
             return UpdateResult(norm, rate, 1)
         clip = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS))
         self._masters.grad = gradient.mul_(clip / weight)

@@ -56,7 +56,8 @@ class LossInputs:
     `behaviour` [G] is the log-probability that the engine recorded when it sampled the token under
     the token's own version. `advantage` and `lag` (in versions) are [G] too. `sequence` [G] is the
     index of the token's sequence among those with a trained token, whose number is `sequences`.
-    `masked` counts the generated tokens that are not trained.
+    `prompt_share` [sequences] is 1 / (trained tokens of the sequence's group). `masked` counts the
+    generated tokens that are not trained.
     """
 
     behaviour: Tensor
@@ -64,6 +65,7 @@ class LossInputs:
     sequence: Tensor
     sequences: int
     lag: Tensor
+    prompt_share: Tensor
     masked: int
 
 
@@ -122,12 +124,14 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
     behaviour = [sample.logprobs[sample.mask] for sample in samples]
     lags = [lags_of(sample, version)[sample.mask] for sample in samples]
     advantages = np.array([sample.advantage for sample, _ in trained], np.float32)
+    shares = np.array([1 / (sample.group_tokens or count) for sample, count in trained])
     return LossInputs(
         torch.from_numpy(np.concatenate(behaviour).astype(np.float32)),
         torch.from_numpy(np.repeat(advantages, counts)),
         torch.from_numpy(np.repeat(np.arange(len(trained)), counts)),
         len(trained),
         torch.from_numpy(np.concatenate(lags)),
+        torch.from_numpy(shares.astype(np.float32)),
         sum(len(sample.mask) for sample in samples) - sum(tokens),
     )
 

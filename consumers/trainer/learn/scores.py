@@ -132,8 +132,8 @@ three times over.
 
 
 class TokenScores(NamedTuple):
-    """Holds the scores of G tokens: their log-probabilities [G], with gradient, and the entropies
-    [G], in nats and without gradient, of the distributions from which they were sampled.
+    """Holds the scores of G tokens: their log-probabilities [G], and the entropies [G], in nats, of
+    the distributions from which they were sampled. Both are differentiable.
     """
 
     logprobs: Tensor
@@ -150,16 +150,26 @@ class _ScoreFunction(torch.autograd.Function):
         logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
         probabilities = logprobs.exp()
         entropy = torch.linalg.vecdot(probabilities, logprobs).neg_()
-        ctx.save_for_backward(probabilities, targets, temperature)
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(probabilities, entropy, targets, temperature)
+        ctx.set_materialize_grads(False)  # None for what no loss uses
         return logprobs.gather(1, targets[:, None]).squeeze(1), entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        """d log p(target) / d logit = (1[target] − p) / T."""
-        probabilities, targets, temperature = ctx.saved_tensors
-        scaled = (grad / temperature)[:, None]
-        return (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled), None, None
+    def backward(
+        ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
+        """d log p(target) / d logit = (1[target] − p) / T; dH / d logit = −p (log p + H) / T."""
+        probabilities, entropy, targets, temperature = ctx.saved_tensors
+        found: Tensor | None = None
+        if grad is not None:
+            scaled = (grad / temperature)[:, None]
+            found = (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled)
+        if entropy_grad is not None:
+            scaled = (entropy_grad / temperature)[:, None]
+            logprobs = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
+            of_entropy = probabilities * (logprobs + entropy[:, None]) * -scaled
+            found = of_entropy if found is None else found.add_(of_entropy)
+        return found, None, None
 
 
 def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:

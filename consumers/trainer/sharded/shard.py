@@ -32,6 +32,7 @@ from rollstream.consumers.trainer.learn.forward import (
 from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
 from rollstream.consumers.trainer.sharded.rank_plan import slice_of
 from rollstream.consumers.trainer.sharded.rank_writing import FrozenTensors, RankTensors
@@ -43,7 +44,8 @@ from rollstream.consumers.trainer.sharded.tensors import (
     shard_model,
 )
 from rollstream.storage.lora import adapter_state, attached_adapter, base_state
-from rollstream.storage.models import ModelRows, parameter_names
+from rollstream.storage.models import parameter_names
+from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors, part_name
 from rollstream.storage.weights.tensors import state_hash
@@ -96,15 +98,19 @@ class ShardOptimiser:
         for one in self._applied:
             one.fill_(applied)
 
-    def update(self, gradients: Sequence[Tensor | None], weight: float) -> masters.UpdateResult:
-        """Apply one update by the gradients divided by `weight` (the summed weights of all trained
-        tokens), clipped by their norm; the gradients are overwritten. The update is skipped if no
-        token was trained (`weight` 0) or the norm is not finite.
+    def update(
+        self, gradients: Sequence[Tensor | None], weight: float, ess: float
+    ) -> masters.UpdateResult:
+        """Apply one update by the gradients divided by `weight`, clipped by their norm; the
+        gradients are overwritten. `weight` and `ess` are those of all ranks, and an update is
+        skipped, as in `Optimiser.update`.
         """
         rate = masters.learning_rate(self.updates, self._settings)
+        rate = masters.guarded_rate(rate, ess, self._settings)
         self.updates += 1
         norm = self._norm(gradients) / weight if weight else 0.0
-        if not weight or not math.isfinite(norm):
+        is_guarded = masters.is_guarded(ess, self._settings)
+        if not weight or not math.isfinite(norm) or is_guarded:
             return masters.UpdateResult(norm, rate, 1)
         scale = min(1.0, self._settings.gradient_norm_max / (norm + masters.NORM_EPS)) / weight
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -140,6 +146,7 @@ class Shard:
     """
 
     def __init__(self, start: StartingModel, settings: TrainerSettings, ranks: Ranks) -> None:
+        check_own_loss(settings)
         model = start.model
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
         self._home = torch.device("cpu") if settings.cpu_offload else ranks.device
@@ -242,7 +249,8 @@ class Shard:
         for part in self._ranks.gather(self._sums, LossStatistics):
             total += part
         gradients = [_gradient(one) for one in self._parameters.values()]
-        done = self._optimiser.update(gradients, total.weight)
+        divisor = total.divisor(self._settings.advantage)
+        done = self._optimiser.update(gradients, divisor, total.ess)
         for parameter in self._parameters.values():
             parameter.grad = None
         self._sums = LossStatistics()

@@ -15,7 +15,8 @@ import xxhash
 from transformers import PreTrainedModel
 
 from rollstream.storage.lora import attached_adapter, base_state
-from rollstream.storage.models import ModelRows, parameter_names
+from rollstream.storage.models import parameter_names
+from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.weights.tensors import state_hash, tensor_bytes
 
 HASHED_NUMBERS = 1 << 24  # read and hashed at a time: 64 MiB as float32

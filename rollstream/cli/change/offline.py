@@ -17,7 +17,8 @@ from typing import Any
 from rollstream.analysis.fields import FieldCondition
 from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import load
-from rollstream.config.run_folder import RunFolder, folder_of_run, model_folder, write_configuration
+from rollstream.config.run_folder import RunFolder, folder_of_run, write_configuration
+from rollstream.config.run_model import MODEL, local_model_folder, whole_model_folder
 from rollstream.config.settings import Configuration
 from rollstream.consumers.replay import offline_log
 from rollstream.errors import ConfigurationError
@@ -74,7 +75,10 @@ def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configur
     Raises `ConfigurationError` if it names no initial model.
     """
     given = load(arguments.offline, arguments.overrides)
-    model = model_folder(given, folder_of_run(given).path).absolute()
+    run = folder_of_run(given).path
+    model = local_model_folder(given, run).absolute()
+    if not (model / "config.json").is_file():
+        model = whole_model_folder(given, run, folder.path / MODEL).absolute()
     if not (model / "config.json").is_file():
         raise ConfigurationError(
             f"{model} holds no initial model; name a folder with a Hugging Face checkpoint: "

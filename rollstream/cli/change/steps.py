@@ -18,7 +18,8 @@ from typing import Any
 from rollstream.analysis.fields import check_topic
 from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import fingerprint
-from rollstream.config.run_folder import RunFolder, model_folder, run_folder, write_configuration
+from rollstream.config.run_folder import RunFolder, run_folder, write_configuration
+from rollstream.config.run_model import MODEL, whole_model_folder
 from rollstream.consumers.replay import topic_copy
 from rollstream.consumers.replay.recorded_steps import RecordedSteps
 from rollstream.errors import ConfigurationError
@@ -91,7 +92,8 @@ def _repeat_steps(
     those that differ. The request is stored in the folder before, so that an interrupted replay can
     be resumed, and the result after.
     """
-    model = model_folder(request.before, request.folder.path).absolute()
+    run = request.before, request.folder.path
+    model = whole_model_folder(*run, folder.path / MODEL).absolute()
     own = folder, replay_output.replay_configuration(request.now, folder.path, model)
     start, learner = replay.find_replay_start(store, request, before, own)
     recorded.check_whole(range(start.behind.step + 1, request.last + 1))

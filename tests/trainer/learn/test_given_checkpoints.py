@@ -11,12 +11,13 @@ import torch
 import transformers
 
 from rollstream.config.config import load
-from rollstream.config.run_folder import model_folder
+from rollstream.config.run_model import missing_model, model_folder, store_starting_model
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.errors import ConfigurationError
 from rollstream.roles.context import prompt_order
 from rollstream.roles.train import config_and_tokenizer_files
 from rollstream.storage.models import load_model
+from testbed.memory import MemoryStore
 from tests.trainer.learn.other_architectures import build_other
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import VOCABULARY, build, settings
@@ -79,8 +80,10 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path, monkeypatch):
     configuration = load(tmp_path / "run.toml")
     assert configuration.model.path == "an-owner/tiny"
     assert model_folder(configuration, tmp_path) == folder
-    with pytest.raises(ConfigurationError, match="or a Hub name in this machine's cache"):
-        load(tmp_path / "run.toml", ["model.path=an-owner/else"])
+    other = load(tmp_path / "run.toml", ["model.path=an-owner/else"])
+    assert "or a Hub name in this machine's cache" in str(missing_model(other))
+    with pytest.raises(ConfigurationError, match="first run `hf download an-owner/else`"):
+        store_starting_model(MemoryStore(), other, tmp_path)
 
 
 def test_a_path_without_a_checkpoint_is_refused(tmp_path):

@@ -13,6 +13,7 @@ that every rank pushes to; `shortages=N`: memory ran out N times on every micro-
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -43,6 +44,9 @@ from rollstream.storage.models import load_empty_model
 from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.settings import LoraSettings
+from rollstream.storage.starting_model.manifest import read_model_manifest
+from rollstream.storage.starting_model.reading import StoredModel
+from rollstream.storage.starting_model.rows import StoredRows
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.adapters import AdapterTensors, publish_adapter, publish_base
@@ -85,7 +89,16 @@ def rules(**changed: object):
 
 
 def starting(folder: Path, name: str, lora: LoraSettings) -> StartingModel:
-    """The model, by rows if FOLDER/NAME holds it."""
+    """The model, by rows if FOLDER/starting is a store with it, or FOLDER/NAME holds it."""
+    if (folder / "starting").exists():
+        store = open_store(f"file:{folder / 'starting'}")
+        manifest = read_model_manifest(store)
+        assert manifest is not None
+        rows = StoredRows(StoredModel(store, manifest))
+        cache = rows.model.host_folder("", None, folder / f"cache-{os.environ['RANK']}")
+        stored = load_empty_model(str(cache), rows)
+        assert stored is not None
+        return StartingModel(with_adapters(stored[0], lora), stored[1])
     if not (folder / name).exists():
         return StartingModel(with_adapters(build(name), lora))
     found = load_empty_model(str(folder / name))
@@ -114,6 +127,9 @@ class Jobs:
         lora = LoraSettings(rank=int(names.get("lora", 0)))
         shared = ShardedModel(starting(folder, names.get("model", MODEL), lora), ranks)
         self.learner = open_learner(shared, rules(**changed))
+        rows = shared.start.rows
+        if isinstance(rows, StoredRows):
+            (folder / f"read-{ranks.rank}").write_text(str(rows.model.store_bytes))
         self.shortages = int(names.get("shortages", 0))
         self.published: tuple[Manifest, Tensors] | None = None
         self.result: dict[str, Any] = {"metrics": [], "hashes": [], "micro_batches": []}

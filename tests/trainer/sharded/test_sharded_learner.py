@@ -10,6 +10,9 @@ import torch
 
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.storage.checkpoints import CheckpointId, read_checkpoint
+from rollstream.storage.starting_model import manifest as manifests
+from rollstream.storage.starting_model.manifest import ModelSource
+from rollstream.storage.starting_model.put import put_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.resident import ResidentWeights
@@ -211,6 +214,22 @@ def test_models_without_and_with_ties_and_recomputed_layers(tmp_path, name):
     assert (
         largest_difference({n: ours[n] for n in compared}, {n: theirs[n] for n in compared}) < 1e-5
     )
+
+
+def test_each_rank_reads_only_its_rows_of_a_model_in_the_store(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(manifests, "BLOCK_BYTES", 512)  # several blocks in each rank's rows
+    build(MODEL).save_pretrained(tmp_path / "elsewhere")
+    store = open_store(f"file:{tmp_path / 'starting'}")
+    put = put_model(store, "run", ModelSource(tmp_path / "elsewhere"), 0.0)
+    shutil.rmtree(tmp_path / "elsewhere")
+    run_ranks(tmp_path, 2, ["train:0-3", "publish:0", "keep:4"])
+    before, after = kept(two[0], 4), kept(tmp_path, 4)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    weights = sum(tensor.end - tensor.start for tensor in put.tensors.values())
+    small = put.bytes - sum(e.bytes for e in put.files if e.name.endswith(".safetensors"))
+    for rank in range(2):
+        read = int((tmp_path / f"read-{rank}").read_text()) - small
+        assert read < 0.56 * weights, (read, weights)
 
 
 @pytest.mark.long

@@ -1,0 +1,165 @@
+"""Settings of the training objective: advantage, importance weight, surrogate, masks against
+outliers, normaliser, regularisers (`ObjectiveSettings`), and the published objectives as presets of
+these settings (`OBJECTIVE_PRESETS`). docs/explanation/learning.md has the formulas.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rollstream.storage.settings import Settings
+
+Bounds = tuple[float, float]
+"""Lower and upper bound; a value equal to one of them is inside."""
+
+LOSS_NAMES = "truncated_is", "ppo_clip", "dppo"
+ADVANTAGE_NAMES = "grpo", "centred", "leave_one_out", "batch"
+
+PresetName = Literal[
+    "", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "topr", "dppo", "reinforce_pp", "rloo"
+]
+
+
+class ObjectiveSettings(Settings):
+    """The objective that an update maximises."""
+
+    preset: PresetName = ""
+    """A published objective: it gives the defaults of the settings from `advantage` to
+    `overlong_penalty`; what is set besides wins (docs/explanation/learning.md, Presets).
+    """
+    advantage: str = "grpo"
+    """Group-relative advantage: `grpo` (R − mean)/std, `centred` R − mean, `leave_one_out` R − mean
+    of the others, `batch` (R − mean)/std of the whole update, or `module:function`.
+    """
+    loss: str = "truncated_is"
+    """Surrogate: `truncated_is` (policy gradient with truncated importance weights), `ppo_clip`
+    (clipped, with clip-higher), `dppo` (masked by divergence), or `module:function`.
+    """
+    ratio: Literal["none", "token", "sequence", "product"] = "token"
+    """Importance ratio π/μ per token, per sequence as geometric mean (GSPO) or as product, or none
+    (1, for `truncated_is` alone).
+    """
+    ratio_max: float = Field(default=2.0, gt=0)
+    """Truncation of π/μ for `truncated_is`."""
+    ratio_min: float = Field(default=0.0, ge=0)
+    """Smallest weight for `truncated_is`: smaller ratios are raised to it."""
+    ratio_bounds_negative: Bounds | None = None
+    """`ratio_min` and `ratio_max` where the advantage is negative; null: the same."""
+    clip_low: float = Field(default=0.2, ge=0)
+    """ε below 1 for `ppo_clip`."""
+    clip_high: float = Field(default=0.28, ge=0)
+    """ε above 1 for `ppo_clip`."""
+    clip_dual: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip c for `ppo_clip`: where the advantage is negative the loss is at most c · |A|."""
+    divergence_max: float = Field(default=0.2, gt=0, le=1)
+    """Largest |π − μ| of the token for `dppo`; beyond it a token that would move on is masked."""
+    mask_ratio: Bounds | None = None
+    """Tokens whose own ratio π/μ lies outside have no loss (IcePop, masked importance sampling)."""
+    mask_sequence: Bounds | None = None
+    """Sequences whose geometric mean of π/μ lies outside have no loss."""
+    mask_negative: Annotated[float, Field(gt=0)] | None = None
+    """Sequences with a negative advantage whose mean log(μ/π) is above have no loss (off-policy
+    sequence mask).
+    """
+    aggregate: Literal["token", "sequence", "prompt", "constant"] = "token"
+    """Mean over all tokens of an update; over sequences of their token means; over prompts of their
+    token means; or the sum over `aggregate_tokens` and over sequences (Dr. GRPO).
+    """
+    aggregate_tokens: int = Field(default=1, ge=1)
+    """The constant length by which `aggregate = "constant"` divides each sequence's sum."""
+    entropy_bonus: float = Field(default=0.0, ge=0)
+    """Weight of the entropy of each trained token's distribution, which is maximised."""
+    ratio_penalty: float = Field(default=0.0, ge=0)
+    """Weight of (log π/μ)² of each trained token, which is minimised."""
+    overlong: Literal["train", "mask"] = "train"
+    """`mask`: answers that ended at a limit of their length count in their group's mean, but have
+    no loss (DAPO's overlong filtering).
+    """
+    overlong_penalty: tuple[int, int] | None = None
+    """Generated tokens [from, to]: an answer longer than `from` loses up to 1 of its reward,
+    reached at `to` (DAPO's soft overlong punishment).
+    """
+    ess_guard: Literal["off", "scale", "skip"] = "off"
+    """What the effective sample size (`ess`) of an update does: `scale` multiplies the learning
+    rate by it (VCPO); `skip` skips an update whose share is below `ess_min`.
+    """
+    ess_min: float = Field(default=0.3, ge=0, le=1)
+    """The share of effective samples below which `ess_guard = "skip"` skips an update."""
+
+
+PPO_CLIP = {"loss": "ppo_clip", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2}
+
+OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
+    # DeepSeekMath, arXiv 2402.03300, eq. 3; without its KL term, which Dr. GRPO and DAPO drop too.
+    "grpo": {**PPO_CLIP, "advantage": "grpo", "aggregate": "sequence"},
+    # Dr. GRPO, arXiv 2503.20783, section 3.2: neither std nor 1/|o|; the constant is the most
+    # tokens of an answer (`put_preset_defaults`).
+    "dr_grpo": {**PPO_CLIP, "advantage": "centred", "aggregate": "constant"},
+    # DAPO, arXiv 2503.14476: clip-higher, dynamic sampling, token-level loss, soft overlong
+    # punishment over the last fifth of the longest answer.
+    "dapo": {
+        **PPO_CLIP,
+        "clip_high": 0.28,
+        "advantage": "grpo",
+        "aggregate": "token",
+        "filter_equal_rewards": True,
+    },
+    # GSPO, arXiv 2507.18071, section 5.1: bounds of the length-normalised sequence ratio.
+    "gspo": {
+        "loss": "ppo_clip",
+        "ratio": "sequence",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "advantage": "grpo",
+        "aggregate": "sequence",
+    },
+    # CISPO, MiniMax-M1, arXiv 2506.13585, section 3.1: no lower bound. The paper gives no number
+    # for the upper one; 5 is ours.
+    "cispo": {
+        "loss": "truncated_is",
+        "ratio": "token",
+        "ratio_max": 5.0,
+        "advantage": "grpo",
+        "aggregate": "token",
+    },
+    # AIPO, LlamaRL, arXiv 2505.24034, section 6: ρ between 2 and 10.
+    "aipo": {
+        "loss": "truncated_is",
+        "ratio": "token",
+        "ratio_max": 4.0,
+        "advantage": "centred",
+        "aggregate": "token",
+    },
+    # TOPR, arXiv 2503.14286, section 3: weight 1 for positive answers, the truncated ratio of the
+    # whole answer for negative ones.
+    "topr": {
+        "loss": "truncated_is",
+        "ratio": "product",
+        "ratio_min": 1.0,
+        "ratio_max": 1.0,
+        "ratio_bounds_negative": [0.0, 1.0],  # a list, as a file has it
+        "advantage": "centred",
+        "aggregate": "constant",
+    },
+    # DPPO, arXiv 2602.04879, with the binary total-variation mask.
+    "dppo": {
+        "loss": "dppo",
+        "ratio": "token",
+        "divergence_max": 0.2,
+        "advantage": "centred",
+        "aggregate": "token",
+    },
+    # REINFORCE++-baseline, arXiv 2501.03262: group mean, then the std of the whole batch.
+    "reinforce_pp": {**PPO_CLIP, "advantage": "batch", "aggregate": "token"},
+    # RLOO, arXiv 2402.14740: a whole answer is one action.
+    "rloo": {
+        "loss": "truncated_is",
+        "ratio": "none",
+        "advantage": "leave_one_out",
+        "aggregate": "constant",
+    },
+}
+"""Preset → the settings of `trainer` that it gives. Each has its source; terms that need a
+reference model or a critic are not among them.
+"""

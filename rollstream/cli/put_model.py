@@ -1,0 +1,58 @@
+"""`rollstream put-model PATH CONFIG` uploads a model from this host into the store of the run that
+CONFIG describes, as the one that the run starts from; no role then needs it on its own host.
+
+A run's model never changes: the same model again is accepted and nothing is written, another one is
+refused. `rollstream run`, `rollstream warmup` and a trainer that finds `model.path` on its host do
+the same at the run's begin.
+"""
+
+import argparse
+import json
+import time
+
+from rollstream.cli.arguments import CommandParser
+from rollstream.cli.configuration import load_configuration
+from rollstream.cli.signals import progress_line
+from rollstream.config.identity import read_or_create_identity
+from rollstream.config.run_folder import store_for_writing
+from rollstream.config.run_model import source_in
+from rollstream.storage.hf_folder import find_hf_folder, read_hf_config
+from rollstream.storage.starting_model.put import put_model
+
+MB = 1e6
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "runs/quickstart-0/model runs/quickstart-0/config.json",
+        "runs/quickstart-0/model examples/quickstart.toml --run runs/other-hosts",
+    )
+    help = "folder with a Hugging Face checkpoint, or a Hub name in this machine's cache"
+    command.add_argument("path", metavar="PATH", help=help)
+    command.add_configuration()
+    command.add_json()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Upload the model and print what is stored; returns the exit code."""
+    c, folder = load_configuration(arguments)
+    model = find_hf_folder(arguments.path)
+    read_hf_config(model)
+    source = source_in(c, model, c.task.tokenizer)
+    store = store_for_writing(c, folder.path)
+    read_or_create_identity(store, c.run)
+
+    def show(name: str, size: int) -> None:
+        progress_line(f"uploading {name}, {size / MB:.1f} MB")
+
+    found = put_model(store, c.run, source, time.time(), show)
+    progress_line("")
+    if arguments.json:
+        facts = {"run": c.run, "model": found.digest, "files": len(found.files)}
+        print(json.dumps({**facts, "bytes": found.bytes, "task_files": found.task_files}))
+    else:
+        print(
+            f"run {c.run} starts from the model {found.digest} in its store: "
+            f"{len(found.files)} files, {found.bytes / MB:.1f} MB"
+        )
+    return 0

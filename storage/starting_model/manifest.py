@@ -1,0 +1,235 @@
+"""Describes the model that a run starts from, as the run's store holds it (`ModelManifest`), by
+hashing the files of a Hugging Face folder (`describe_model`).
+
+    model/<digest>/config.json …   the files of the model's folder, byte for byte, the tokenizer,
+                                   and the task's files
+    model/manifest.json            created last, with the hash of every file and block of rows
+
+A range of a tensor's rows is verified by the hashes of the blocks that it touches, so a process
+that reads some rows reads little more than these.
+"""
+
+import json
+import mmap
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
+from rollstream.storage.hf_folder import (
+    HEADER_BYTES_MAX,
+    INDEX,
+    check_hf_weights,
+    hf_weight_files,
+    small_files,
+)
+from rollstream.storage.stores.base import ObjectStore, content_hash, is_key
+from rollstream.storage.stores.json_objects import FORMAT, decode_json
+from rollstream.storage.weights.manifest import FileEntry
+
+MODEL_PREFIX = "model/"
+MODEL_KEY = f"{MODEL_PREFIX}manifest.json"
+TOKENIZER, TASK = "tokenizer/", "task/"
+"""Prefixes of the names of a tokenizer's files (`task.tokenizer`) and of a task's files."""
+TASK_BYTES_MAX = 1 << 30
+"""A task's file above this size is not stored: each host that reads it needs its own."""
+BLOCK_BYTES, BLOCK_BYTES_MIN, BLOCKS_MIN = 1 << 20, 64 << 10, 64
+"""A block of rows with a hash of its own is a 64th of its tensor, within these sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedTensor:
+    """States that a tensor is at the bytes `[start, end)` of a file. Each of `blocks` is the hash
+    of the next `block_rows` rows.
+    """
+
+    file: str
+    start: int
+    end: int
+    dtype: str
+    shape: tuple[int, ...]
+    block_rows: int
+    blocks: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        """The size of the first dimension; a number without dimensions has one row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return (self.end - self.start) // max(1, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """Lists the files of a run's starting model in the folder `model/<digest>/`, and the tensors in
+    them. `digest` is a hash of the names and hashes of all files. `task_files` maps a path as the
+    settings give it to the file's name, or to `TOKENIZER` for a tokenizer's folder.
+    """
+
+    run: str
+    digest: str
+    created_s: float
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, BlockedTensor]
+    task_files: dict[str, str]
+    format: int = FORMAT
+
+    def key(self, name: str) -> str:
+        """Returns the key of a file's object."""
+        return f"{MODEL_PREFIX}{self.digest}/{name}"
+
+    def entry(self, name: str) -> FileEntry:
+        """Returns a file's entry; raises `ObjectMissing` if the model has no such file."""
+        found = next((entry for entry in self.files if entry.name == name), None)
+        if found is None:
+            raise ObjectMissing(f"the run's model has no file {name} ({MODEL_KEY})")
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(entry.bytes for entry in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Names the files of a model on this host: its Hugging Face folder, and the paths that the
+    task's settings give. Without `has_weights` the folder has only configuration and tokenizer.
+    """
+
+    folder: Path
+    tokenizer: str | None = None
+    task_files: tuple[str, ...] = ()
+    has_weights: bool = True
+
+    def files(self) -> dict[str, Path]:
+        """Returns the paths of all files by their names in the store. Raises `ConfigurationError`
+        if a weight file is missing.
+        """
+        found = {path.name: path for path in small_files(self.folder)}
+        if self.has_weights:
+            check_hf_weights(self.folder)
+            found |= {path.name: path for path in hf_weight_files(self.folder).values()}
+            if (self.folder / INDEX).is_file():
+                found[INDEX] = self.folder / INDEX
+        if self.tokenizer is not None:
+            own = small_files(Path(self.tokenizer))
+            found |= {f"{TOKENIZER}{path.name}": path for path in own}
+        return found | {name: Path(given) for given, name in self.named_task_files().items()}
+
+    def named_task_files(self) -> dict[str, str]:
+        """Returns the name in the store of each of the task's files, by its path in the
+        settings.
+        """
+        return {
+            given: f"{TASK}{number}{Path(given).suffix}"
+            for number, given in enumerate(self.task_files)
+        }
+
+    def path_names(self) -> dict[str, str]:
+        """Returns what `ModelManifest.task_files` holds."""
+        tokenizer = {} if self.tokenizer is None else {self.tokenizer: TOKENIZER}
+        return self.named_task_files() | tokenizer
+
+
+def describe_model(source: ModelSource, run: str, created_s: float) -> ModelManifest:
+    """Hash every file of a model; returns its manifest, which is not written."""
+    files: list[FileEntry] = []
+    tensors: dict[str, BlockedTensor] = {}
+    for name, path in sorted(source.files().items()):
+        with mapped_bytes(path) as data:
+            files.append(FileEntry(name, len(data), content_hash(data)))
+            if is_weights(name):
+                tensors |= _blocked_tensors(name, path, data)
+    names = source.path_names()
+    identity = [[entry.name, entry.hash] for entry in files], sorted(names.values())
+    digest = content_hash(json.dumps(identity).encode())[:16]
+    return ModelManifest(run, digest, created_s, tuple(files), tensors, names)
+
+
+def read_model_manifest(store: ObjectStore) -> ModelManifest | None:
+    """Returns the manifest of the run's starting model; None if the store has none. Raises
+    `NewerRelease` if its format is newer than this release, `CorruptObject` if it is damaged.
+    """
+    try:
+        data = store.get(MODEL_KEY)
+    except ObjectMissing:
+        return None
+    found = decode_json(data, ModelManifest, MODEL_KEY)
+    for entry in found.files:  # names become paths on this host
+        if not is_key(entry.name):
+            raise CorruptObject(f"object {MODEL_KEY} names the file {entry.name!r}")
+    return found
+
+
+def is_weights(name: str) -> bool:
+    return name.endswith(".safetensors") and "/" not in name
+
+
+@contextmanager
+def mapped_bytes(path: Path) -> Generator[memoryview]:
+    """Yield the file's bytes, which the kernel reads page by page."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            yield memoryview(b"")
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages, memoryview(pages) as at:
+            yield at
+
+
+def _blocked_tensors(name: str, path: Path, data: memoryview) -> dict[str, BlockedTensor]:
+    """Returns the tensors of a safetensors file with the hashes of their blocks."""
+    try:
+        size = int.from_bytes(data[:8], "little")
+        header: dict[str, Any] = json.loads(bytes(data[8 : 8 + min(size, HEADER_BYTES_MAX)]))
+        header.pop("__metadata__", None)
+        found: dict[str, BlockedTensor] = {}
+        for tensor, entry in header.items():
+            start, end = (8 + size + int(offset) for offset in entry["data_offsets"])
+            if not 0 <= start <= end <= len(data):
+                raise ValueError(f"{tensor} is outside the file")
+            found[tensor] = _blocked(name, start, end, entry, data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"model.path: {path} cannot be read as a safetensors file: {error!r}"
+        ) from error
+    return found
+
+
+def rows_per_block(rows: int, row_bytes: int) -> int:
+    """Returns the height of a tensor's blocks. Where the rows allow it there are 64 of them or a
+    larger power of two, so that the shares of 2, 4, 8 … ranks begin and end at blocks.
+    """
+    size = min(max(rows * row_bytes // BLOCKS_MIN, BLOCK_BYTES_MIN), BLOCK_BYTES)
+    wanted, blocks = max(1, size // max(1, row_bytes)), 1
+    while rows % (2 * blocks) == 0 and rows // blocks > wanted:
+        blocks *= 2
+    return rows // blocks if 0 < rows // blocks <= wanted else wanted
+
+
+def _blocked(
+    file: str, start: int, end: int, entry: Mapping[str, Any], data: memoryview
+) -> BlockedTensor:
+    shape = tuple(int(size) for size in entry["shape"])
+    rows = shape[0] if shape else 1
+    row_bytes = (end - start) // max(1, rows)
+    block_rows = rows_per_block(rows, row_bytes)
+    step = max(1, block_rows * row_bytes)
+    blocks = tuple(content_hash(data[at : min(at + step, end)]) for at in range(start, end, step))
+    return BlockedTensor(file, start, end, str(entry["dtype"]), shape, block_rows, blocks)
+
+
+def is_same(path: Path, entry: FileEntry) -> bool:
+    """Returns whether the file exists here with exactly the content of this entry."""
+    try:
+        if path.stat().st_size != entry.bytes:
+            return False
+        with mapped_bytes(path) as data:
+            return content_hash(data) == entry.hash
+    except OSError:
+        return False

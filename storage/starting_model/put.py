@@ -1,0 +1,127 @@
+"""Puts the model that a run starts from into the run's store (`put_model`), copies it into another
+run's store, and compares it with files on this host.
+
+Objects are only created, the manifest last, and never change (invariant 6). So a writer that was
+killed half-way repeats the call, and of two writers the first one decides the run's model.
+"""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from rollstream.errors import ConfigurationError, ObjectExists
+from rollstream.storage.starting_model.manifest import (
+    MODEL_KEY,
+    ModelManifest,
+    ModelSource,
+    describe_model,
+    is_same,
+    is_weights,
+    mapped_bytes,
+    read_model_manifest,
+)
+from rollstream.storage.starting_model.reading import StoredModel, has_block
+from rollstream.storage.stores.base import Data, ObjectStore
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.weights.manifest import FileEntry
+
+SAMPLED_TENSORS = 16
+
+
+def put_model(
+    store: ObjectStore,
+    run: str,
+    source: ModelSource,
+    created_s: float,
+    progress: Callable[[str, int], None] = lambda name, size: None,
+) -> ModelManifest:
+    """Store the model as the one that the run starts from, and return its manifest. Idempotent,
+    also after an interruption; `progress` gets the name and size of each file before its upload.
+
+    Raises `ConfigurationError`, which names a file that differs, if the run has another model.
+    """
+    wanted = describe_model(source, run, created_s)
+    present = read_model_manifest(store)
+    if present is None:
+        paths = source.files()
+        for entry in wanted.files:
+            progress(entry.name, entry.bytes)
+            with mapped_bytes(paths[entry.name]) as data:
+                _create_once(store, wanted.key(entry.name), data)
+        try:
+            store.create(MODEL_KEY, encode_json(wanted))
+            return wanted
+        except ObjectExists:  # another process stored a model meanwhile
+            present = read_model_manifest(store)
+            assert present is not None, "the model's manifest is never deleted"
+    if present.digest != wanted.digest:
+        raise _other_model(run, _first_difference(present.files, wanted.files))
+    return present
+
+
+def _other_model(run: str, name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"run {run} began with another model, which is in its store: {name} differs; a run's model "
+        "never changes, so give this model to a new run (its own name and store)"
+    )
+
+
+def copy_model(source: ObjectStore, target: ObjectStore, run: str) -> ModelManifest | None:
+    """Copy the starting model from one store into that of another run, where it is created like
+    any; returns its manifest, None if the source has no model. Every file is verified.
+    """
+    found = read_model_manifest(source)
+    if found is None:
+        return None
+    model = StoredModel(source, found)
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in found.files:  # through a file: weights may be larger than the memory
+            path = Path(folder) / "file"
+            model.write_file(entry, path)
+            with mapped_bytes(path) as data:
+                _create_once(target, found.key(entry.name), data)
+    copy = replace(found, run=run)
+    with suppress(ObjectExists):
+        target.create(MODEL_KEY, encode_json(copy))
+    return copy
+
+
+def check_same_model(manifest: ModelManifest, source: ModelSource) -> None:
+    """Raise `ConfigurationError` if files on this host are other ones than those of the run's
+    model; files that are not here do not count. Sizes, all small files and samples of the weights
+    are compared, not every byte of a large model.
+    """
+    for entry in manifest.files:
+        path = source.folder / entry.name
+        if "/" not in entry.name and path.exists() and not _looks_same(path, entry):
+            raise _other_model(manifest.run, entry.name)
+    for given in source.task_files:
+        name = manifest.task_files.get(given)
+        if name is not None and not is_same(Path(given), manifest.entry(name)):
+            raise _other_model(manifest.run, f"the task's file {given}")
+    tensors = sorted(manifest.tensors.items(), key=lambda item: item[1].start - item[1].end)
+    for name, tensor in tensors[:SAMPLED_TENSORS]:
+        path = source.folder / tensor.file
+        if tensor.blocks and path.exists() and not has_block(path, tensor, 0):
+            raise _other_model(manifest.run, f"tensor {name}")
+
+
+def _looks_same(path: Path, entry: FileEntry) -> bool:
+    if is_weights(entry.name):
+        return path.stat().st_size == entry.bytes
+    return is_same(path, entry)
+
+
+def _create_once(store: ObjectStore, key: str, data: Data) -> None:
+    """Create the object. An existing one is left alone: its key has the hash of its content, and
+    readers verify it.
+    """
+    with suppress(ObjectExists):
+        store.create(key, data)
+
+
+def _first_difference(present: tuple[FileEntry, ...], wanted: tuple[FileEntry, ...]) -> str:
+    other = {(entry.name, entry.hash) for entry in present} ^ {(e.name, e.hash) for e in wanted}
+    return min((name for name, _ in other), default="the list of the task's files")
