@@ -5,7 +5,8 @@ catalogue of topics. `bus` is the contract of the log; `sqlite/` and `kafka/` im
 `connect` opens one from its URL. Roles write with `writer` and read with `reader`, which applies
 the `fence` of single-holder roles and writes `dead_letters`; consumer groups spread partitions over
 members. `fence` also removes the old end of a topic, `removal` a whole run. `admissible` decides
-which trajectories and partials are valid; `release` decides which releases can work together.
+which trajectories and partials are valid; `release` decides which releases can work together;
+`tails` is the rule for short answers beside long ones.
 """
 
 from typing import TYPE_CHECKING
