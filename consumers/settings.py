@@ -45,6 +45,15 @@ class DispatchSettings(Settings):
     `lengths`: expected lengths alone, the longest first. `room`: no lengths, where most is free
     (docs/explanation/scheduling.md).
     """
+    fill_tails: Annotated[bool, INCIDENTAL] = False
+    """Under `keep_version`: a rollout that waits for its last long answers starts short ones beside
+    them, which end earlier, so that its batch stays full. These are of an older version (at most 4
+    behind when they start). Needs expected lengths (`placement` other than `room`).
+    """
+    rollouts_per_rank: Annotated[int, INCIDENTAL] = Field(default=2, ge=1)
+    """Rollouts for each ranking group of a wave (`placement = "ranks"`). With 1 every rollout gets
+    a range of lengths of its own, which gathers long answers most.
+    """
     load_bytes_per_s: Annotated[float, INCIDENTAL] = Field(default=2e8, gt=0)
     """Assumed speed at which a rollout loads a version from the store. It decides whether a version
     that no rollout holds is loaded to resume its trajectories, or these restart on the newest.

@@ -1,10 +1,11 @@
 """Scheduling on a model: `examples/longtail-model.toml`, whose policy decides the lengths of its
 answers, with and without repack, placement by length and drafts (docs/explanation/scheduling.md).
 
-Every arm stands beside a run of `plain` with the same seed and the same warm model: `plain` runs
-between two arms, and the order turns round from one round to the next. Each result is kept in
-`runs/repack-model/` at once, so an interrupted benchmark continues behind its last result, unless
-the code or the example changed meanwhile; a complete one removes it.
+A round is one run of `plain` and of each arm with a goal, with one seed and one warm model; the
+order turns round from one round to the next, and `plain` is the reference of all arms of its round.
+The other arms run once. Each result is kept in `runs/repack-model/` at once, so an interrupted
+benchmark continues behind its last result, unless the code or the example changed meanwhile; a
+complete one removes it.
 """
 
 import shutil
@@ -37,9 +38,10 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "all_on": (),
 }
 """The settings of each arm on top of the example, which has everything on."""
-BESIDE = (("repack", "histopipe"), ("all_on", "both"), ("drafts", "in_flight"))
-"""The arms between which a run of `plain` stands."""
-BESIDE_QUICK = (("repack", "histopipe"), ("all_on",))
+ROUND = (PLAIN, "repack", "histopipe", "all_on")
+"""The arms of each round."""
+ONCE = ("both", "drafts", "in_flight")
+"""The arms of the first round alone, after its others; a quick benchmark has none of them."""
 GOALS: Mapping[str, tuple[str, float | None]] = {
     "repack": ("repack_model", 1.15),
     "histopipe": ("histopipe_model", 1.10),
@@ -53,39 +55,34 @@ GOALS: Mapping[str, tuple[str, float | None]] = {
 
 def cases(quick: bool) -> Iterator[Case]:
     """Yields a case for each arm: its trained tokens per second against those of `plain`."""
-    pairs, beside = (PAIRS_QUICK, BESIDE_QUICK) if quick else (PAIRS, BESIDE)
+    order = run_order(PAIRS_QUICK, ()) if quick else run_order(PAIRS, ONCE)
     base = FOLDER / code_digest()
-    found = {name: run_or_recall(base, *name) for name in run_order(pairs, beside)}
-    for arms in beside:
-        for arm in arms:
-            mine = [found[arm, arms, seed] for seed in range(pairs)]
-            plain = [found[PLAIN, arms, seed] for seed in range(pairs)]
-            yield arm_case(arm, mine, plain)
+    found = {name: run_or_recall(base, *name) for name in order}
+    for arm in (*ROUND[1:], *(() if quick else ONCE)):
+        seeds = sorted(seed for name, seed in order if name == arm)
+        mine, plain = ([found[name, seed] for seed in seeds] for name in (arm, PLAIN))
+        yield arm_case(arm, mine, plain)
     shutil.rmtree(FOLDER)
 
 
-Name = tuple[str, tuple[str, ...], int]
-"""An arm, the arms beside which it stands, and the seed."""
+Name = tuple[str, int]
+"""An arm and its seed."""
 
 
-def run_order(pairs: int, beside: Sequence[tuple[str, ...]]) -> list[Name]:
-    """Returns the runs in order: in each round `plain` stands between two arms, or before a single
-    one; odd rounds are turned round.
+def run_order(rounds: int, once: Sequence[str]) -> list[Name]:
+    """Returns the runs in order: the arms of each round, in odd rounds turned round, and `once` at
+    the end of the first.
     """
     order: list[Name] = []
-    for seed in range(pairs):
-        one_round: list[Name] = []
-        for arms in beside:
-            place = len(arms) // 2
-            names = (*arms[:place], PLAIN, *arms[place:])
-            one_round += [(arm, arms, seed) for arm in names]
-        order += one_round[::-1] if seed % 2 else one_round
+    for seed in range(rounds):
+        arms = ROUND[::-1] if seed % 2 else (*ROUND, *(() if seed else once))
+        order += [(arm, seed) for arm in arms]
     return order
 
 
-def run_or_recall(base: Path, arm: str, arms: tuple[str, ...], seed: int) -> ArmResult:
+def run_or_recall(base: Path, arm: str, seed: int) -> ArmResult:
     """Returns the kept result, or runs the arm and keeps its result."""
-    path = base / f"{seed}-{'-'.join(arms)}-{arm}.json"
+    path = base / f"{seed}-{arm}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=ArmResult)
     folder = base / "run"

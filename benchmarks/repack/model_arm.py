@@ -1,9 +1,10 @@
 """One run of `examples/longtail-model.toml` and its measurement from the log: speed, time to a
 reward of .75, the lengths of the answers, and what repack, placement and drafts did.
 
-The window begins with the end of the first pass over the prompts, from which on their lengths are
-known, and ends with the example's last step. The run itself has `EXTRA` steps more and is ended
-after the window, so that the window contains no final drain.
+The window begins with the end of the second pass over the prompts and ends with the example's last
+step. From the first pass on the lengths are known; in the second what was generated ahead while
+the trainer's process started is used up. The run itself has `EXTRA` steps more and is ended after
+the window, so that the window contains no final drain.
 """
 
 import shutil
@@ -91,7 +92,7 @@ class ArmResult:
 def run_arm(folder: Path, settings: Sequence[str]) -> ArmResult:
     """Runs the example with these settings until its window has ended, and removes its folder."""
     c = load(EXAMPLE, settings, {})
-    first, last = pass_steps(c), c.trainer.steps
+    first, last = 2 * pass_steps(c), c.trainer.steps
     more = f"trainer.steps={last + EXTRA}"
     with watched(folder, [*settings, *PATIENT, more], EXAMPLE) as run:
         for step in range(1, last + 1):  # on a busy machine the whole run outlasts one wait

@@ -5,7 +5,8 @@ keeps it for the next holder. `admission` decides how many groups may start, and
 them. `planner` turns unassigned trajectories into `assignments`: `placement` picks rollouts by the
 expected `lengths` and by the `kinds` of machines, and `version_reload` brings back versions that no
 rollout holds. `moves` decides when to move requests between rollouts, by `repack` (whole tails, and
-single long answers). The planners are pure functions that the simulator calls, too.
+single long answers); `tails` starts short answers beside long ones. The planners are pure functions
+that the simulator calls, too.
 """
 
 from typing import TYPE_CHECKING

@@ -93,6 +93,8 @@ class WaveLayouts:
     is_ranked: bool
     groups_per_wave: int
     by_speed: bool = True
+    per_group: int = 2
+    """Rollouts for each ranking group of a wave."""
     held_max: int = 0
     """Samples that may wait for fast rollouts under the newest layouts."""
     _layouts: dict[_Key, WaveLayout | None] = field(default_factory=dict[_Key, WaveLayout | None])
@@ -119,7 +121,7 @@ class WaveLayouts:
                     (rollout.status.slots for rollout in state.rollouts.values()), default=1
                 )
                 self._layouts[wave, names] = _lay_out_if_known(
-                    prompts, lengths, workers, wave, max(1, slots), self.is_ranked
+                    prompts, lengths, workers, wave, max(1, slots), self
                 )
         while len(self._layouts) > LAYOUTS_MAX:
             del self._layouts[next(iter(self._layouts))]
@@ -181,7 +183,7 @@ def _lay_out_if_known(
     workers: Sequence[RolloutSpeed],
     wave: int,
     slots: int,
-    is_ranked: bool,
+    layouts: WaveLayouts,
 ) -> WaveLayout | None:
     """Returns the layout; None if less than half of the prompts have an expected length, or if a
     ranking is useless (`lay_out_wave`).
@@ -190,4 +192,5 @@ def _lay_out_if_known(
     if not prompts or 2 * len(known) < len(prompts):
         return None
     means = [length.mean for length in known]
-    return lay_out_wave(means, workers, wave % 2 == 0, prompts[0].samples, slots, is_ranked)
+    samples, is_ranked = prompts[0].samples, layouts.is_ranked
+    return lay_out_wave(means, workers, wave % 2 == 0, samples, slots, is_ranked, layouts.per_group)

@@ -133,9 +133,10 @@ def lay_out_wave(
     samples: int,
     slots: int,
     is_ranked: bool = True,
+    per_group: int = 2,
 ) -> WaveLayout | None:
-    """Returns the layout of a wave with one ranking group for every two rollouts; None where a
-    ranking is useless: fewer than three rollouts or two prompts, or all lengths equal. `means` are
+    """Returns the layout of a wave with one ranking group for every `per_group` rollouts; None
+    where a ranking is useless: only one group or prompt, or all lengths equal. `means` are
     the expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
     Rollouts of unlike kinds are first divided by kind (`_lay_out_kinds`); with `is_ranked` False
     that is all.
@@ -147,8 +148,8 @@ def lay_out_wave(
     """
     ranked = tuple(sorted(means))
     if len({worker.kind for worker in workers}) > 1:
-        return _lay_out_kinds(ranked, workers, ascending, samples, slots, is_ranked)
-    count = min((len(workers) + 1) // 2, len(ranked))
+        return _lay_out_kinds(ranked, workers, ascending, samples, slots, is_ranked, per_group)
+    count = min(-(-len(workers) // per_group), len(ranked))
     if not is_ranked or count < 2 or ranked[0] == ranked[-1]:
         return None
     longest = [ranked[(g + 1) * len(ranked) // count - 1] for g in range(count)]
@@ -165,6 +166,7 @@ def _lay_out_kinds(
     samples: int,
     slots: int,
     is_ranked: bool,
+    per_group: int,
 ) -> WaveLayout | None:
     """Returns the layout over rollouts of unlike kinds; None if all lengths are equal. The slowest
     kind gets the shortest answers, in every wave: a long answer on a slow rollout delays its group
@@ -187,7 +189,9 @@ def _lay_out_kinds(
         is_last = kind == order[-1]
         end = len(ranked) if is_last else bisect_left(tokens, given / capacity * tokens[-1])
         part = ranked[begin:end]
-        inner = lay_out_wave(part, own, ascending, samples, slots) if is_ranked else None
+        inner = None
+        if is_ranked:
+            inner = lay_out_wave(part, own, ascending, samples, slots, per_group=per_group)
         found = (tuple(worker.rollout for worker in own),) if inner is None else inner.groups
         ends += [begin + (g + 1) * len(part) // len(found) for g in range(len(found))]
         kinds += [kind] * len(found)

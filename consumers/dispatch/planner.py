@@ -4,7 +4,8 @@ as rollouts have room (free slots, and places in their queues). Planning changes
 
 1. resumes of trajectories that were released for a move, on the planned destination;
 2. other resumes, some on a rollout that first loads their old version from the store;
-3. starts from the prompt, of new samples and as restarts, oldest wave first.
+3. starts from the prompt, of new samples and as restarts, oldest wave first;
+4. with `fills_tails`, short ones of the other starts, beside the tails of draining rollouts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from rollstream.consumers.dispatch.placement import (
     place_samples,
 )
 from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.tails import fill_tails, tail_rooms
 from rollstream.consumers.dispatch.version_reload import ReloadPlan, VersionReload
 from rollstream.streams.records import Assignment, Prompt
 from rollstream.streams.values import Version
@@ -57,6 +59,8 @@ class AssignmentPlanner:
     is_loadable: Callable[[Version], bool] | None = None
     by_length: bool = True
     """Whether new samples are ordered and placed by their expected lengths."""
+    fills_tails: bool = False
+    """Whether short samples start beside the last long answers of a draining rollout."""
 
     def plan(
         self,
@@ -92,7 +96,25 @@ class AssignmentPlanner:
             starts = [replace(samples, mean=0.0) for samples in starts]
         layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
         starts = assignments.in_start_order(starts, sum(max(0, room) for room in free.new.values()))
-        return planned + self._placed(state, starts, dict(free.new), free, layouts)  # 3
+        planned += self._placed(state, starts, dict(free.new), free, layouts)  # 3
+        return planned + list(self._filled(state, rest, planned))  # 4
+
+    def _filled(
+        self,
+        state: DispatchState,
+        unassigned: Sequence[assignments.UnassignedSamples],
+        planned: Sequence[PlannedAssignment],
+    ) -> Iterator[PlannedAssignment]:
+        """Yields starts beside the tails of draining rollouts, of samples that nothing in `planned`
+        starts. What needs a newer version than the rollout's is left out.
+        """
+        rooms = tail_rooms(state) if self.fills_tails else []
+        if not rooms:
+            return
+        settled = {assigned.record.trajectory for assigned in planned}
+        starts = [samples.without(settled) for samples in unassigned if samples.kind == "start"]
+        for samples, trajectory, rollout in fill_tails(starts, rooms):
+            yield self._assigned(state, samples, trajectory, rollout)
 
     def restart_on_newest(
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory

@@ -31,6 +31,7 @@ from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence, restore_state
 from rollstream.consumers.dispatch.planner import AssignmentPlanner, PlannedAssignment
 from rollstream.consumers.dispatch.state import DispatchState, VoidAssignment
+from rollstream.consumers.dispatch.tails import tail_rooms
 from rollstream.consumers.dispatch.version_reload import VersionReload
 from rollstream.consumers.settings import DispatchSettings
 from rollstream.errors import CorruptObject, ObjectMissing
@@ -98,7 +99,9 @@ class Dispatch:
         pace, settings = self.pace, self.settings
         needs_empty = self.keep_version and not self.has_adapters
         is_ranked = needs_empty and settings.placement == "ranks"
-        waves = WaveLayouts(is_ranked, pace.groups_per_step, settings.by_speed)
+        waves = WaveLayouts(
+            is_ranked, pace.groups_per_step, settings.by_speed, settings.rollouts_per_rank
+        )
         history = is_loadable = None
         if needs_empty:
             history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
@@ -112,6 +115,7 @@ class Dispatch:
             history,
             is_loadable,
             by_length=settings.placement != "room",
+            fills_tails=needs_empty and settings.fill_tails and settings.placement != "room",
         )
         self.repack_planner = None
         if settings.repack and needs_empty:
@@ -179,6 +183,8 @@ class Dispatch:
             self.pace, state.version.number, state.admitted, state.closed, state.trained
         )
         free = sum(free_room(state, self.settings.queue_per_slot).new.values())
+        if self.assignment_planner.fills_tails:
+            free += sum(room.slots for room in tail_rooms(state))
         unassigned = sum(map(len, unassigned_trajectories(state)))
         room = room_to_admit(free, unassigned, self.assignment_planner.waves.held_max)
         records: list[Admitted] = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.repack import model
-from benchmarks.repack.model import ARMS, BESIDE, PLAIN, arm_case, run_or_recall, run_order
+from benchmarks.repack.model import ARMS, ONCE, PLAIN, ROUND, arm_case, run_or_recall, run_order
 from benchmarks.repack.model_arm import (
     EXAMPLE,
     ArmResult,
@@ -58,16 +58,13 @@ def answer(drafts: Drafts | None, tokens: int) -> Trajectory:
     )  # fmt: skip
 
 
-def test_each_arm_stands_beside_a_plain_run_of_its_seed_and_rounds_turn_round() -> None:
-    order = run_order(4, BESIDE)
-    assert len(order) == len(set(order)) == 4 * (len(ARMS) - 1 + len(BESIDE))
-    for at, (arm, arms, seed) in enumerate(order):
-        if arm != PLAIN:
-            around = order[max(0, at - 1)], order[min(at + 1, len(order) - 1)]
-            assert (PLAIN, arms, seed) in around
-    first = [arm for arm, _, seed in order if seed == 0]
-    assert [arm for arm, _, seed in order if seed == 1] == first[::-1]
-    assert [arm for arm, _, _ in run_order(1, (("x",), ("y",)))] == [PLAIN, "x", PLAIN, "y"]
+def test_each_arm_has_a_plain_run_of_its_round_and_rounds_turn_round() -> None:
+    order = run_order(4, ONCE)
+    assert len(order) == len(set(order)) == 4 * len(ROUND) + len(ONCE)
+    assert {(PLAIN, seed) for seed in range(4)} < set(order)
+    rounds = [[arm for arm, seed in order if seed == wanted] for wanted in range(4)]
+    assert rounds == [[*ROUND, *ONCE], [*ROUND[::-1]], [*ROUND], [*ROUND[::-1]]]
+    assert {*ROUND, *ONCE} == set(ARMS)
 
 
 def test_every_arm_is_a_configuration_and_plain_has_nothing_on() -> None:
@@ -94,11 +91,11 @@ def test_a_kept_result_is_not_measured_again(
 
     monkeypatch.setattr(model, "run_arm", measured)
     (tmp_path / "warm" / "model").mkdir(parents=True)
-    first = run_or_recall(tmp_path, "repack", ("repack",), 2)
-    assert run_or_recall(tmp_path, "repack", ("repack",), 2) == first == RESULT
+    first = run_or_recall(tmp_path, "repack", 2)
+    assert run_or_recall(tmp_path, "repack", 2) == first == RESULT
     assert len(asked) == 1
     assert {"seed=2", *ARMS["repack"]} < set(asked[0])
-    run_or_recall(tmp_path, "repack", ("repack",), 3)
+    run_or_recall(tmp_path, "repack", 3)
     assert len(asked) == 2
 
 

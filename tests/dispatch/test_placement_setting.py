@@ -20,9 +20,11 @@ LENGTHS = (10, 500, 40, 200)
 PACE = AdmissionPace(len(LENGTHS), 2, 10, 100)
 
 
-def planned(placement: Literal["ranks", "lengths", "room"]) -> list[Assignment]:
+def planned(
+    placement: Literal["ranks", "lengths", "room"], rollouts_per_rank: int = 2
+) -> list[Assignment]:
     """The assignments of a wave of four prompts of known lengths to four rollouts."""
-    settings = DispatchSettings(placement=placement)
+    settings = DispatchSettings(placement=placement, rollouts_per_rank=rollouts_per_rank)
     planner = Dispatch(MemoryBus(), MemoryStore(), settings, PACE, True, 1).assignment_planner
     state, lengths = DispatchState(version=V3), LengthHistory()
     for number, length in enumerate(LENGTHS):
@@ -55,3 +57,9 @@ def test_only_ranks_keep_long_and_short_answers_on_rollouts_of_their_own() -> No
     assert ascending == (max(where[10], where[40]) < min(where[200], where[500]))
     shared = [one.rollout for one in planned("lengths")]
     assert len(set(shared)) == len(LENGTHS)  # the emptiest of all, whatever the length
+
+
+def test_with_one_rollout_per_rank_the_rollouts_are_ordered_by_length() -> None:
+    where = {one.predicted: one.rollout for one in planned("ranks", rollouts_per_rank=1)}
+    ordered = [where[length] for length in sorted(LENGTHS)]
+    assert ordered in (sorted("abcd"), sorted("abcd", reverse=True))

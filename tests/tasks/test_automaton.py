@@ -175,12 +175,13 @@ def test_more_held_out_prompts_than_there_are_are_refused() -> None:
 
 def test_the_example_passes_several_times_over_its_prompts_with_all_mechanisms_on() -> None:
     c = load(EXAMPLE, environment={})
-    prompts, passes = c.task.options["prompts"], 4
+    prompts, passes = c.task.options["prompts"], 6
     assert c.trainer.steps * c.trainer.groups_per_step == passes * int(str(prompts))
     assert (c.rollouts.engine, c.rollouts.count) == ("torch", 4)
     assert c.rollouts.on_update == "keep_version"
     assert c.dispatch.repack
     assert c.dispatch.placement == "ranks"
+    assert c.dispatch.fill_tails
     assert c.rollouts.is_drafting
 
 
@@ -188,7 +189,7 @@ def test_a_right_answer_to_each_prompt_ends_by_itself_and_the_tail_is_long() -> 
     c = load(EXAMPLE, environment={})
     task = load_task(c.task)
     lengths: list[int] = []
-    for position in range(96):
+    for position in range(int(str(c.task.options["prompts"]))):
         prompt = task.prompt(0, position)
         steps = int(task.tokenizer().decode(prompt.tokens)[2::-1])
         lengths += [len(response_text(steps, 0, pace)) + 1 for pace in (1, 2)]

@@ -1,0 +1,60 @@
+"""Finds rollouts whose last long answers leave slots empty (`tail_rooms`), so that the planner can
+fill these with short answers under the same version (docs/explanation/scheduling.md, "Filling
+tails"). A rollout takes a newer version no later for it: what fits ends before the tail does.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rollstream.consumers.dispatch.assignments import UnassignedSamples
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
+
+
+@dataclass(slots=True)
+class TailRoom:
+    """States that a rollout has `slots` empty slots while an answer there has `tokens` left."""
+
+    rollout: str
+    slots: int
+    tokens: int
+
+
+def tail_rooms(state: DispatchState) -> list[TailRoom]:
+    """Returns the room beside the tail of every rollout that starts nothing else: it has used up
+    its quota, and the newest version is at most `FILL_LAG_MAX` after its own. The longest tail is
+    first.
+    """
+    given, loading = state.assigned_counts(), state.loading()
+    rooms: dict[str, TailRoom] = {}
+    for name, rollout in state.rollouts.items():
+        status = rollout.status
+        is_able = rollout.fresh and status.verified and name not in loading
+        behind = state.version.number - status.version.number
+        drains = status.health == "draining" and 0 < behind <= FILL_LAG_MAX
+        if is_able and drains and status.slots > given[name]:
+            rooms[name] = TailRoom(name, status.slots - given[name], 0)
+    for trajectory, known in state.assignments.items():
+        room, chain = rooms.get(known.rollout), state.chains.get(trajectory)
+        if room is None or chain is None or known.onward or chain.attempt != known.attempt:
+            continue
+        prompt = state.group_of(trajectory).prompt
+        if prompt is not None:
+            most = prompt.sampling.tokens_max
+            room.tokens = max(room.tokens, tokens_left(known.predicted, chain.generated, most))
+    return sorted((r for r in rooms.values() if r.tokens), key=lambda r: (-r.tokens, r.rollout))
+
+
+def fill_tails(
+    starts: Iterable[UnassignedSamples], rooms: Sequence[TailRoom]
+) -> Iterator[tuple[UnassignedSamples, str, str]]:
+    """Yields the samples, the trajectory and the rollout of each start that fits a tail, the
+    longest of them first; uses up the room.
+    """
+    for samples in sorted(starts, key=lambda samples: -samples.mean):
+        for trajectory in samples.trajectories:
+            room = next((r for r in rooms if r.slots and fits_tail(samples.mean, r.tokens)), None)
+            if room is None:
+                break
+            room.slots -= 1
+            yield samples, trajectory, room.rollout
