@@ -1,10 +1,11 @@
 """The rollout worker: assignments in, trajectories and partials out.
 
 `worker` is the loop. `assignments` queues what dispatch assigns and decides when new weights are
-taken, `in_progress` holds the running trajectories (`trajectory`), `chain` reads the partials of
-one that is resumed, `ended_turns` waits for rewards and replies. `weights` fetches versions,
-`read_back` compares the served tensors. `publisher` writes all records in a thread of its own and
-has the metrics; `heartbeat` sends the status.
+taken, `tail_filling` decides what starts beside the last long answers. `in_progress` holds the
+running trajectories (`trajectory`), `chain` reads the partials of one that is resumed,
+`ended_turns` waits for rewards and replies. `weights` fetches versions, `read_back` compares the
+served tensors. `publisher` writes all records in a thread of its own and has the metrics;
+`heartbeat` sends the status.
 """
 
 from typing import TYPE_CHECKING

@@ -9,7 +9,7 @@ a thread), `InProgress` (which moves trajectories through the engine), and `Roll
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -32,12 +32,11 @@ from rollstream.producers.rollout.publisher import (
     RolloutPublisher,
     rollout_metrics,
 )
-from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.tail_filling import TailFilling
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import Assignment
-from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
 from rollstream.streams.values import Version
 
 POLL_S = 0.03  # of decoding in one iteration
@@ -71,8 +70,8 @@ class RolloutLoop:
     """Number of new trajectories started under the held version (the one that the engine serves),
     which `keep_version` limits.
     """
-    filling: set[str] = field(default_factory=set[str])
-    """The trajectories that were started beside a tail under the held version (`_fill_tail`)."""
+    filling: TailFilling = field(default_factory=TailFilling)
+    """What was started beside a tail under the held version (`_fill_tail`)."""
     passes: int = 0
     """Number of draft verification passes that the engine had made at the last check."""
     in_progress: InProgress = field(init=False)
@@ -174,7 +173,7 @@ class RolloutLoop:
         self.engine.update(fetched.update, mode)
         self.follower.compare(fetched, self.engine.read_back, self.timer() - started)
         if version != before:
-            self.filling.clear()
+            self.filling.started.clear()
             self.drawn = 0 if version != needed else self._drawn_of(version)
         self.send_status(self.health())
 
@@ -250,35 +249,12 @@ class RolloutLoop:
         return max(0, left)
 
     def _fill_tail(self) -> None:
-        """Start the waiting assignments that are expected to end before the longest running answer
-        that was drawn within the quota: slots are free, and the swap to newer weights waits for
-        that answer in any case. A version that is too old (`FILL_LAG_MAX`) starts none. Dispatch
-        assigns such only with `dispatch.fill_tails`.
-        """
-        running, inputs = self.in_progress.running, self._update_inputs()
-        held = inputs.held
-        if inputs.newest - held > FILL_LAG_MAX:
-            return
-        for assignment in list(self.assignments.waiting):
-            if len(running) >= self.settings.slots:
-                return
-            if assignment.kind != "start" or assignment.version.number > held:
-                continue
-            if fits_tail(assignment.predicted, self._tail(running)):
-                self.assignments.waiting.remove(assignment)
-                self.in_progress.start(assignment)
-                self.filling.add(assignment.trajectory)
-
-    def _tail(self, running: Mapping[str, RunningTrajectory]) -> int:
-        """Return how many tokens the longest running answer has left, of those that fill no
-        tail.
-        """
-        left = [
-            tokens_left(given.predicted, one.generated, given.sampling.tokens_max)
-            for trajectory, one in running.items()
-            if trajectory not in self.filling and (given := one.assignment)
-        ]
-        return max(left, default=0)
+        """Start what fits beside the tail: dispatch assigns it only with `dispatch.fill_tails`."""
+        inputs, waiting = self._update_inputs(), self.assignments.waiting
+        running, slots = self.in_progress.running, self.settings.slots
+        while chosen := self.filling.choose(waiting, inputs, running, slots):
+            waiting.remove(chosen)
+            self.in_progress.start(chosen)
 
     def generate(self) -> list[Emission]:
         """Decode for `POLL_S` seconds and return the emissions (new tokens by trajectory)."""

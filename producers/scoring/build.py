@@ -29,15 +29,24 @@ def scorer_pool(
     """Return the pool. Raises `ConfigurationError` for a function that cannot be imported, and for
     a service without what it needs.
     """
+    check_scoring(scoring, environment)
     if scoring.function in SERVICES:
         request = _judge_request(scoring) if scoring.function == "judge" else None
         asked: ScoreRequest = request or HttpRequest(scoring.names)
         plan = service_plan(scoring, environment)
         return ServicePool(plan, asked, tokenizer())
-    if scoring.function:
-        load_function(scoring.function)
     limits = {"reward_timeout_s": scoring.timeout_s, "reward_processes": scoring.processes}
     return RewardPool(task.model_copy(update=limits), function=scoring.function)
+
+
+def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise `ConfigurationError` for a function that cannot be imported, or a service without what
+    it needs. A scorer calls it before it waits for the run's model: a wrong name ends it at once.
+    """
+    if scoring.function in SERVICES:
+        service_plan(scoring, environment)
+    elif scoring.function:
+        load_function(scoring.function)
 
 
 def batch_size(scoring: ScoringSettings, per_process: int) -> int:

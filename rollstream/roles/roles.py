@@ -28,7 +28,7 @@ from rollstream.config.run_model import task_settings
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.producers.scoring.build import batch_size, scorer_pool
+from rollstream.producers.scoring.build import batch_size, check_scoring, scorer_pool
 from rollstream.producers.scoring.scorer import BATCH_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.catalogue import ROLES
 from rollstream.roles.context import (
@@ -219,6 +219,9 @@ def run_relay(context: RoleContext) -> bool:
 
 def run_scorer(context: RoleContext) -> bool:
     """Write late rewards as annotations of trajectories until the role is stopped."""
+    check_scoring(context.configuration.scoring)
+    if not await_model(context):
+        return False
     scorer = build_scorer(context)
     context.watch.offer(scorer.metric_values)
     scorer.run(context.stop)
