@@ -114,9 +114,7 @@ class AgentRollout:
         )
         self.agents = AgentEpisodes(
             engine, ended, publisher, self.settings, self.chat, SessionKeys(self.secret),
-            open_programs(
-                self.settings.episode, self.settings.command, self.settings.processes, ()
-            ),
+            open_programs(self.settings, self.task),
             AgentInbox(),
             prompt_text=lambda running: self.chat.user_text(running.assignment.tokens.tolist()),
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """Runs episodes of a user's async function in a process of its own, many at a time:
-`python -m rollstream.producers.agents.program_process FUNCTION`. `programs.py` starts it.
+`python -m rollstream.producers.agents.program_process FUNCTION SANDBOX`. `programs.py` starts it;
+SANDBOX has the settings of the sandboxes that the function opens, as JSON.
 
 Orders arrive as JSON lines on stdin, outcomes leave as JSON lines on stdout. The function is called
 as `episode(client, task)`: `client` is an `AsyncOpenAI` of the library openai whose requests belong
@@ -21,6 +22,8 @@ import msgspec
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable
+from rollstream.producers.sandbox.factory import configure, plan_of
+from rollstream.producers.tasks.base import PlainSandbox
 
 REASON_MAX = 300  # characters
 RETRIES = 4  # of the client: a request waits for the rollout, and is answered once
@@ -126,8 +129,10 @@ async def _serve(function: Episode, source: int, write: Callable[[bytes], None])
     await asyncio.Event().wait()
 
 
-def main(path: str) -> None:
+def main(path: str, sandbox: str) -> None:
     """Import the function and run its episodes until the pipe closes."""
+    if sandbox:
+        configure(plan_of(msgspec.json.decode(sandbox, type=PlainSandbox)))
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -151,4 +156,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:3])

@@ -24,7 +24,9 @@ import msgspec
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import module_command
 from rollstream.producers.agents.program_process import EpisodeOrder, EpisodeOutcome
+from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.rewards.worker import allowed_variables
+from rollstream.producers.settings import TaskSettings
 
 POLL_S = 0.02  # between two looks at processes
 
@@ -173,12 +175,12 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 class _FunctionProcess:
     """Holds one process that runs a function's episodes, and the pipes to it."""
 
-    def __init__(self, function: str, named: Sequence[str]) -> None:
+    def __init__(self, function: str, named: Sequence[str], sandbox: str) -> None:
         self.keys: set[str] = set()
         self._incoming = bytearray()
         self.outgoing = bytearray()
         self.process = subprocess.Popen(
-            module_command("rollstream.producers.agents.program_process", function),
+            module_command("rollstream.producers.agents.program_process", function, sandbox),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -220,11 +222,14 @@ STARTS_MAX = 3  # processes in a row that end before an outcome
 class FunctionPrograms:
     """Implements `Programs` with `processes` processes that call the async function `function`
     (`module:function`), each for many episodes at a time. Raises `ConfigurationError` from `poll`
-    if the function cannot be imported.
+    if the function cannot be imported. `sandbox` are the settings of the sandboxes that it opens,
+    as JSON; empty: the defaults.
     """
 
-    def __init__(self, function: str, processes: int, named: Sequence[str] = ()) -> None:
-        self._function, self._named = function, tuple(named)
+    def __init__(
+        self, function: str, processes: int, named: Sequence[str] = (), sandbox: str = ""
+    ) -> None:
+        self._function, self._named, self._sandbox = function, tuple(named), sandbox
         self._slots: list[_FunctionProcess | None] = [None] * processes
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(EpisodeOutcome).decode
@@ -235,7 +240,9 @@ class FunctionPrograms:
         index = min(range(len(self._slots)), key=self._load)
         process = self._slots[index]
         if process is None:
-            process = self._slots[index] = _FunctionProcess(self._function, self._named)
+            process = self._slots[index] = _FunctionProcess(
+                self._function, self._named, self._sandbox
+            )
         process.keys.add(order.key)
         process.outgoing += self._encode(order) + b"\n"
         process.write()
@@ -296,13 +303,14 @@ class FunctionPrograms:
         return ended
 
 
-def open_programs(
-    episode: str, command: Sequence[str], processes: int, named: Sequence[str]
-) -> Programs:
+def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
     """Return what runs the episodes by the settings: a function, a command, or a service."""
-    if episode:
-        return FunctionPrograms(episode, processes, named)
-    return CommandPrograms(command, named) if command else ServicePrograms()
+    if settings.episode:
+        sandbox = task.sandbox.model_dump_json()
+        return FunctionPrograms(settings.episode, settings.processes, task.environment, sandbox)
+    if settings.command:
+        return CommandPrograms(settings.command, task.environment)
+    return ServicePrograms()
 
 
 def task_of(prompt: str, reference: str) -> Mapping[str, object]:

@@ -40,9 +40,7 @@ def serve_agents(
         settings,
         chat,
         run_session_keys(store),
-        open_programs(
-            settings.episode, settings.command, settings.processes, task_settings.environment
-        ),
+        open_programs(settings, task_settings),
         AgentInbox(),
         keep_version=rollout.settings.on_update == "keep_version",
         prompt_text=prompt_text,

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+from rollstream.producers.sandbox.factory import configured_limits
+
 
 async def two_turns(client: Any, task: dict[str, Any]) -> float:
     """Asks twice; the reward is the share of answers with a letter of the reference."""
@@ -40,3 +42,11 @@ async def hanging(client: Any, task: dict[str, Any]) -> float:
 
 async def silent(client: Any, task: dict[str, Any]) -> float:
     return 1.0
+
+
+async def sandbox_limit(client: Any, task: dict[str, Any]) -> float:
+    """Returns the time limit of the sandboxes that it would open."""
+    await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "a"}], max_tokens=2
+    )
+    return configured_limits().time_s

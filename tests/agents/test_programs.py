@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Trajectory
 from testbed.agent_rollout import agent_rollout, assignment
@@ -30,6 +31,15 @@ def test_a_function_runs_an_episode_and_returns_its_reward(bus: Bus):
     assert record.reward in (0.0, 0.5, 1.0)
     assert len(record.turns) == 2
     assert not record.branches
+
+
+def test_a_function_opens_sandboxes_with_the_settings_of_the_task(bus: Bus):
+    task = TaskSettings(sandbox=SandboxSettings(time_s=7.5))
+    settings = AgentSettings(episode=function("sandbox_limit"))
+    with agent_rollout(bus, settings=settings, task=task) as rollout:
+        rollout.in_loop(lambda: rollout.in_progress.start(assignment()))
+        (record,) = rollout.finished()
+    assert record.reward == 7.5
 
 
 @pytest.mark.parametrize(
