@@ -4,5 +4,6 @@
 `record_reader` for single records. `answers` has one module per view; `filters` selects
 trajectories. `routes` maps paths to answers, for the `server` (with `address`, `security`, `events`
 and the page's `assets`) and for the static `export`. `sql` answers free queries, `trace` writes a
-trace for Perfetto, and `process` runs the explorer beside a run.
+trace for Perfetto, and `process` runs the explorer beside a run. `simulation` makes the runs of a
+simulation's configuration, and `simulated` states where one is.
 """

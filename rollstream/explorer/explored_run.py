@@ -27,6 +27,7 @@ from rollstream.errors import RollstreamError
 from rollstream.explorer.index import IndexProgress, RunIndex
 from rollstream.explorer.ingest import IndexReader
 from rollstream.explorer.record_reader import RecordReader
+from rollstream.explorer.simulated import SimulatedLocation
 from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.observer import warnings_of
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
@@ -89,6 +90,8 @@ class ExploredRun:
     @cached_property
     def settings(self) -> dict[str, str]:
         """Every setting as text by its dotted key, without secrets."""
+        if isinstance(self.location, SimulatedLocation):
+            return self.location.settings()
         found = {} if self.configuration is None else flat_settings(self.configuration)
         return {key: printable_value(key, value, _setting_text) for key, value in found.items()}
 
@@ -200,6 +203,8 @@ class ExploredRun:
 
     def phase(self) -> str:
         """Returns the run's phase in a word (docs/how-to/explore-a-run.md)."""
+        if isinstance(self.location, SimulatedLocation):
+            return "finished"
         if self.location.bus is None:
             return "archived"
         if self.snapshot is None:

@@ -187,6 +187,8 @@ class IndexReader:
                 if self._stopped():
                     return False
                 self._insert(topic, batch)
+                if batch.nbytes >= BYTES_MIN // 2:  # else what is free adds up over the first read
+                    release_memory()
         self._progress(total=total, complete=True)
         changed = self._index.changes != before
         if changed:

@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import shutil
 from collections import defaultdict
+from contextlib import closing
 from itertools import pairwise
 
 from rollstream.analysis.locate import locate_run
 from rollstream.cli.main import main
 from rollstream.explorer.trace import write_trace
+from tests.analysis.asked_run import make_run, open_log
 from tests.explorer.conftest import EXAMPLE
 
 
@@ -42,3 +45,18 @@ def test_slices_of_one_row_do_not_overlap(tmp_path):
         assert all(a[1] <= b[0] for a, b in pairwise(ordered))
     named = {e["pid"] for e in events if e["ph"] == "M"}
     assert {event["pid"] for event in events} <= named
+
+
+def test_a_killed_run_is_traced_from_what_its_kill_left(tmp_path):
+    made, killed = make_run(tmp_path / "made"), tmp_path / "killed"
+    with closing(open_log(made)):  # a log that was never closed has its newest pages beside it
+        shutil.copytree(made, killed)
+    assert list((killed / "bus").glob("*-wal"))
+    line = json.dumps({"time_s": 1_700_000_100.0, "event": "death", "role": "rollout-0"})
+    (killed / "metrics" / "supervisor.jsonl").write_text(f'{line}\n{{"time_s": 17')
+    path = tmp_path / "trace.json.gz"
+    write_trace(locate_run(str(killed)), path)
+    events = read(path)
+    assert [e["name"] for e in events if e.get("cat") == "step"] == ["step 1", "step 2"]
+    assert sum(e.get("cat") == "remainder" for e in events) == 7
+    assert any("rollout-0" in e["name"] and e["ph"] == "i" for e in events)

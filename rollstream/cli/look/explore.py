@@ -1,5 +1,6 @@
 """`rollstream explore RUN [RUN …]`: opens runs in the browser, read-only, on 127.0.0.1. A run may
-be living, stopped, finished or only an archive. `--export DIR` writes a folder for any file host.
+be living, stopped, finished, only an archive, or simulated. `--export DIR` writes a folder for any
+file host.
 
 Beyond loopback (`--host`) a token is needed: that of ROLLSTREAM_EXPLORER_TOKEN or of a file, or one
 that is made and printed once.
@@ -10,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +38,7 @@ def add_arguments(command: CommandParser) -> None:
         "runs/quickstart-0 runs/quickstart-1 --no-browser",
         "runs/quickstart-0 --export shared",
     )
-    command.add_runs(RUN_OR_ARCHIVE_HELP)
+    command.add_runs(f"{RUN_OR_ARCHIVE_HELP}; or the TOML file of a simulation")
     command.add_argument("--export", metavar="DIR", help="write static files instead of serving")
     command.add_argument("--port", metavar="N", type=int, help="port (default: 7461 or a free one)")
     help = "address to listen on (default 127.0.0.1); others need a token"
@@ -60,14 +62,31 @@ def main(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     if len(arguments.runs) > RUNS_MAX:
         raise ConfigurationError(f"{len(arguments.runs)} runs: at most {RUNS_MAX} are shown")
-    locations = [locate_asked_run(named, arguments.name, warn) for named in arguments.runs]
-    if arguments.export:
-        from rollstream.explorer.export import export
+    with tempfile.TemporaryDirectory(prefix="rollstream-explorer-") as scratch:
+        locations = _located(arguments, Path(scratch))
+        if arguments.export:
+            from rollstream.explorer.export import export
 
-        print(f"exported: {export(locations, Path(arguments.export), warn)}")
-        return 0
-    _serve(locations, arguments)
+            print(f"exported: {export(locations, Path(arguments.export), warn)}")
+        else:
+            _serve(locations, arguments)
     return 0
+
+
+def _located(arguments: argparse.Namespace, scratch: Path) -> list[RunLocation]:
+    """Returns the runs of the command line; a simulation's file stands for its runs, which are
+    simulated below `scratch`.
+    """
+    found: list[RunLocation] = []
+    for number, named in enumerate(arguments.runs):
+        if named is None or not named.endswith(".toml"):
+            found.append(locate_asked_run(named, arguments.name, warn))
+            continue
+        from rollstream.explorer.simulation import simulate_runs
+
+        left = RUNS_MAX - len(found) - (len(arguments.runs) - number - 1)
+        found += simulate_runs(named, scratch / str(number), left, warn)
+    return found
 
 
 def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:

@@ -2,5 +2,6 @@
 and the request's parameters (docs/reference/explorer-api.md).
 
 `overview`, `questions`, `steps`, `groups`, `trajectory` (with its `chain`), `lanes`, `weights`,
-`maps`, `search`, `verdict`, `comparison` and `places` are views; `rows` is what they share.
+`maps`, `search`, `verdict`, `comparison` and `places` are views; `rows` is what they share, and
+`simulated` has the lanes of a simulated run.
 """

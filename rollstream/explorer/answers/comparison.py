@@ -41,6 +41,7 @@ def compare_runs(runs: Sequence[ExploredRun]) -> dict[str, Any]:
         ],
         "common_steps": [common[0], common[-1]] if common else None,
         "first_difference": next(differing, None),
+        "has_hashes": all(one[step] for one in hashes for step in common),
     }
 
 
@@ -60,7 +61,9 @@ def compare_step(runs: Sequence[ExploredRun], step: int) -> dict[str, Any]:
         "runs": lines,
         "metrics": metrics,
         "same_state": None if None in done or "" in hashes else len(hashes) == 1,
-        "same_members": None if None in done else len({frozenset(one) for one in members}) == 1,
+        "same_members": None
+        if None in done or not names
+        else len({frozenset(one) for one in members}) == 1,
         "settings": different_settings(runs),
         "trajectories": [
             {

@@ -9,8 +9,10 @@ answer never depends on how far a living run has come.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollstream.explorer.answers.simulated import simulated_tile
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import WrongRequest, whole
+from rollstream.explorer.simulated import SimulatedLocation
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import Partial
 
@@ -33,6 +35,9 @@ def show_lanes(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
         raise WrongRequest(f"z must be {LEVEL_MIN} to {LEVEL_MAX}, got {z}; i was {i}")
     width = 2.0**z
     span = (i * width, (i + 1) * width)
+    if isinstance(run.location, SimulatedLocation):
+        tile = simulated_tile(run.location, z, i)
+        return tile | {"steps": _steps(run, span), "index": run.index.progress.line()}
     names, total = _rollouts(run, max(0, whole(given, "rollouts", 0)))
     lanes = ["trainer", *names]
     found: dict[str, Any] = {

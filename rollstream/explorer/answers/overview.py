@@ -7,6 +7,7 @@ from typing import Any
 
 from rollstream.analysis.output import json_value
 from rollstream.explorer.explored_run import ExploredRun
+from rollstream.explorer.simulated import SimulatedLocation
 from rollstream.storage.metrics_file import read_metrics
 
 CURVE_STEPS = 2000  # steps of a curve; longer runs are thinned evenly
@@ -48,7 +49,7 @@ def run_line(run: ExploredRun) -> dict[str, Any]:
         "phase": phase,
         "living": phase in ("starting", "training"),
         "paced": run.settings.get("rollouts.engine") == "paced",
-        "simulated": False,
+        "simulated": isinstance(run.location, SimulatedLocation),
         "replay": run.replayed,
         "steps": shown.steps if shown and run.settings else steps,
         "step": steps or 0,
@@ -73,6 +74,8 @@ def show_settings(run: ExploredRun) -> dict[str, Any]:
 
 def span_of(run: ExploredRun) -> list[float] | None:
     """Returns the times of the run's first and last trajectory or step; None without any."""
+    if isinstance(run.location, SimulatedLocation):
+        return [0.0, run.location.known.seconds]
     row = run.index.row(
         "SELECT least((SELECT min(started_s) FROM t), (SELECT min(time_s) FROM done)) AS first, "
         "greatest((SELECT max(finished_s) FROM t), (SELECT max(time_s) FROM done)) AS last"
@@ -147,6 +150,10 @@ def _now(run: ExploredRun) -> dict[str, Any]:
     shown = run.snapshot
     step = run.index.value("SELECT max(step) FROM done") or 0
     version = run.index.value("SELECT max(version) FROM done")
+    if isinstance(run.location, SimulatedLocation):
+        found = run.location.known
+        pace = {"tokens_per_s": found.generated_per_s, "trained_per_s": found.tokens_per_s}
+        return {"step": step, "version": version, "seconds": found.seconds, **pace}
     if shown is None:
         return {"step": step, "version": version}
     return {

@@ -2,6 +2,7 @@
 out and why.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rollstream.explorer.answers.groups import groups_of
 from rollstream.explorer.answers.rows import select_rows
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import limited, whole
+from rollstream.explorer.simulated import SimulatedLocation
 from rollstream.streams.records import Take
 from rollstream.streams.values import Member
 
@@ -66,15 +68,24 @@ def show_step(run: ExploredRun, step: int) -> dict[str, Any]:
             "SELECT term, state_hash, weights_hash, time_s AS done_s FROM done WHERE step = ? "
             "ORDER BY term, o", [step]
         ),
-        "lags": run.index.rows(
-            "SELECT step - 1 - version AS lag, sum(tokens)::BIGINT AS tokens, "
-            "count(*) AS trajectories FROM t WHERE step = ? GROUP BY ALL ORDER BY lag", [step]
-        ),
+        "lags": _lags(run, step),
         "previous": run.index.value("SELECT max(step) FROM done WHERE step < ?", [step]),
         "next": run.index.value("SELECT min(step) FROM done WHERE step > ?", [step]),
         "cut": count > MEMBERS_MAX,
         "index": run.index.progress.line(),
     }  # fmt: skip
+
+
+def _lags(run: ExploredRun, step: int) -> list[dict[str, Any]]:
+    """Returns the step's tokens by lag."""
+    if isinstance(run.location, SimulatedLocation):
+        steps = (one for one in run.location.known.steps if one.number == step)
+        lags = next((one.lags for one in steps), Counter[int]())
+        return [{"lag": lag, "tokens": lags[lag]} for lag in sorted(lags)]
+    return run.index.rows(
+        "SELECT step - 1 - version AS lag, sum(tokens)::BIGINT AS tokens, "
+        "count(*) AS trajectories FROM t WHERE step = ? GROUP BY ALL ORDER BY lag", [step]
+    )  # fmt: skip
 
 
 def step_row(run: ExploredRun, step: int) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from rollstream.cli.maintain.audit import audit_policy, audit_report_json
 from rollstream.consumers.audit.audit import Audit
 from rollstream.errors import RollstreamError
 from rollstream.explorer.explored_run import ExploredRun
+from rollstream.explorer.simulated import SimulatedLocation
 
 
 class RunVerdict:
@@ -56,6 +57,8 @@ class RunVerdict:
         location = self._run.location
         if location.folder is not None and (location.folder / REPLAY_FILE).is_file():
             return {"state": "failed", "message": "a replay is not audited; audit the replayed run"}
+        if isinstance(location, SimulatedLocation):
+            return {"state": "failed", "message": "a simulated run has no records to audit"}
         with open_run_view(location) as view:
             policy = audit_policy(self._run.judged_location)
             audit = Audit(view.bus, view.store, view.run, policy, self._tell)

@@ -24,6 +24,7 @@ const VIEWS = [
   ["compare", "Compare", "c"],
   ["settings", "Settings", "e"],
 ];
+const SIMULATED = ["overview", "steps", "lanes", "compare", "settings"]; // what a simulation has
 const INSIDE = { trajectories: "groups", records: "audit", sql: "search" }; // no entry of their own
 
 // Each view is a module of its own, fetched when it is first opened.
@@ -137,7 +138,8 @@ function Rail({ listed, place, run, events, onHelp }) {
   const several = listed.runs.length > 1;
   const here = INSIDE[place.view] ?? place.view;
   const theme = useTheme();
-  const views = VIEWS.filter(([name]) => name !== "compare" || several);
+  const views = VIEWS.filter(([name]) => (name !== "compare" || several)
+    && (!run?.simulated || SIMULATED.includes(name)));
   return html`<div class="rail">
     <a class="brand" href=${link("r", [place.run, "overview"])}>
       <img src="page/favicon.svg" alt="" width="22" height="22" />Rollstream</a>

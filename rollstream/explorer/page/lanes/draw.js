@@ -1,7 +1,7 @@
 // Draws a scene of the swimlanes on a canvas and returns where each thing is, for the pointer. Darker
 // (lighter on a dark page) is a newer version, as in the report.
 
-import { clock, count } from "../format.js";
+import { clock, count, percent } from "../format.js";
 import { colour } from "../theme.js";
 
 const LEFT = 104, RIGHT = 12, TOP = 18, AXIS = 24, GAP = 10;
@@ -259,12 +259,13 @@ export function words({ kind, of }, begin) {
     : `v${of.version}`;
   return {
     step: () => [`step ${of.step}`, `makes v${of.version}, ${span}`],
-    bin: () => [`${of.lane}: ${of.running.toFixed(1)} running`, `${count(of.finished)} finished, newest v${of.version}`],
+    bin: () => of.finished == null ? [`${of.lane} decodes ${percent(of.running)} of the time`,
+      `under v${of.version}, ${span}`] : [`${of.lane}: ${of.running.toFixed(1)} running`, `${count(of.finished)} finished, newest v${of.version}`],
     trajectory: () => [`trajectory ${of.trajectory}`, `${versions}, ${count(of.tokens)} tokens, ${of.finish ?? "running"}`,
       `${span}${of.attempt > 1 ? `, attempt ${of.attempt}` : ""}`],
     decode: () => [`trajectory ${of.trajectory}`, `tokens ${of.first} to ${of.next} under v${of.version}`, span],
-    serving: () => [`${of.lane} takes v${of.version}`, at(of.time)],
-    move: () => [`${of.source} hands ${of.requests} to ${of.destination}`, at(of.time)],
+    serving: () => [`${of.lane} takes ${of.version == null ? "a version" : `v${of.version}`}`, at(of.time)],
+    move: () => [`${of.source} hands ${of.requests ?? "requests"} to ${of.destination}`, at(of.time)],
     kill: () => [`${of.role} was killed${of.code == null ? "" : ` (${of.code})`}`, at(of.time)],
     term: () => [`${of.role} opens term ${of.term}`, at(of.time)],
     fence: () => [`${of.role} term ${of.term} fences ${of.topic}`, at(of.time)],

@@ -47,8 +47,8 @@ function Bits({ data, runs }) {
   if (first === undefined) return html`<p class="hint">The runs have no step in common.</p>`;
   const open = (step) => link("compare", ["steps", step], { runs: runs.join(",") });
   return html`<p
-    class="hint">Steps ${count(first)} to ${count(last)} are in all of them. ${data.first_difference === null
-    ? "Each has the same state hash: the same bits." : html`The first whose state differs is <a
+    class="hint">Steps ${count(first)} to ${count(last)} are in all of them. ${!data.has_hashes
+    ? "Not all have a hash of their state." : data.first_difference === null ? "Each has the same state hash: the same bits." : html`The first whose state differs is <a
       href=${open(data.first_difference)}>step ${count(data.first_difference)}</a>.`}
     ${" "}<a href=${open(last)}>Compare step ${count(last)}</a>.</p>`;
 }

@@ -228,6 +228,7 @@ function openSpot(run, { kind, of }) {
 
 function Key({ scene, window }) {
   const [oldest, newest] = versionsIn(scene, window);
+  const isTimed = scene.bins.some((bin) => bin.finished == null); // a simulated run
   const isBinned = scene.bins.length > 0 && scene.items.length === 0;
   return html`<ul class="legend lanes-key">
     <li><span class="shades" aria-hidden="true">${[0, 2, 4, 6, 8, 9].map((n) => html`<i
@@ -236,7 +237,8 @@ function Key({ scene, window }) {
       class="sign move" aria-hidden="true">↓</span>move</li>
     <li><span class="sign term" aria-hidden="true">┆</span>new term, fence</li><li><span
       class="sign kill" aria-hidden="true">✕</span>killed</li>
-    ${isBinned && html`<li>height: how many run at once; zoom in for each</li>`}
+    ${isBinned && html`<li>${isTimed ? "height: share of the time in which the rollout decodes"
+      : "height: how many run at once; zoom in for each"}</li>`}
     ${Object.entries(scene.cut).filter(([, n]) => n > 0).map(([kind, n]) =>
       html`<li>${count(n)} ${kind} not drawn</li>`)}</ul>`;
 }
@@ -260,10 +262,11 @@ function InWindow({ run, scene, window, begin }) {
     scene[kind].filter((one) => inside(one.time, one.time)).map((of) => ({ kind: kind === "serving"
       ? kind : kind.slice(0, -1), of, time: of.time })))
     .toSorted((a, b) => a.time - b.time);
-  return html`<${Tiles} tiles=${[["trajectories in this window", items.length ? count(items.length)
-    : "zoom in"], ["steps", count(steps.length)],
+  return html`<${Tiles} tiles=${[...(run.simulated ? [] : [["trajectories in this window",
+    items.length ? count(items.length) : "zoom in"]]), ["steps", count(steps.length)],
       ["moves", count(scene.moves.filter((m) => inside(m.time, m.time)).length)],
-      ["kills", count(scene.kills.filter((m) => inside(m.time, m.time)).length)],
+      ...(run.simulated ? [] : [["kills", count(scene.kills.filter((m) =>
+        inside(m.time, m.time)).length)]]),
       ["weights taken", count(scene.serving.filter((m) => inside(m.time, m.time)).length)]]} />
     <div class="grid two">
     ${items.length > 0 && html`<${Card} title="Trajectories in this window"><${Table}

@@ -34,12 +34,19 @@ export default function Overview({ run, query, listed }) {
       <p class="note">${headline(run)}</p></div>
       <${Others} run=${run} listed=${listed} chosen=${others} /></header>
     <${Loaded} state=${state}>${(data) => html`
+      ${run.simulated && html`<${Simulated} />`}
       <${Now} data=${data} run=${run} />
       <${Warnings} warnings=${data.warnings} />
       <${Curves} run=${run} runs=${[data, ...(compared.data ?? [])]} extra=${query.get("metric")} />
-      <div class="grid two"><${Outcomes} data=${data} run=${run} />
+      ${!run.simulated && html`<div class="grid two"><${Outcomes} data=${data} run=${run} />
         <${Rollouts} rollouts=${data.rollouts} now=${data.now} /></div>
-      <${Tasks} tasks=${data.tasks} run=${run} />`}</${Loaded}>`;
+      <${Tasks} tasks=${data.tasks} run=${run} />`}`}</${Loaded}>`;
+}
+
+function Simulated() {
+  return html`<${Card} title="A simulated run"><p>Its steps and the time of its rollouts are those of
+    a model of a cluster. It has no trajectories, groups, rewards, losses, weights or log, so the
+    views of these are left out; Settings has its figures.</p></${Card}>`;
 }
 
 function headline(run) {
@@ -47,8 +54,9 @@ function headline(run) {
   const [begin, end] = run.span ?? [];
   return html`${[run.phase, settings.loss, settings.on_update].filter(Boolean).map((word, n) =>
     html`${n ? " · " : ""}<${Line} text=${word} limit=${80} />`)}${settings.max_lag != null
-    && ` · lag at most ${settings.max_lag}`}${begin && ` · ${moment(begin).slice(0, 16)} UTC, ${
-    duration(end - begin)}`}${run.paced && " · paced engine"}${run.simulated && " · simulated"}`;
+    && ` · lag at most ${settings.max_lag}`}${begin > 0 && ` · ${moment(begin).slice(0, 16)} UTC, ${
+    duration(end - begin)}`}${run.paced && " · paced engine"}${run.simulated
+    && ` · simulated, ${duration(end - begin)} of virtual time`}`;
 }
 
 function Others({ run, listed, chosen }) {
@@ -73,8 +81,8 @@ function Now({ data, run }) {
       link("r", [run.run, "steps"])],
     ["mean reward, last step", fixed(last("reward_mean"))],
     ...(accuracy ? [["held-out accuracy", fixed(accuracy.accuracy_greedy)]] : []),
-    ["groups trained of admitted", `${count(outcomes.groups.trained)}\u202f/\u202f${count(outcomes.groups.admitted)}`,
-      link("r", [run.run, "groups"])],
+    ...(run.simulated ? [] : [["groups trained of admitted", `${count(outcomes.groups.trained)}\u202f/\u202f${count(outcomes.groups.admitted)}`,
+      link("r", [run.run, "groups"])]]),
     ["tokens/s", count(now.tokens_per_s)],
     ["mean lag when trained", fixed(last("lag_consumed_mean"))],
     ["restarts", count(now.restarts)],

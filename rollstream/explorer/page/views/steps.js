@@ -3,7 +3,7 @@
 
 import { html, useState } from "../vendor/preact.js";
 import { get, runPath, useApi } from "../api.js";
-import { count, duration, fixed, moment, number } from "../format.js";
+import { NONE, count, duration, fixed, moment, number } from "../format.js";
 import { Neighbours } from "../keys.js";
 import { Bars, Card, Crumbs, Facts, Failure, Loaded, Table, Tiles } from "../parts.js";
 import { link } from "../router.js";
@@ -71,23 +71,25 @@ function Step({ run, step, listed }) {
           { runs: listed.runs.map((one) =>
             one.run).slice(0, 4).join(",") })}>compare runs</a>`}</div></header>
       <${StepFigures} step=${data.step} />
-      <div class="grid two"><${Groups} run=${run} groups=${data.groups} />
-        <div><${Lags} lags=${data.lags} /><${Repeats} repeats=${data.repeats} /></div></div>
-      <${NotTrained} run=${run} data=${data} />
-      <${Takes} run=${run} takes=${data.takes} cut=${data.cut} />
+      ${run.simulated ? html`<${Lags} lags=${data.lags} />` : html`
+        <div class="grid two"><${Groups} run=${run} groups=${data.groups} />
+          <div><${Lags} lags=${data.lags} /><${Repeats} repeats=${data.repeats} /></div></div>
+        <${NotTrained} run=${run} data=${data} />
+        <${Takes} run=${run} takes=${data.takes} cut=${data.cut} />`}
       <${AllFigures} step=${data.step} />`}</${Loaded}>`;
 }
 
 function StepFigures({ step }) {
   return html`<${Tiles} tiles=${[
     ["mean reward", fixed(step.reward_mean)],
-    ["trajectories of groups", `${count(step.trajectories)} · ${count(step.groups)}`],
+    step.groups == null ? ["trajectories", count(step.trajectories)]
+      : ["trajectories of groups", `${count(step.trajectories)} · ${count(step.groups)}`],
     ["tokens trained", count(step.tokens_trained)],
     ["effective sample size", fixed(step.ess, 3)],
     ["lag, mean · largest", `${fixed(step.lag_consumed_mean)} · ${count(step.lag_consumed_max)}`],
     ["entropy", fixed(step.entropy, 3)],
     ["took", duration(step.seconds)],
-  ]} />`;
+  ].filter(([, value]) => value !== NONE)} />`;
 }
 
 function Groups({ run, groups }) {

@@ -1,0 +1,33 @@
+"""States where a simulated run's data is (`SimulatedLocation`); `simulation.py` makes it. Light,
+because every answer imports it.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollstream.analysis.locate import RunLocation
+
+if TYPE_CHECKING:
+    from rollstream.simulator.results import SimulationResult
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedLocation(RunLocation):
+    """States where the steps of a simulated run are, and holds the rest of it. Times are virtual
+    seconds since its start.
+    """
+
+    share: float = 1.0
+    result: "SimulationResult | None" = None
+
+    @property
+    def known(self) -> "SimulationResult":
+        assert self.result is not None
+        return self.result
+
+    def settings(self) -> dict[str, str]:
+        """Returns what `simulate --json` prints of it, as text."""
+        shares = self.known.lags.items()
+        lags = ", ".join(f"{lag}: {share:.1%}" for lag, share in sorted(shares))
+        line = {"rollout_share": self.share, **self.known.line(), "lags": lags}
+        return {f"simulation.{name}": str(value) for name, value in line.items()}

@@ -1,0 +1,70 @@
+"""Opens a simulation as runs (`simulate_runs`): the configuration of `rollstream simulate` gives
+one run per policy and cluster. They are simulated again, which gives the same: the seed is a
+setting.
+
+The steps become an archive that is read like every other. What is more than records, the rollouts'
+bars and the moves, stays in `SimulatedLocation`. There are no trajectories, groups or weights.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from rollstream.cli.simulate import load_settings
+from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.simulator.experiment import PolicyRun, policy_names, run_policies
+from rollstream.simulator.results import SimulatedStep
+from rollstream.storage.archive.file_names import archive_key
+from rollstream.storage.archive.files import encode_file
+from rollstream.streams.bus import Message
+from rollstream.streams.codec import Envelope, encode
+from rollstream.streams.records import Fence, Opened, Record, StepDone
+from rollstream.streams.values import Version
+
+ROLE = "trainer"
+
+
+def simulate_runs(
+    named: str, folder: Path, most: int, tell: Callable[[str], None]
+) -> Iterator[SimulatedLocation]:
+    """Yields the first `most` simulated runs of the file, each written below `folder`. Raises
+    `ConfigurationError` for wrong settings.
+    """
+    settings = load_settings(Path(named), ())
+    count = len(policy_names(settings)) * len(settings.clusters)
+    if count > most:
+        tell(f"{named} simulates {count} runs: the first {most} are shown; name fewer policies")
+    for number, run in enumerate(islice(run_policies(settings), most)):
+        name = f"{run.result.policy}-{run.cluster.model}-{run.cluster.gpus}"
+        tell(f"simulated {name}")
+        yield _written(named, name, folder / str(number), run)
+
+
+def _written(named: str, name: str, store: Path, run: PolicyRun) -> SimulatedLocation:
+    """Write the run's steps as an archive; returns where it is."""
+    records: list[tuple[Record, float]] = [(Opened(ROLE, 1), 0.0)]
+    records += [(_done(step), step.ended_s) for step in run.result.steps]
+    messages = [
+        Message("ledger", 0, at, round(1000 * time_s), ROLE.encode(), _encoded(record, at))
+        for at, (record, time_s) in enumerate(records)
+    ]
+    path = store / archive_key("ledger", name, 0, 0, 0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encode_file("ledger", messages, Fence()).data)
+    return SimulatedLocation(named, f"file:{store}", run=name, share=run.share, result=run.result)
+
+
+def _encoded(record: Record, at: int) -> bytes:
+    return encode(record, Envelope(ROLE, 1, at))
+
+
+def _done(step: SimulatedStep) -> StepDone:
+    tokens = sum(step.lags.values())
+    metrics = {
+        "seconds": step.ended_s - step.begun_s,
+        "tokens_trained": float(step.tokens),
+        "lag_consumed_mean": sum(lag * n for lag, n in step.lags.items()) / max(1, tokens),
+        "lag_consumed_max": float(max(step.lags, default=0)),
+    }
+    counts = {"trained": step.samples, "dropped": step.dropped, "masked_tokens": step.masked}
+    return StepDone(step.number, Version(step.number, 1), "", 0, metrics, counts, step.ended_s)
