@@ -220,13 +220,16 @@ class ExploredRun:
 def without_user_code(location: RunLocation) -> RunLocation:
     """Returns the location without the trainer's settings that name code by an import path
     (`module:function`). A viewer imports nothing that the configuration of a run names: the run may
-    be somebody else's archive.
+    be somebody else's archive. If that code is a part of the trainer's rule, no setting stays, so no
+    rule is derived.
     """
     trainer = location.configuration.get("trainer")
     if not isinstance(trainer, dict):
         return location
     given = cast("dict[str, Any]", trainer)
     kept = {k: v for k, v in given.items() if not (isinstance(v, str) and ":" in v)}
+    if "advantage" in given.keys() - kept.keys():
+        kept = {}  # a default in its place would make a rule that is not the run's
     return replace(location, configuration={**location.configuration, "trainer": kept})
 
 
