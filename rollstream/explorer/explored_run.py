@@ -220,8 +220,8 @@ class ExploredRun:
 def without_user_code(location: RunLocation) -> RunLocation:
     """Returns the location without the trainer's settings that name code by an import path
     (`module:function`). A viewer imports nothing that the configuration of a run names: the run may
-    be somebody else's archive. If that code is a part of the trainer's rule, no setting stays, so no
-    rule is derived.
+    be somebody else's archive. If that code is a part of the trainer's rule, no setting stays, so
+    no rule is derived.
     """
     trainer = location.configuration.get("trainer")
     if not isinstance(trainer, dict):
