@@ -187,6 +187,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "learning": Benchmark(
+        "benchmarks.learning.losses", {"learning/losses.py": {"loss_references": "≤ 1e-6"}}
+    ),
     "lora": Benchmark(
         "benchmarks.weights.lora",
         {

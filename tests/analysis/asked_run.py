@@ -1,8 +1,9 @@
 """A small run whose every count is known, in a real folder: SQLite log, file store, metrics.
 
 Three groups of two trajectories: 0 is trained in step 1, 1 in step 2 (which term 2 of the trainer
-repeated), 2 is filtered; 3 is open and has one dead completion. It also has records that a view
-must not count: a second completion, a zombie's records, undecodable bytes, a NaN from a scorer.
+repeated), 2 (episodes of one turn) is filtered; 3 is open and has one dead completion. It also has
+records that a view must not count: a second completion, a zombie's records, undecodable bytes, a
+NaN from a scorer.
 """
 
 import json
@@ -32,7 +33,16 @@ from rollstream.streams.records import (
     Trajectory,
 )
 from rollstream.streams.topics import catalogue
-from rollstream.streams.values import Address, Drafts, GroupMembers, Member, Sampling, Span, Version
+from rollstream.streams.values import (
+    Address,
+    Drafts,
+    GroupMembers,
+    Member,
+    Sampling,
+    Span,
+    Turn,
+    Version,
+)
 from rollstream.streams.writer import FencedWriter, publish
 
 TOKENIZER = CharacterTokenizer(CHARACTERS)
@@ -164,6 +174,9 @@ def trajectory(
         scores={"style/full": 1.0},
         moves=attempt - 1,
         drafts=DRAFTS if group else None,
+        turns=(Turn("d", "h", 0, len(tokens) - generated, len(tokens), "stop", 0.5, 1.5),)
+        if group == 2
+        else (),
     )
 
 

@@ -244,7 +244,9 @@ def test_a_damaged_footer_and_foreign_parquet_are_named_too() -> None:
     renamed = bytes(
         encode_file("trajectories", log_of("trajectories", [trajectory(1)])[:1], Fence()).data
     )
-    for broken in (data[:-200] + b"\x00" * 190 + data[-10:], sink.getvalue(), b"PAR1" * 9):
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    damaged = data[:footer] + b"\x00" * 190 + data[footer + 190 :]
+    for broken in (damaged, sink.getvalue(), b"PAR1" * 9):
         store, file = store_with(broken)
         with pytest.raises(CorruptObject, match="is damaged"):
             file_end(store, file)

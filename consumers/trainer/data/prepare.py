@@ -182,6 +182,12 @@ class PreparedGroup:
     counts: Mapping[str, int]
 
 
+LATER_SETTINGS: Mapping[str, object] = {"overlong": "train", "overlong_penalty": None}
+"""Settings of `trainer` that a run of an earlier release does not have, with the values that mean
+what that release did.
+"""
+
+
 def training_rule(
     settings: "TrainerSettings",
     max_lag: int | None,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from textwrap import fill
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run, open_run_view
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
@@ -21,11 +21,17 @@ from rollstream.cli.signals import progress_line, quiet_on_closed_pipe, warn
 from rollstream.consumers.audit.audit import Audit, continued_audit
 from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
-from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
+from rollstream.consumers.trainer.data.prepare import (
+    LATER_SETTINGS,
+    TrainingRule,
+    training_rule,
+)
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.storage.hf_folder import hf_vocabulary_size
 from rollstream.streams.admissible import TrainingBounds
+
+if TYPE_CHECKING:
+    from rollstream.consumers.settings import TrainerSettings
 
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 """Exit codes."""
@@ -180,18 +186,21 @@ def _rule(
     trainer: Mapping[str, Any], location: RunLocation, keep_version: bool
 ) -> TrainingRule | None:
     """Returns the trainer's rule for which samples of a group are trained, from its recorded
-    settings; None if there are none. A setting that the run's release did not have yet has its
-    default, which is what that release did. If no vocabulary size is found, because the model's
-    folder no longer exists, any token id is accepted.
+    settings; None if one is missing, unless the run's release did not have it yet
+    (`LATER_SETTINGS`). If no vocabulary size is found, because the model's folder no longer exists,
+    any token id is accepted.
     """
-    if not trainer:
-        return None
-    settings = SimpleNamespace(**{**TrainerSettings().model_dump(), **trainer})
+    settings = SimpleNamespace(**{**LATER_SETTINGS, **trainer})
     unknown = TrainingBounds()
     context_max = location.configuration.get("rollouts", {}).get("context_max", unknown.context_max)
     found = [v for p in location.tokenizers() if (v := hf_vocabulary_size(p.parent)) is not None]
     bounds = TrainingBounds(found[0] if found else unknown.vocabulary, context_max, keep_version)
-    return training_rule(cast(TrainerSettings, settings), location.max_lag, keep_version, bounds)
+    try:
+        return training_rule(
+            cast("TrainerSettings", settings), location.max_lag, keep_version, bounds
+        )
+    except AttributeError:
+        return None
 
 
 def _show_progress(text: str) -> None:

@@ -1,0 +1,1 @@
+"""What an update of the trainer computes: NAME learning."""

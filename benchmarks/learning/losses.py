@@ -1,0 +1,33 @@
+"""The trainer's losses against the published ones: `loss_references` is the worst difference, over
+all presets, of an update's loss and of its gradient with respect to the log-probabilities of its
+tokens, from float64 loops written from the papers (`testbed/objective_reference.py`).
+
+The trainer computes in float32. The difference of the gradient is relative to its largest
+component; that of the loss to the sum of the sizes of its parts, which nearly cancel.
+"""
+
+from collections.abc import Iterator
+
+from benchmarks.case import Case, alone
+from testbed.objective_reference import OBJECTIVES
+from testbed.objective_updates import all_differences, drawn_update
+
+GOAL = 1e-6
+SEEDS, SEEDS_QUICK = 10, 2
+PARTS = (1, 5)
+"""Numbers of micro-batches in which an update comes."""
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Compares every preset on several drawn updates; the worst one counts."""
+    found: list[tuple[float, str]] = []
+    alone_worst = 0.0
+    for seed in range(SEEDS_QUICK if quick else SEEDS):
+        update = drawn_update(seed)
+        for parts in PARTS:
+            for name, one in all_differences(update, parts):
+                found.append((one.worst, name))
+                alone_worst = max(alone_worst, one.loss_alone)
+    value, name = max(found)
+    note = f"{name}; {len(OBJECTIVES)} presets; a loss relative to itself alone {alone_worst:.1e}"
+    yield alone("loss_references", value, "relative", at_most=GOAL, note=note)
