@@ -1,6 +1,6 @@
 """The trainer's losses against the published ones: `loss_references` is the worst difference, over
 all presets, of an update's loss and of its gradient with respect to the log-probabilities of its
-tokens, from float64 loops written from the papers (`testbed/objective_reference.py`).
+tokens, from float64 loops written from the papers (`testbed/objectives/reference.py`).
 
 The trainer computes in float32. The difference of the gradient is relative to its largest
 component; that of the loss to the sum of the sizes of its parts, which nearly cancel.
@@ -9,8 +9,8 @@ component; that of the loss to the sum of the sizes of its parts, which nearly c
 from collections.abc import Iterator
 
 from benchmarks.case import Case, alone
-from testbed.objective_reference import OBJECTIVES
-from testbed.objective_updates import all_differences, drawn_update
+from testbed.objectives.reference import OBJECTIVES
+from testbed.objectives.updates import all_differences, drawn_update
 
 GOAL = 1e-6
 SEEDS, SEEDS_QUICK = 10, 2

@@ -14,7 +14,7 @@ from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.prepare import advantages, prepare_group, training_rule
 from rollstream.streams.values import Span, Version
-from testbed.objective_reference import (
+from testbed.objectives.reference import (
     CISPO_MAX,
     GUARD,
     OBJECTIVES,
@@ -32,7 +32,7 @@ from testbed.objective_reference import (
     standardised,
     token_count,
 )
-from testbed.objective_updates import (
+from testbed.objectives.updates import (
     Update,
     difference,
     drawn_update,

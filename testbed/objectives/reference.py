@@ -1,5 +1,5 @@
 """The published objectives, written again from their papers in float64, one function each. Import
-it as `testbed.objective_reference` everywhere.
+it as `testbed.objectives.reference` everywhere.
 
 Nothing here comes from the trainer: bounds, advantages and normalisers are stated again. Groups
 have one size, so a mean over answers is a mean over prompts, as the papers have it. An objective is

@@ -1,5 +1,5 @@
 """One update on which every part of every published objective acts, and the trainer's loss of it
-beside the reference's. Import it as `testbed.objective_updates` everywhere.
+beside the reference's. Import it as `testbed.objectives.updates` everywhere.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -20,7 +20,7 @@ from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Span, Version
-from testbed.objective_reference import (
+from testbed.objectives.reference import (
     DR_GRPO_LENGTH,
     OBJECTIVES,
     OTHER_OBJECTIVES,
