@@ -83,10 +83,8 @@ def _even_layout(
     ranked = tuple(sorted(means))
     if len(workers) < 2 or ranked[0] == ranked[-1]:
         return None
-    names = [worker.rollout for worker in workers]
-    return placement.WaveLayout(
-        ranked, tuple((name,) for name in (names if ascending else names[::-1]))
-    )
+    ordered = workers if ascending else workers[::-1]
+    return placement.WaveLayout(ranked, tuple((worker.rollout,) for worker in ordered))
 
 
 @dataclass(slots=True, eq=False)
