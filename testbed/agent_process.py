@@ -80,8 +80,9 @@ class KillCounts:
 class _Program(threading.Thread):
     """Asks for `turns` turns and repeats each request until it is answered."""
 
-    def __init__(self, url: str, name: str, turns: int) -> None:
+    def __init__(self, url: str, name: str, turns: int, bus_url: str) -> None:
         super().__init__(daemon=True)
+        self._bus_url = bus_url
         key = SessionKeys(SECRET).issue(SessionIdentity(name, 1, "rollout-0", 1))
         self._headers = {"authorization": f"Bearer {key}"}
         self.url, self.name_, self.turns = url, name, turns
@@ -102,14 +103,24 @@ class _Program(threading.Thread):
             self._ask(client, "DELETE", f"/sessions/{self.name_}", {"reward": 1.0})
         self.is_done = True
 
+    def _has_ended(self) -> bool:
+        """Whether the log has the episode's record. Until the episode is assigned to it, a rollout
+        that has just started answers 409 too.
+        """
+        bus = open_bus(self._bus_url)
+        try:
+            return self.name_ in {record.trajectory for record in records(bus, "trajectories")}
+        finally:
+            bus.close()
+
     def _ask(self, client: httpx2.Client, method: str, path: str, body: Any) -> Any:
         while True:
             try:
                 found = client.request(method, self.url + path, json=body, headers=self._headers)
                 if found.status_code in (200, 204):
                     return found.json() if found.content else None
-                if found.status_code == 409 and method == "DELETE":
-                    return None  # it ended, and the answer to that was lost
+                if found.status_code == 409 and method == "DELETE" and self._has_ended():
+                    return None  # the answer to that was lost
             except httpx2.HTTPError:
                 pass
             self.retries += 1
@@ -121,12 +132,14 @@ def killed_episodes(
 ) -> KillCounts:
     """Kills the rollout `kills` times at random moments while programs run episodes."""
     drawn, counts = random.Random(seed), KillCounts()
-    bus = open_bus(f"sqlite:{folder / 'bus'}")
+    bus_url = f"sqlite:{folder / 'bus'}"
+    bus = open_bus(bus_url)
     bus.create(catalogue(1))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     programs = [
-        _Program(f"http://127.0.0.1:{port}", f"{number}.0", turns) for number in range(episodes)
+        _Program(f"http://127.0.0.1:{port}", f"{number}.0", turns, bus_url)
+        for number in range(episodes)
     ]
     process = _start(folder, port, 1, episodes)
     for program in programs:

@@ -15,6 +15,7 @@ import pytest
 
 from rollstream.cli.commands import COMMANDS, command_parsers
 from testbed.repository import ROOT
+from testbed.servers import bubblewrap
 from testbed.waiting import WAIT_S, wait_for
 from tests.support.command_runs import PROGRAM, make_runs, run_command, small_environment
 from tests.support.printed_commands import printed_commands
@@ -189,8 +190,12 @@ def test_examples_of_forwarding(here: Path):
 
 
 def test_the_example_of_health(here: Path):
-    """A process that listens on the port of the example answers."""
-    (words,) = examples("health")
+    """A process that listens on the port of the example answers; a sandbox can be made here."""
+    bubblewrap.program()
+    words, sandbox = examples("health")
+    done = run_command(sandbox, here)
+    assert done.returncode == 0, done.stderr
+    assert "memory" in done.stdout
     log = here / "asked.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -215,5 +220,6 @@ def test_every_command_has_examples_that_some_test_runs():
         "rm",
         "audit",
         "simulate",
+        "explore",
     }
     assert set(COMMANDS) == known
