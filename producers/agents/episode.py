@@ -77,6 +77,14 @@ class AgentCounts:
     waiting_s: float = 0.0
     generating_s: float = 0.0
 
+    def add(self, turn: Turn) -> None:
+        """Count an answered turn."""
+        self.turns += 1
+        self.waiting_s += turn.waiting_s
+        self.generating_s += turn.generating_s
+        if turn.fork:
+            self.forks[turn.fork] += 1
+
 
 def answered_turn(episode: Episode, pending: PendingTurn, finish: str, now_s: float) -> Turn:
     """Return the turn that answers a request: the newest tokens, parsed, with the hash of the
@@ -147,3 +155,19 @@ def reward_of(environment: str) -> tuple[float | None, Mapping[str, float]]:
         return None, {}
     state: dict[str, Any] = json.loads(environment)
     return state["reward"], state["scores"]
+
+
+def ended_state(environment: str, reward: float | None, failure: str) -> str:
+    """Return the state of an episode that its program has ended: with this reward, else the one
+    that it set before, or as a `failure`.
+    """
+    before, scores = reward_of(environment)
+    chosen = before if reward is None else reward
+    return json.dumps({"reward": chosen, "scores": dict(scores), "ended": failure})
+
+
+def end_of(environment: str) -> str | None:
+    """Return why the episode's program ended it as a failure, "" if it simply ended it, and None if
+    it has not ended it.
+    """
+    return json.loads(environment).get("ended") if environment else None

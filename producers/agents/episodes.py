@@ -31,6 +31,8 @@ from rollstream.producers.agents.episode import (
     AgentCounts,
     Episode,
     answered_turn,
+    end_of,
+    ended_state,
     reward_of,
 )
 from rollstream.producers.agents.inbox import (
@@ -57,7 +59,6 @@ from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.records import Trajectory
-from rollstream.streams.values import Turn
 
 log = logging.getLogger(__name__)
 
@@ -127,23 +128,23 @@ class AgentEpisodes:
             f"attempt {identity.attempt} of episode {identity.trajectory} was replaced"
         )
 
-    # ---- episodes ------------------------------------------------------------------------------
-
     def start(self, running: RunningTrajectory) -> None:
         """Open an episode, with the turns that it has if it is resumed, and start its program."""
-        assignment, now = running.assignment, self.clock()
+        assignment = running.assignment
         identity = SessionIdentity(
             assignment.trajectory, assignment.attempt, self.publisher.name, self.publisher.term
         )
         conversation = Conversation(self.chat)
         for turn in running.turns:
             conversation.add(turn)
-        is_service = isinstance(self.programs, ServicePrograms)
         key = self.keys.issue(identity)
-        opened_s = float("inf") if is_service else now
+        opened_s = float("inf") if isinstance(self.programs, ServicePrograms) else self.clock()
         episode = Episode(identity, key, running, conversation, opened_s)
         self.open[episode.name], self.parked[episode.name] = episode, running
-        self.programs.start(self.order_of(episode))
+        if (reason := end_of(running.environment)) is not None:
+            self._end(episode, None, reason)
+        else:
+            self.programs.start(self.order_of(episode))
 
     def order_of(self, episode: Episode) -> EpisodeOrder:
         """Return what a program needs to run the episode."""
@@ -209,8 +210,6 @@ class AgentEpisodes:
             "rollout_agent_failures_total": counts.failures,
             "rollout_agent_episodes": len(self.open),
         }
-
-    # ---- requests ------------------------------------------------------------------------------
 
     def accept(self) -> None:
         """Take the requests that arrived and the programs that ended, and check deadlines."""
@@ -328,7 +327,7 @@ class AgentEpisodes:
         is_held = finish == "stop" and episode.is_kept
         episode.pending, episode.held = None, running.length - 1 if is_held else -1
         running.turns.append(turn)
-        self._count(turn)
+        self.counts.add(turn)
 
         def on_durable() -> None:
             episode.conversation.add(turn)
@@ -336,13 +335,6 @@ class AgentEpisodes:
             succeed(pending.outcome, turn)
 
         self.publisher.episode(running, on_durable)
-
-    def _count(self, turn: Turn) -> None:
-        self.counts.turns += 1
-        self.counts.waiting_s += turn.waiting_s
-        self.counts.generating_s += turn.generating_s
-        if turn.fork:
-            self.counts.forks[turn.fork] += 1
 
     def _set_reward(self, ticket: RewardTicket) -> None:
         """Record the reward in a partial, and acknowledge it when the log has it."""
@@ -354,8 +346,6 @@ class AgentEpisodes:
         state = {"reward": ticket.reward, "scores": dict(ticket.scores)}
         episode.running.environment = json.dumps(state)
         self.publisher.episode(episode.running, lambda: succeed(ticket.outcome, None))
-
-    # ---- ends ----------------------------------------------------------------------------------
 
     def _overdue(self, episode: Episode, now: float) -> str:
         """Return why the episode's time is over, or ""."""
@@ -369,14 +359,22 @@ class AgentEpisodes:
         if ticket.episode.seal is not None:
             fail(ticket.outcome, ticket.episode.seal)
             return
-        self._end(ticket.episode, ticket.reward, ticket.failure)
-        succeed(ticket.outcome, None)
+        episode, running = ticket.episode, ticket.episode.running
+        self._close(episode, SessionSealed(f"episode {episode.name} has ended"))
+        # Killed before the log has this, the program asks again; later `start` ends the episode.
+        running.environment = ended_state(running.environment, ticket.reward, ticket.failure)
+        self.publisher.episode(running, lambda: succeed(ticket.outcome, None))
+        self._finish(episode, ticket.reward, ticket.failure)
 
     def _end(self, episode: Episode, reward: float | None, reason: str) -> None:
         """End the episode: with the reward that its program gave, else the task judges; or dead,
         with the reason of the failure.
         """
         self._close(episode, SessionSealed(f"episode {episode.name} has ended"))
+        self._finish(episode, reward, reason)
+
+    def _finish(self, episode: Episode, reward: float | None, reason: str) -> None:
+        """Make the record of a closed episode, or ask for its reward."""
         running = episode.running
         if not reason and not running.turns:
             reason = "its program ended without a turn"
