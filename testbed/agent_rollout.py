@@ -155,8 +155,17 @@ class AgentRollout:
         self._orders.append(call)
 
     def assign(self, order: Assignment) -> None:
-        self.in_loop(lambda: self.in_progress.start(order))
-        wait_for(lambda: self.failures or order.trajectory in self.agents.open)
+        """Give the order to the loop; returns once it was taken. A resumed episode that its program
+        has ended is not open then.
+        """
+        taken = threading.Event()
+
+        def take() -> None:
+            self.in_progress.start(order)
+            taken.set()
+
+        self.in_loop(take)
+        wait_for(lambda: self.failures or taken.is_set())
 
     def key(self, trajectory: str = "0.0") -> str:
         return self.agents.open[trajectory].key
