@@ -136,6 +136,34 @@ class SandboxOptions:
     readable: tuple[str, ...] = ()
 
 
+class ClosedAfterBlock:
+    """Makes a class with `close` a context manager that is closed with its block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run_in(
+    sandbox: Sandbox, command: Sequence[str], stdin: bytes, files: Mapping[str, bytes]
+) -> SandboxResult:
+    """Write the files, run the command, and close the sandbox."""
+    with sandbox:
+        for path, data in files.items():
+            sandbox.write(path, data)
+        return sandbox.exec(command, stdin)
+
+
 class SandboxBackend(Protocol):
     """Makes sandboxes of one kind. A plug-in is a callable `(options) -> SandboxBackend`, which a
     setting names as `module:attribute`.

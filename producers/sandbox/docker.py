@@ -22,6 +22,7 @@ from rollstream.producers.sandbox.base import (
     SandboxOptions,
     SandboxRefused,
     SandboxResult,
+    run_in,
 )
 from rollstream.producers.sandbox.session import SandboxSession, agent_command
 from rollstream.producers.sandbox.system_calls import call_filters
@@ -91,10 +92,7 @@ class DockerBackend:
         files: Mapping[str, bytes],
         limits: SandboxLimits,
     ) -> SandboxResult:
-        with self.open(limits) as session:
-            for path, data in files.items():
-                session.write(path, data)
-            return session.exec(command, stdin)
+        return run_in(self.open(limits), command, stdin, files)
 
     def report(self) -> Mapping[str, str]:
         result = self.run_once(["python3", "--version"], b"", {}, SandboxLimits())

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, cast
 
 from rollstream.deadline import Deadline
 from rollstream.producers.sandbox.base import (
     KILLED,
     NOT_STARTED,
+    ClosedAfterBlock,
     Ending,
     SandboxFailed,
     SandboxLimits,
@@ -63,7 +63,7 @@ class Confinement:
     user: Callable[[int], int | None]
 
 
-class ConfinedProcess:
+class ConfinedProcess(ClosedAfterBlock):
     """One running sandbox; its first program has pipes for stdin, stdout and stderr. Raises
     `SandboxRefused` if the machine does not allow it.
     """
@@ -154,17 +154,6 @@ class ConfinedProcess:
         if self._group is not None:
             self._group.remove()
             self._group = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _set_bounds(self, plan: Confinement, deadline: Deadline) -> None:
         pid = self._read_pid(deadline)

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any, Protocol, cast
 
 from rollstream.deadline import Deadline
 from rollstream.producers.sandbox import inside
@@ -22,6 +21,7 @@ from rollstream.producers.sandbox.base import (
     ENVIRONMENT,
     KILLED,
     WORK_FOLDER,
+    ClosedAfterBlock,
     SandboxFailed,
     SandboxFileError,
     SandboxLimits,
@@ -58,7 +58,7 @@ class SessionProcess(Protocol):
     def close(self) -> None: ...
 
 
-class SandboxSession:
+class SandboxSession(ClosedAfterBlock):
     """Implements `Sandbox` over one process. It must be used by threads that live no shorter than
     the one that opened it: the kernel ends a `bubblewrap` sandbox with the thread that started it.
     """
@@ -126,17 +126,6 @@ class SandboxSession:
         if self._is_open:
             self._is_open = False
             self._process.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _ask(
         self, request: Mapping[str, object], body: bytes, time_s: float, answer_max: int

@@ -31,8 +31,7 @@ def put_policy_defaults(layers: SettingLayers) -> None:
     """
     mode = _value(layers, "rollouts.on_update")
     for key, value in _defaults(layers, mode):
-        if key not in layers.origins:
-            layers.put(key, value, f"the defaults of rollouts.on_update = {mode}")
+        _put_unset(layers, key, value, f"the defaults of rollouts.on_update = {mode}")
 
 
 def put_preset_defaults(layers: SettingLayers) -> None:
@@ -49,9 +48,13 @@ def put_preset_defaults(layers: SettingLayers) -> None:
     if preset == "dapo" and longest >= OVERLONG_SHARE:
         given["overlong_penalty"] = [longest - longest // OVERLONG_SHARE, longest]
     for name, value in given.items():
-        key = f"trainer.{name}"
-        if key not in layers.origins:
-            layers.put(key, value, f"trainer.preset = {preset}")
+        _put_unset(layers, f"trainer.{name}", value, f"trainer.preset = {preset}")
+
+
+def _put_unset(layers: SettingLayers, key: str, value: Any, origin: str) -> None:
+    """Set the setting if no layer sets it."""
+    if key not in layers.origins:
+        layers.put(key, value, origin)
 
 
 def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:

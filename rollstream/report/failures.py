@@ -8,7 +8,7 @@ bias, so lengths are compared, and the rewards of trained samples in the groups 
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -18,8 +18,13 @@ from rollstream.streams import records
 from rollstream.streams.failures import failure_cause
 
 FAILED_MIN = 40  # fewer failures give no warning, for the reason of `history.DROPPED_MIN`
-SHARE_MIN = 0.02  # of the trained samples
-DIFFERENCE_MIN = 0.1  # of two medians or means, as a share of that of the trained samples
+SHARE_MIN = 0.02
+"""Fewer failed or dropped samples per trained sample give no warning: they hardly affect learning.
+"""
+DIFFERENCE_MIN = 0.1
+"""A smaller difference of two medians or means, as a share of that of the trained samples, gives no
+warning.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,20 @@ def _mean(sums: list[tuple[float, int]]) -> float | None:
     return sum(total for total, _ in sums) / number if number else None
 
 
+def differing(
+    pairs: Iterable[tuple[str, float | None, float | None, str]],
+) -> list[str]:
+    """Returns a text for each known pair of values that differ by more than `DIFFERENCE_MIN`; a
+    pair is a name, the value of what was not trained, that of what was, and their format.
+    """
+    return [
+        f"{name} {form.format(other)} against {form.format(trained)}"
+        for name, other, trained, form in pairs
+        if other is not None and trained is not None
+        if abs(other - trained) > DIFFERENCE_MIN * abs(trained)
+    ]
+
+
 def failed_bias_warnings(found: EpisodeComparison) -> Iterator[RunWarning]:
     """Yields a warning if failed trajectories differ from trained ones by more than a tenth, in
     their median length or in the rewards of their groups. Yields none if few failed.
@@ -152,13 +171,7 @@ def failed_bias_warnings(found: EpisodeComparison) -> Iterator[RunWarning]:
         ("median length", found.length_failed, found.length_trained, "{:.0f}"),
         ("mean reward of their groups", found.reward_near, found.reward_trained, "{:.3g}"),
     )
-    differ = [
-        f"{name} {form.format(failed)} against {form.format(trained)}"
-        for name, failed, trained, form in pairs
-        if failed is not None and trained is not None
-        if abs(failed - trained) > DIFFERENCE_MIN * abs(trained)
-    ]
-    if differ:
+    if differ := differing(pairs):
         yield RunWarning(
             "failed_bias",
             f"{found.failed} trajectories failed ({causes_text(found)}) and differ from the "

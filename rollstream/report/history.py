@@ -20,7 +20,7 @@ from rollstream.monitor.groups import Intervals
 from rollstream.monitor.samples import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.monitor.snapshot import RunWarning
 from rollstream.monitor.state import RequestMove, RunState
-from rollstream.report.failures import EpisodeHistory
+from rollstream.report.failures import SHARE_MIN, EpisodeHistory, differing
 from rollstream.streams import records
 from rollstream.streams.codec import record_hash
 
@@ -59,11 +59,6 @@ class RolloutHistory:
 DROPPED_MIN = 40
 """Fewer dropped samples give no warning: if the spread is half of the mean, the median of 40
 lengths errs by 1.25 · 0.5 / √40 = 10 %.
-"""
-SHARE_MIN = 0.02
-"""Fewer dropped samples per trained sample give no warning: they hardly affect learning."""
-DIFFERENCE_MIN = 0.1
-"""A smaller difference of two medians, as a share of that of the trained samples, gives no warning.
 """
 
 
@@ -158,13 +153,7 @@ def drop_bias_warnings(found: DropComparison) -> Iterator[RunWarning]:
         ("length", found.length_dropped, found.length_trained, "{:.0f}"),
         ("reward", found.reward_dropped, found.reward_trained, "{:.3g}"),
     )
-    differ = [
-        f"{name} {form.format(dropped)} against {form.format(trained)}"
-        for name, dropped, trained, form in pairs
-        if dropped is not None and trained is not None
-        if abs(dropped - trained) > DIFFERENCE_MIN * abs(trained)
-    ]
-    if differ:
+    if differ := differing(pairs):
         yield RunWarning(
             "dropped_bias",
             f"{found.dropped} answers dropped for age differ from the {found.trained} trained: "

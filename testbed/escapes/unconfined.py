@@ -9,10 +9,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rollstream.producers.sandbox.base import SandboxLimits, SandboxOptions, SandboxResult
+from rollstream.producers.sandbox.base import (
+    ClosedAfterBlock,
+    SandboxLimits,
+    SandboxOptions,
+    SandboxResult,
+    run_in,
+)
 
 
 class Unconfined:
@@ -28,10 +32,7 @@ class Unconfined:
         files: Mapping[str, bytes],
         limits: SandboxLimits,
     ) -> SandboxResult:
-        with self.open(limits) as folder:
-            for path, data in files.items():
-                folder.write(path, data)
-            return folder.exec(command, stdin)
+        return run_in(self.open(limits), command, stdin, files)
 
     def report(self) -> Mapping[str, str]:
         return {"backend": "none"}
@@ -42,7 +43,7 @@ def plug_in(options: SandboxOptions) -> Unconfined:
     return Unconfined()
 
 
-class UnconfinedFolder:
+class UnconfinedFolder(ClosedAfterBlock):
     """A folder of the host, whose links are followed."""
 
     def __init__(self, limits: SandboxLimits) -> None:
@@ -76,14 +77,3 @@ class UnconfinedFolder:
 
     def close(self) -> None:
         self._held.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
