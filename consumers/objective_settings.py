@@ -26,7 +26,7 @@ class ObjectiveSettings(Settings):
 
     preset: PresetName = ""
     """A published objective: it gives the defaults of the settings from `advantage` to
-    `overlong_penalty`; what is set besides wins (docs/explanation/learning.md, Presets).
+    `overlong_penalty`; a value that is set wins (docs/explanation/learning.md, Presets).
     """
     advantage: str = "grpo"
     """Group-relative advantage: `grpo` (R − mean)/std, `centred` R − mean, `leave_one_out` R − mean
@@ -55,9 +55,9 @@ class ObjectiveSettings(Settings):
     divergence_max: float = Field(default=0.2, gt=0, le=1)
     """Largest |π − μ| of the token for `dppo`; beyond it a token that would move on is masked."""
     mask_ratio: Bounds | None = None
-    """Tokens whose own ratio π/μ lies outside have no loss (IcePop, masked importance sampling)."""
+    """Tokens whose own ratio π/μ is outside have no loss (IcePop, masked importance sampling)."""
     mask_sequence: Bounds | None = None
-    """Sequences whose geometric mean of π/μ lies outside have no loss."""
+    """Sequences whose geometric mean of π/μ is outside have no loss."""
     mask_negative: Annotated[float, Field(gt=0)] | None = None
     """Sequences with a negative advantage whose mean log(μ/π) is above have no loss (off-policy
     sequence mask).

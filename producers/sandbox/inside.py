@@ -34,7 +34,7 @@ def pump(
     """Write `data` to the pipe `source`, and read the pipes `sinks` (descriptor → bytearray) until
     each is at its end or one of `ends` becomes readable. Returns "exit", or "time" after `end_s` of
     the monotonic clock, or "output" once more than `room` bytes came. Closes `source` (None: there
-    is none) as soon as all was written or nobody reads it.
+    is none) as soon as all was written or no process reads it.
     """
     poll = select.poll()
     open_sinks = set(sinks)
@@ -79,7 +79,7 @@ def pump(
 
 
 def _written(source: int, data: memoryview) -> int | None:
-    """Returns how many bytes the pipe took; None if nobody reads it."""
+    """Returns how many bytes the pipe took; None if no process reads it."""
     try:
         return os.write(source, data[:CHUNK])
     except BlockingIOError:

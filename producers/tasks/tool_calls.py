@@ -31,7 +31,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """Holds the parts of an answer: what is said (`content`), what was thought before it
+    """Holds the parts of an answer: its text (`content`), what was thought before it
     (`reasoning`, the text up to `</think>`), and the calls. `malformed` has the reason for each
     call that could not be read.
     """

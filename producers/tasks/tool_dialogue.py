@@ -3,7 +3,7 @@ the tools of an MCP server (docs/reference/tasks.md).
 
 A turn with calls gets a reply with their results; a turn without calls is the answer, which the
 verifier judges. Tools run in the reward process, under its environment (`task.environment`), and
-each turn's calls share one deadline. A failed call is a result that says so: the model may try
+each turn's calls share one deadline. A failed call is a result that states it: the model may try
 again.
 """
 

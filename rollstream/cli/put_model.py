@@ -34,7 +34,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Upload the model and print what is stored; returns the exit code."""
+    """Upload the model and print the stored files; returns the exit code."""
     c, folder = load_configuration(arguments)
     model = find_hf_folder(arguments.path)
     read_hf_config(model)

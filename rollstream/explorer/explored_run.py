@@ -1,5 +1,5 @@
 """Opens one run for the explorer (`ExploredRun`): its index, single records, texts, and the state
-that `rollstream top` shows. A thread reads the run once, and follows it while somebody watches.
+that `rollstream top` shows. A thread reads the run once, and follows it while a page watches.
 
 Nothing is written to the run. A read error does not end the thread: it is in `trouble`, and the
 next look tries again.
@@ -220,7 +220,7 @@ class ExploredRun:
 def without_user_code(location: RunLocation) -> RunLocation:
     """Returns the location without the trainer's settings that name code by an import path
     (`module:function`). A viewer imports nothing that the configuration of a run names: the run may
-    be somebody else's archive. If that code is a part of the trainer's rule, no setting stays, so
+    be another person's archive. If that code is a part of the trainer's rule, no setting stays, so
     no rule is derived.
     """
     trainer = location.configuration.get("trainer")

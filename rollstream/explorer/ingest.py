@@ -177,7 +177,7 @@ class IndexReader:
         self.holes: list[str] = []
 
     def refresh(self) -> bool:
-        """Read what is new; returns whether the index changed."""
+        """Read new records; returns whether the index changed."""
         before = self._index.changes
         ends = {topic: self._end(topic) for topic in ("ledger", *COLUMNS)}
         total = sum((ends["trajectories"] or self._archived()).values())
@@ -187,7 +187,7 @@ class IndexReader:
                 if self._stopped():
                     return False
                 self._insert(topic, batch)
-                if batch.nbytes >= BYTES_MIN // 2:  # else what is free adds up over the first read
+                if batch.nbytes >= BYTES_MIN // 2:  # else freed memory adds up over the first read
                     release_memory()
         self._progress(total=total, complete=True)
         changed = self._index.changes != before
