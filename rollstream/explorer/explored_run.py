@@ -104,14 +104,10 @@ class ExploredRun:
 
     @cached_property
     def judged_location(self) -> RunLocation:
-        """The run's location for functions that judge by its settings: with the defaults of those
-        that its release did not have, and without those that name code (`without_user_code`).
+        """The run's location for functions that judge by its settings, without those that name code
+        (`without_user_code`).
         """
-        location = self.location
-        if self.configuration is not None:
-            values = self.configuration.model_dump(mode="json")
-            location = replace(location, configuration={**location.configuration, **values})
-        return without_user_code(location)
+        return without_user_code(self.location)
 
     @property
     def replayed(self) -> str | None:
