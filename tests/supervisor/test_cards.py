@@ -28,6 +28,7 @@ from rollstream.supervisor.cards import (
 )
 from rollstream.supervisor.plan import process_specs
 from rollstream.supervisor.process import ChildProcess, ProcessSpec
+from testbed.run_process import random_model
 from testbed.waiting import WAIT_S, wait_for
 
 LISTING = "\n".join(f"{n}, GPU-{n}aaa-bbb, NVIDIA H100 80GB HBM3, 81559" for n in range(8))
@@ -210,12 +211,12 @@ def command(*words: str, environment: dict[str, str]) -> subprocess.CompletedPro
 @pytest.mark.slow
 def test_rollstream_train_under_srun_joins_the_ranks_of_its_step(tmp_path: Path) -> None:
     """A rank whose peers are missing ends; it is not started as the only trainer."""
+    run = ["examples/quickstart.toml", "--run", str(tmp_path / "run")]
+    model = str(random_model(tmp_path / "model"))
+    assert command("put-model", model, *run, environment=dict(os.environ)).returncode == 0
     environment = os.environ | SLURM | {"SLURM_STEP_NODELIST": "localhost", "SLURM_PROCID": "1"}
     settings = ["--set", "trainer.ranks_timeout_s=3"]
-    done = command(
-        "train", "examples/quickstart.toml", "--run", str(tmp_path), *settings,
-        environment=environment,
-    )  # fmt: skip
+    done = command("train", *run, *settings, environment=environment)
     assert done.returncode not in (0, 2)
     assert "ranks did not all join" in done.stderr
 
