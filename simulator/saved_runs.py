@@ -5,6 +5,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -33,16 +34,17 @@ def load_saved_runs(path: Path) -> tuple[PolicyRun, ...]:
     kind.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict) or value.get("kind") != KIND:
+    saved = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if saved.get("kind") != KIND:
         raise ConfigurationError(
             f"{path} holds no simulated runs of this release ({KIND}); write it again with "
             "rollstream simulate CONFIG --save DIR"
         )
     try:
-        return _RUNS.validate_json(json.dumps(value.get("runs")))
+        return _RUNS.validate_json(json.dumps(saved.get("runs")))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
