@@ -4,6 +4,7 @@ import json
 
 from msgspec.structs import replace
 
+from rollstream.explorer.explored_run import pause_s
 from rollstream.streams.topics import catalogue
 from testbed.explorer_server import serving
 from testbed.waiting import wait_for
@@ -76,3 +77,8 @@ def test_a_trajectory_that_still_runs_has_the_text_of_its_partials(tmp_path):
         empty = server.json("r/0/trajectories/0.1")
         assert (empty["running"], empty["total"]) == (True, 0)
     bus.close()
+
+
+def test_reads_that_cost_more_are_further_apart():
+    """At most one part in 40 of a core, between one and ten seconds apart."""
+    assert [pause_s(used) for used in (0.0, 0.02, 0.1, 3.0)] == [1.0, 1.0, 4.0, 10.0]

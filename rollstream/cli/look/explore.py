@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rollstream.explorer.security import AccessRule
 
 RUNS_MAX = 8
+NICENESS = 15
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -49,8 +50,10 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--token-file", metavar="FILE", help=help)
     command.add_argument("--sql", action="store_true", help="let the page run SQL queries")
     command.add_argument("--no-browser", action="store_true", help="only print the URL")
-    help = "lower the priority of the server by N, so that it takes nothing from training"
-    command.add_argument("--nice", metavar="N", type=int, default=0, help=help)
+    help = (
+        f"lower the server's priority by N (default {NICENESS}: it takes only what training leaves)"
+    )
+    command.add_argument("--nice", metavar="N", type=int, default=NICENESS, help=help)
     command.add_archive_run()
 
 
