@@ -2,11 +2,11 @@
 (docs/reference/python-api.md). Importing this module is light: torch, Kafka and DuckDB are imported
 only when they are first used.
 
-For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `TaskText`, `shuffled`, and
-`sandbox`, which runs what a model wrote. For a scoring function: `Finished`, the trajectory that it
-gets. For a loss: `SurrogateInputs`, what it gets, and `check_surrogate`, which tries its contract.
-To read a run as Arrow tables: `open_run`. To append a late reward to a run's log: `open_bus`,
-`publish`, `Annotation`.
+For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `Document`, `TaskText`,
+`TrainedTokenizer`, `shuffled`, and `sandbox`, which runs what a model wrote. For a scoring
+function: `Finished`, the trajectory that it gets. For a loss: `SurrogateInputs`, what it gets, and
+`check_surrogate`, which tries its contract. To read a run as Arrow tables: `open_run`. To append a
+late reward to a run's log: `open_bus`, `publish`, `Annotation`.
 """
 
 from typing import TYPE_CHECKING
@@ -15,8 +15,17 @@ from rollstream import open_run
 from rollstream.exports import lazy_exports
 from rollstream.producers import sandbox
 from rollstream.producers.scoring.functions import Finished
-from rollstream.producers.tasks.base import Reply, Score, Task, TaskPrompt, Turns, shuffled
+from rollstream.producers.tasks.base import (
+    Document,
+    Reply,
+    Score,
+    Task,
+    TaskPrompt,
+    Turns,
+    shuffled,
+)
 from rollstream.producers.tasks.text import TaskText
+from rollstream.producers.tasks.trained_tokenizer import TrainedTokenizer
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.writer import publish
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Annotation",
+    "Document",
     "Finished",
     "Reply",
     "Score",
@@ -36,6 +46,7 @@ __all__ = [
     "Task",
     "TaskPrompt",
     "TaskText",
+    "TrainedTokenizer",
     "Turns",
     "check_surrogate",
     "open_bus",

@@ -85,12 +85,10 @@ def main(arguments: argparse.Namespace) -> int:
         warmup = WarmupProcess(configuration, folder, spec, console, lock)
         if not warmup.run(signals):  # 4
             return EXIT_INTERRUPTED
-        assigned = _assign_cards(configuration, folder)
+        _assign_cards(configuration, folder)  # refuses too small GPUs before anything is uploaded
         store_starting_model(store, configuration, folder.path)
         with ExplorerProcess(folder, console) if arguments.explore else nullcontext():
-            outcome = _supervise(
-                configuration, folder, bus, signals, console, lock, arguments, assigned
-            )
+            outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
         _end(folder, outcome, console, arguments.json)  # 6
     finally:
         bus.close()
@@ -133,7 +131,6 @@ def _supervise(
     console: Console,
     lock: RunLock,
     arguments: argparse.Namespace,
-    assigned: Mapping[str, Sequence[GpuCard]],
 ) -> RunOutcome:
     """Run the roles in processes of their own until the run ends. Meanwhile show the live view and
     serve the supervisor's metrics.
@@ -142,6 +139,7 @@ def _supervise(
     store = open_store(store_url(configuration, folder.path), configuration.sync)
     log = LogView(bus, store, configuration.run)
     observer = RunObserver(run_settings_of(configuration), folder.metrics, lambda: log, now, now())
+    assigned = _assign_cards(configuration, folder)
     specs = process_specs(configuration, folder, arguments.accept_config, assigned)
     specs = with_metrics_ports(specs, metrics_port(configuration, os.environ))
     process_metrics = ProcessMetrics(signals.stop)

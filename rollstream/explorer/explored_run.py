@@ -36,7 +36,12 @@ from rollstream.storage.log_view import LogView
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 1.0  # between two reads of a living run
+EVERY_S, PAUSE_MAX_S = 1.0, 10.0  # least and longest pause between two reads of a living run
+CORE_SHARE = 0.025
+"""A living run is read and shown with at most so much of one core, within the longest pause: the
+machine may be the one that trains.
+"""
+LISTED_S = 5.0  # between two listings of an archive without a log; each costs requests of the store
 WATCHED_S = 15.0  # a run is followed so long after the last request
 TAIL_RECORDS = 2000  # of the ledger for the state; the index has all of it
 CATCH_UP_S = 2.0
@@ -150,18 +155,20 @@ class ExploredRun:
     def _read(self, view: LogView) -> None:
         reader = IndexReader(view, self.index, self._progressed, self._stop.is_set)
         feed, plan, state = self._feed(view)
-        is_first = True
+        is_first, used_s = True, time.process_time()  # of all threads: of requests, of DuckDB too
         while not self._stop.is_set():
             if is_first or self._clock() - self._watched_s < WATCHED_S:
-                if view.bus is not None:  # an archive has no heartbeats, and nothing lives there
+                if view.bus is not None:  # an archive has no heartbeats
                     self._observe(feed, plan, state)
                 self._ready.set()
                 changed = reader.refresh()
                 self.trouble = ""
                 if changed or is_first:
                     self._notify("change", self.change())
-                is_first = False
-            self._stop.wait(EVERY_S)
+            before_s, used_s = used_s, time.process_time()
+            least_s = EVERY_S if view.bus is not None else LISTED_S
+            self._stop.wait(least_s if is_first else max(least_s, pause_s(used_s - before_s)))
+            is_first = False
 
     def _feed(self, view: LogView) -> tuple[RunFeed, RunSettings, RunState]:
         configuration = self.configuration or Configuration()
@@ -211,6 +218,13 @@ class ExploredRun:
         if shown.is_quiet:
             return "stopped"
         return "starting" if shown.is_starting or not shown.step else "training"
+
+
+def pause_s(used_s: float) -> float:
+    """Returns the seconds to wait before the next read, if the process has used `used_s` seconds of
+    processor time since it began the last pause.
+    """
+    return min(PAUSE_MAX_S, max(EVERY_S, used_s / CORE_SHARE))
 
 
 def without_user_code(location: RunLocation) -> RunLocation:

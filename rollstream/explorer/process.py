@@ -1,7 +1,7 @@
 """Runs `rollstream explore` beside a run (`ExplorerProcess`), for `rollstream run --explore`.
 
-The explorer only watches: its end, and a failure to start it, change nothing of the run. It has a
-lower priority than all roles, so it takes only time that they leave.
+The explorer only watches: its end, and a failure to start it, change nothing of the run. Its
+default priority is below that of all roles, so it takes only time that they leave.
 """
 
 import sys
@@ -13,8 +13,6 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.errors import ConfigurationError
 from rollstream.explorer.address import bind
 from rollstream.supervisor.process import ChildProcess, ProcessSpec
-
-NICENESS = "15"
 
 
 class ExplorerProcess:
@@ -32,7 +30,7 @@ class ExplorerProcess:
             port = bound.getsockname()[1]
             bound.close()
             command = [sys.executable, "-P", "-m", "rollstream", "explore", str(self._folder.path)]
-            spec = ProcessSpec("explore", [*command, "--port", str(port), "--nice", NICENESS])
+            spec = ProcessSpec("explore", [*command, "--port", str(port)])
             self._child = ChildProcess(spec, self._folder.logs / "explore.log", {}, None)
             url = f"http://127.0.0.1:{port}/"
             self._console.print(f"explorer: {url}", soft_wrap=True, highlight=False)

@@ -175,7 +175,7 @@ def test_more_held_out_prompts_than_there_are_are_refused() -> None:
 
 def test_the_example_passes_several_times_over_its_prompts_with_all_mechanisms_on() -> None:
     c = load(EXAMPLE, environment={})
-    prompts, passes = c.task.options["prompts"], 6
+    prompts, passes = c.task.options["prompts"], 11
     assert c.trainer.steps * c.trainer.groups_per_step == passes * int(str(prompts))
     assert (c.rollouts.engine, c.rollouts.count) == ("torch", 4)
     assert c.rollouts.on_update == "keep_version"

@@ -1,0 +1,74 @@
+"""Trains a byte-pair tokenizer on a task's own texts (`TrainedTokenizer`), for models that start
+from scratch.
+
+Unlike the built-in tokenizer of single bytes, a text has many tokenizations here: a model may
+sample one that the tokenizer would not choose. Equal texts give an equal tokenizer. The warm-up
+saves it into the model's folder, from which all other roles read it.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from rollstream.producers.tasks.text_tokenizer import (
+    CHAT_TEMPLATE,
+    END,
+    NAMES,
+    SPECIAL,
+    TextTokenizer,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PIECES = r"\p{N}+|[^\s\p{N}]+\s?|\s+"
+"""Tokens do not cross the borders of these pieces: numbers, words with a space behind, spaces."""
+
+
+class TrainedTokenizer(TextTokenizer):
+    """Tokenizes with a vocabulary of at most `size` tokens, trained on `texts()` at first use: the
+    special tokens of the built-in tokenizer, all bytes, and the most frequent merges of these. It
+    encodes every text, and has the built-in chat template.
+    """
+
+    def __init__(self, texts: Callable[[], Iterable[str]], size: int) -> None:
+        assert size >= 256 + len(SPECIAL), "the vocabulary holds all bytes and special tokens"
+        super().__init__(None)
+        self._texts, self._size = texts, size
+
+    @property
+    def where(self) -> str:
+        return "the tokenizer that the warm-up trains"
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        return frozenset({SPECIAL.index(END)})
+
+    @cached_property
+    def light(self) -> Tokenizer:
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+            [
+                pre_tokenizers.Split(Regex(PIECES), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        trainer = trainers.BpeTrainer(
+            vocab_size=self._size,
+            special_tokens=[AddedToken(name, normalized=False) for name in SPECIAL],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        made.train_from_iterator(self._texts(), trainer)  # pyright: ignore[reportUnknownMemberType]
+        return made
+
+    @cached_property
+    def whole(self) -> "PreTrainedTokenizerFast":
+        from transformers import PreTrainedTokenizerFast
+
+        made = PreTrainedTokenizerFast(tokenizer_object=self.light, **NAMES)
+        made.chat_template = CHAT_TEMPLATE
+        return made
