@@ -72,6 +72,14 @@ class ObjectiveSettings(Settings):
     """Weight of the entropy of each trained token's distribution, which is maximised."""
     ratio_penalty: float = Field(default=0.0, ge=0)
     """Weight of (log π/μ)² of each trained token, which is minimised."""
+    reference_kl: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the reference policy, the model of version 0, which is minimised. Above 0
+    the trainer keeps that model too; one process must train (`processes = 1`).
+    """
+    reference_kl_form: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of that KL per token, with d = log π/reference: `k1` d, `k2` d²/2, `k3`
+    exp(−d) − 1 + d (docs/explanation/learning.md).
+    """
     overlong: Literal["train", "mask"] = "train"
     """`mask`: answers that ended at a limit of their length count in their group's mean, but have
     no loss (DAPO's overlong filtering).

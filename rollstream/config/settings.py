@@ -357,8 +357,11 @@ def _check_objective(t: TrainerSettings) -> Iterator[SettingProblem]:
             yield SettingProblem(f"trainer.{name}", must)
     if t.overlong_penalty is not None and t.overlong_penalty[0] == t.overlong_penalty[1]:
         yield SettingProblem("trainer.overlong_penalty", "must name two different lengths")
-    if t.advantage == "batch" and (t.entropy_bonus or t.ratio_penalty):
-        must = "must not be 'batch' with entropy_bonus or ratio_penalty: it would scale them too"
+    if t.advantage == "batch" and (t.entropy_bonus or t.ratio_penalty or t.reference_kl):
+        must = (
+            "must not be 'batch' with entropy_bonus, ratio_penalty or reference_kl: it would scale "
+            "them too"
+        )
         yield SettingProblem("trainer.advantage", must)
 
 
@@ -376,6 +379,9 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
         yield SettingProblem("trainer.survivors_min", must)
     if t.processes > 1 and t.learner == "paced":
         must = "must be 1 with trainer.learner = 'paced': it has no model to share"
+        yield SettingProblem("trainer.processes", must)
+    if t.processes > 1 and t.reference_kl:
+        must = "must be 1 with trainer.reference_kl > 0: ranks do not share the reference's model"
         yield SettingProblem("trainer.processes", must)
     if t.processes > 1 and ":" in t.device:
         must = "must be 'cpu', 'cuda' or 'auto' with trainer.processes > 1: each takes its own GPU"

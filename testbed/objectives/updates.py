@@ -22,6 +22,7 @@ from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Span, Version
 from testbed.objectives.reference import (
     DR_GRPO_LENGTH,
+    KL_WEIGHT,
     OBJECTIVES,
     OTHER_OBJECTIVES,
     Answer,
@@ -39,6 +40,14 @@ OTHER_SETTINGS: Mapping[str, Mapping[str, object]] = {
     "dual_clip": {"loss": "ppo_clip", "clip_dual": 1.5},
     "dapo_by_prompt": {"loss": "ppo_clip", "aggregate": "prompt"},
     "aipo_by_answer": {**OBJECTIVE_PRESETS["aipo"], "aggregate": "constant"},
+    **{
+        f"grpo_{form}": {
+            **OBJECTIVE_PRESETS["grpo"],
+            "reference_kl": KL_WEIGHT,
+            "reference_kl_form": form,
+        }
+        for form in ("k1", "k2", "k3")
+    },
 }
 """Settings besides the presets → what they set."""
 
@@ -68,13 +77,18 @@ class Difference:
 
 def drawn_update(seed: int = 5, prompts: int = 6, answers: int = 6) -> Update:
     """Groups whose ratios lie on both sides of every bound, with advantages of both signs."""
-    rng = np.random.default_rng(seed)
+    rng, of_reference = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     groups: list[Group] = []
     policy: list[list[Tensor]] = []
     for prompt in range(prompts):
         rewards = rng.permutation(np.linspace(-1, 1, answers) ** 3 + rng.normal(0, 0.2, answers))
         drawn = [_answer(rng, MEANS[(i + prompt) % len(MEANS)]) for i in range(answers)]
-        groups.append([Answer(float(r), old) for r, (old, _) in zip(rewards, drawn, strict=True)])
+        groups.append(
+            [
+                Answer(float(r), old, _reference(of_reference, old))
+                for r, (old, _) in zip(rewards, drawn, strict=True)
+            ]
+        )
         policy.append([new for _, new in drawn])
     return Update(groups, policy)
 
@@ -87,6 +101,12 @@ def _answer(rng: np.random.Generator, mean: float) -> tuple[tuple[float, ...], T
     old = -np.maximum(moved, 0) - rng.uniform(0.02, 2.0, tokens)
     old, new = old.astype(np.float32), (old + moved).astype(np.float32)
     return tuple(old.tolist()), torch.from_numpy(new)
+
+
+def _reference(rng: np.random.Generator, old: Sequence[float]) -> tuple[float, ...]:
+    """The reference's log-probabilities of an answer's tokens, on both sides of log π."""
+    moved = np.minimum(np.array(old) + rng.normal(0, 0.5, len(old)), -0.01)
+    return tuple(moved.astype(np.float32).tolist())
 
 
 def preset_settings(name: str) -> TrainerSettings:
@@ -132,12 +152,15 @@ def trainer_loss(update: Update, settings: TrainerSettings, parts: int = 1) -> t
     """
     samples = samples_of(update, settings)
     logprobs = [one for group in update.policy for one in group]
+    references = [torch.tensor(answer.reference) for group in update.groups for answer in group]
     size = -(-len(samples) // parts)
     summed, gradients, sums = 0.0, list[Tensor](), None
     for first in range(0, len(samples), size):
         new = torch.cat(logprobs[first : first + size]).requires_grad_()
         inputs = loss_inputs(samples[first : first + size], version=1)
-        loss, found = surrogate_loss(TokenScores(new, torch.zeros_like(new)), inputs, settings)
+        scores = TokenScores(new, torch.zeros_like(new))
+        reference = torch.cat(references[first : first + size])
+        loss, found = surrogate_loss(scores, inputs, settings, reference)
         gradients.append(torch.autograd.grad(loss, new)[0].double())
         summed += float(loss.detach())
         sums = found if sums is None else sums + found

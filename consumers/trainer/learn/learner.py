@@ -28,6 +28,7 @@ from rollstream.consumers.trainer.learn.masters import (
     hash_tensor,
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
+from rollstream.consumers.trainer.learn.reference_policy import reference_scorer
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
 from rollstream.consumers.trainer.learn.workers import (
@@ -60,8 +61,9 @@ class _BatchResult:
 
 class TorchLearner:
     """Implements `Learner` (`base.py`). It owns `model` (float32) from now on: the model's
-    parameters become views of the masters, or of the masters rounded to `trainer.compute`. To be
-    called from one thread.
+    parameters become views of the masters, or of the masters rounded to `trainer.compute`. With
+    `trainer.reference_kl` it keeps a copy of `model`, which must be that of version 0, also where
+    `load_state` follows. To be called from one thread.
 
     If the model has LoRA adapters (`storage/lora.py`), only the adapters are trained, published and
     saved in checkpoints. Their state also holds the hash of the frozen base weights, so that it is
@@ -80,6 +82,8 @@ class TorchLearner:
         self._device = device_of(settings.device)
         compute: torch.dtype = getattr(torch, settings.compute)
         is_rounded = compute != torch.float32
+        # Copied first: below, parameters become views and layers get other forwards.
+        self._reference = reference_scorer(model, settings, compute, self._device)
         self._policy = policy_scorer(
             model,
             is_rounded,
@@ -262,8 +266,11 @@ class TorchLearner:
         inputs = to_device(loss_inputs(samples, version), self._device)
         if not inputs.sequences:
             return _BatchResult((), LossStatistics(masked=float(inputs.masked)))
-        scores = self._policy(to_device(token_rows(samples), self._device))
-        loss, sums = surrogate_loss(scores, inputs, self._settings)
+        rows = to_device(token_rows(samples), self._device)
+        # Scored before the policy, whose activations then are not in memory yet.
+        reference = None if self._reference is None else self._reference(rows)
+        scores = self._policy(rows)
+        loss, sums = surrogate_loss(scores, inputs, self._settings, reference)
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_per_step == 0:
             sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))

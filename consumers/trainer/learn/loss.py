@@ -24,6 +24,7 @@ from rollstream.consumers.trainer.learn.surrogates import (
     find_surrogate,
     importance_log_ratio,
     kept_tokens,
+    reference_kl,
 )
 
 
@@ -37,7 +38,8 @@ class LossStatistics:
     are over trained tokens, all other fields are sums over them. `ratio` is r = π/μ before
     truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r;
     `clipped` counts tokens whose ratio was truncated or clipped, `outliers` those that a mask took
-    out of the loss. `advantage_squared` is a sum over sequences. `gaps` are the differences between
+    out of the loss. `reference_kl` sums the estimates of the KL to the reference (`reference_kl`).
+    `advantage_squared` is a sum over sequences. `gaps` are the differences between
     log π and log μ that `mismatch.py` measures, in the first update of a step only.
     """
 
@@ -55,6 +57,7 @@ class LossStatistics:
     ratio_max: float = 0.0
     lag_max: float = 0.0
     outliers: float = 0.0
+    reference_kl: float = 0.0
     advantage_squared: float = 0.0
     halved: float = 0.0
     gaps: LogprobGaps = field(default_factory=LogprobGaps)
@@ -106,16 +109,22 @@ class LossStatistics:
             "sequences": self.sequences,
             "masked_tokens": self.masked,
             **({"outliers": self.outliers / tokens} if self.outliers else {}),
+            **({"reference_kl": self.reference_kl / tokens} if self.reference_kl else {}),
             **({"micro_batches_halved": self.halved} if self.halved else {}),
             **self.gaps.metrics(),
         }
 
 
 def surrogate_loss(
-    scores: TokenScores, inputs: LossInputs, settings: ObjectiveSettings
+    scores: TokenScores,
+    inputs: LossInputs,
+    settings: ObjectiveSettings,
+    reference: Tensor | None = None,
 ) -> tuple[Tensor, LossStatistics]:
     """Returns the loss as a sum, not divided by its weight and differentiable in `scores`, and the
     statistics of its tokens, with that weight. `settings` choose the parts of the formula.
+    `reference` has the tokens' log-probabilities [G] under the reference policy; it must be given
+    if `settings.reference_kl` is not 0.
     """
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
     token_log_ratio = (scores.logprobs - inputs.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
@@ -129,10 +138,16 @@ def surrogate_loss(
         losses = losses + settings.ratio_penalty * token_log_ratio.square()
     if settings.entropy_bonus:
         losses = losses - settings.entropy_bonus * scores.entropy
+    estimates: Tensor | None = None
+    if settings.reference_kl:
+        assert reference is not None, "reference_kl needs the reference's log-probabilities"
+        estimates = reference_kl(scores.logprobs, reference, settings.reference_kl_form)
+        losses = losses + settings.reference_kl * estimates
     losses, total_weight = _aggregated(losses, inputs, counts, settings)
     outliers = 0.0 if kept is None else float((~kept).sum())
     sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
-    return losses.sum(), replace(sums, outliers=outliers)
+    distance = 0.0 if estimates is None else float(estimates.detach().double().sum())
+    return losses.sum(), replace(sums, outliers=outliers, reference_kl=distance)
 
 
 def _aggregated(
@@ -162,8 +177,8 @@ def _sums(
     log_ratio: Tensor,
     clipped: Tensor,
 ) -> LossStatistics:
-    """Returns the statistics of one micro-batch, without `gaps` and `outliers`: the caller adds
-    them.
+    """Returns the statistics of one micro-batch, without `gaps`, `outliers` and `reference_kl`:
+    the caller adds them.
     """
     log_ratio = log_ratio.double()
     ratio, lag = log_ratio.exp(), inputs.lag.double()

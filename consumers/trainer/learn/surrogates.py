@@ -133,6 +133,19 @@ def importance_log_ratio(
     return totals.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)[inputs.sequence]
 
 
+def reference_kl(logprobs: Tensor, reference: Tensor, form: str) -> Tensor:
+    """Returns for each trained token an estimate of KL(π ‖ reference) from its log-probabilities
+    under both, differentiable in `logprobs` (`trainer.reference_kl_form`; Schulman, "Approximating
+    KL divergence", 2020): `k1`, `k2` or `k3`.
+    """
+    apart = (logprobs - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    if form == "k1":
+        return apart
+    if form == "k2":
+        return apart.square() / 2
+    return torch.expm1(-apart) + apart
+
+
 def sequence_sums(values: Tensor, inputs: LossInputs) -> Tensor:
     """Returns the sum of `values` [G] over the trained tokens of each sequence."""
     return values.new_zeros(inputs.sequences).index_add(0, inputs.sequence, values)

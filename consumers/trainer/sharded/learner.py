@@ -29,6 +29,7 @@ from rollstream.consumers.trainer.sharded.rank_writing import RankTensors
 from rollstream.consumers.trainer.sharded.ranks import RankLost, Ranks
 from rollstream.consumers.trainer.sharded.shard import Shard
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel
+from rollstream.errors import ConfigurationError
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors
 
@@ -85,6 +86,11 @@ class ShardedLearner:
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
+        if settings.reference_kl:  # `torchrun` starts ranks whatever `trainer.processes` says
+            raise ConfigurationError(
+                "trainer.reference_kl must be 0 where several processes train one model: they do "
+                "not share the reference's model; train with one process"
+            )
         self._settings, self._ranks = settings, sharded.ranks
         self._waiting: list[_MicroBatch] = []  # those of the next round
         self._begins_step = True
