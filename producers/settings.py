@@ -102,8 +102,9 @@ class TaskSettings(Settings):
     as the reason.
     """
     retries: Annotated[int, INCIDENTAL] = Field(default=1, ge=0, le=100)
-    """How often a dialogue asks again after its environment failed (an error, a crash, a time-out).
-    After that it ends dead, with the last reason.
+    """How often a dialogue asks again after its environment failed (an error, a crash, a time-out),
+    and how often an agent's episode that failed is tried again. After that it ends dead, with the
+    last reason.
     """
     turns_max: int | None = Field(default=None, ge=1)
     """Most turns that the model has in a dialogue; a dialogue that needs more ends dead, with this

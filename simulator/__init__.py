@@ -4,7 +4,8 @@
 `experiment` turns settings into runs and estimates real ones. `simulation` is the loop over the
 events of a `world`, with its failures: rollouts (`cluster`, with the engine in `replica`, `cache`,
 `drafting`, `step_times`, `usage`), `dispatch`, `repack`. `policies` are the compared schedules,
-`settings` and `workload` the work, `constants` every assumed number, `results` the measurements.
+`settings` and `workload` the work, `constants` every assumed number, `results` the measurements,
+`saved_runs` their file.
 """
 
 from typing import TYPE_CHECKING

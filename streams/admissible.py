@@ -324,7 +324,7 @@ def malformed_partial(link: Partial) -> str:
 
 def _after_prompt(link: Partial) -> Sources:
     """Return the sources after the prompt, which only the first partial of an episode has."""
-    if link.start or link.previous is not None:
+    if link.start:
         return link.sources
     given = np.flatnonzero(link.sources != PROMPT)
     return link.sources[given[0] :] if len(given) else link.sources[:0]

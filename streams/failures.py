@@ -7,12 +7,15 @@ STAGES = ("environment", "agent", "reward", "engine")
 """What failed: a reason begins with one of these and a colon."""
 _KINDS = (
     ("took longer than", "timeout"),
+    ("no request within", "timeout"),
     ("no turn within", "timeout"),
     ("was not ready after", "timeout"),
     ("turns_max of", "out of turns"),
     ("tokens_max of", "out of tokens"),
+    ("context of", "out of tokens"),
     ("its process ended", "crash"),
     ("exit code", "crash"),
+    ("ended by", "crash"),
 )
 """Beginnings of the rest of a reason, and the kind of failure that they name."""
 KINDS = ("timeout", "out of turns", "out of tokens", "crash", "error")

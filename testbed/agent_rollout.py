@@ -83,7 +83,7 @@ class AgentRollout:
     term: int = 1
     context: int = CONTEXT
     secret: bytes = b"0123456789abcdef"
-    task: TaskSettings = field(default_factory=TaskSettings)
+    task: TaskSettings = field(default_factory=lambda: TaskSettings(retries=0))
     chat: ChatFormat = field(default_factory=lambda: letters_format())
     engine: Engine | None = None
     done: list[Trajectory] = field(default_factory=list[Trajectory])
@@ -111,6 +111,8 @@ class AgentRollout:
             self.term,
             lambda: engine.version,
             context_max=self.context,
+            retries=self.task.retries,
+            late=self.task.reward == "late",
         )
         self.agents = AgentEpisodes(
             engine, ended, publisher, self.settings, self.chat, SessionKeys(self.secret),

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from benchmarks.agents import escapes, http, kills, redundancy, slots, tokens
+from benchmarks.agents import escapes, http, kills, redundancy, slots, tokens, unchanged
 from benchmarks.case import Case
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    for module in (http, tokens, kills, slots, redundancy, escapes):
+    for module in (http, tokens, kills, slots, redundancy, escapes, unchanged):
         yield from module.cases(quick)

@@ -42,8 +42,8 @@ from testbed.agent_rollout import CONTEXT, agent_rollout, assignment, letter_mod
 from testbed.waiting import wait_for
 
 WORDS = 600  # tokens of the vocabulary
-ANSWER = 60  # tokens of an answer on average
-SLOTS, TURNS = 64, 8
+ANSWER = 60  # tokens of an answer on average: 16 turns fill about half of the context
+SLOTS, TURNS = 64, 16
 
 
 class EmissionLog:

@@ -182,10 +182,13 @@ class DispatchState:
         if record.last and assignment is not None and assignment.attempt == record.attempt:
             self.assignments[trajectory] = replace(assignment, given_up=True)
         newest = record.spans[-1] if record.spans else None
+        has_state = bool(record.environment or record.failures)  # of an episode without a turn
         if known is None and newest is not None:
             self.chains[trajectory] = PartialChain(
                 record.attempt, at, newest.version, at, newest.end
             )
+        elif known is None and has_state and assignment is not None:
+            self.chains[trajectory] = PartialChain(record.attempt, at, assignment.version, at, 0)
         elif known is not None and record.attempt >= known.attempt:
             self.chains[trajectory] = PartialChain(
                 record.attempt,

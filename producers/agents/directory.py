@@ -24,11 +24,20 @@ class RolloutDirectory:
     _rollouts: dict[str, RolloutStatus] = field(default_factory=dict[str, RolloutStatus])
     _readers: dict[str, TopicReader] = field(default_factory=dict[str, TopicReader])
 
-    def read(self) -> None:
-        """Read the new records of both topics."""
+    def read(self, whole: bool = False) -> None:
+        """Read new records of both topics; `whole`: all that are in the log now."""
         for topic in ("status", "assignments"):
-            for received in self._follow(topic):
+            for received in self._follow(topic, whole):
                 self._apply(received)
+
+    def is_released(self, trajectory: str) -> bool:
+        """Return whether dispatch released the episode, because its group needs it no more."""
+        assigned = self._assigned.get(trajectory)
+        return assigned is not None and assigned.kind == "release" and not assigned.onward
+
+    def is_assigned(self, trajectory: str) -> bool:
+        """Return whether a rollout has the episode, or is to take it up."""
+        return trajectory in self._assigned and not self.is_released(trajectory)
 
     def readers(self) -> list[TopicReader]:
         return list(self._readers.values())
@@ -46,11 +55,12 @@ class RolloutDirectory:
         """Return the addresses of all rollouts with open episodes."""
         return [rollout.url for _, rollout in sorted(self._rollouts.items()) if rollout.url]
 
-    def _follow(self, topic: str) -> list[Received]:
+    def _follow(self, topic: str, whole: bool) -> list[Received]:
         if topic not in self._readers:
             self._readers[topic] = TopicReader(self.bus, topic, from_begin(self.bus, topic))
         try:
-            return self._readers[topic].follow()
+            reader = self._readers[topic]
+            return reader.read_to(self.bus.end(topic)) if whole else reader.follow()
         except PositionLost:  # truncated records are of episodes that have ended
             del self._readers[topic]
             return []

@@ -4,6 +4,9 @@ each also below `/sessions/{id}`, and the routes that open a session, set its re
 The endpoint's thread finds the episode by its key, plans the tokens of a request, and waits for the
 rollout's loop, which alone changes episodes. A request that was answered before gets the stored
 answer. Requests of one episode are served one after the other.
+
+If the episode is not open here, the log decides. It has ended: a repeated end or reward gets its
+first answer, anything else 409. A rollout is to take it up: 503, ask again.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +29,7 @@ from rollstream.producers.agents.answers import TurnAnswer, answer_events, answe
 from rollstream.producers.agents.chat_format import ChatRefused
 from rollstream.producers.agents.episode import Episode, check_limits, stored_answer
 from rollstream.producers.agents.episodes import AgentEpisodes
+from rollstream.producers.agents.fates import EpisodeEnd, EpisodeFates
 from rollstream.producers.agents.inbox import (
     EndTicket,
     OpenTicket,
@@ -33,6 +37,7 @@ from rollstream.producers.agents.inbox import (
     Ticket,
     TurnTicket,
 )
+from rollstream.producers.agents.keys import SessionIdentity
 from rollstream.producers.agents.pending import (
     EndpointBusy,
     EpisodeMoved,
@@ -48,8 +53,9 @@ from rollstream.producers.agents.requests import (
 )
 from rollstream.streams.admissible import is_bounded_number
 from rollstream.streams.branches import path_to
-from rollstream.streams.records import GENERATED
+from rollstream.streams.records import GENERATED, Annotation
 from rollstream.streams.values import Turn
+from rollstream.streams.writer import publish
 
 Outcome = TypeVar("Outcome")
 
@@ -77,6 +83,10 @@ class AgentEndpoint:
     model: str
     """Name of the model in answers: that of the run."""
     context_max: int
+    fates: EpisodeFates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fates = EpisodeFates(self.episodes.publisher.bus)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -121,13 +131,19 @@ class AgentEndpoint:
         )
 
     async def set_reward(self, request: Request) -> Response:
-        """Record the episode's reward; it ends when its program does."""
-        episode = self._episode(request)
+        """Record the episode's reward; it ends when its program does. After its end the reward is
+        final, unless the run takes late rewards: then the first one counts.
+        """
+        identity = self._identity(request)
         body = await self._body(request)
         reward = _reward_in(body)
         scores: dict[str, float] = body.get("scores") or {}
         if reward is None:
             raise RequestRefused("reward is missing")
+        episode = self.episodes.find(identity)
+        if episode is None:
+            await self._reward_late(identity, reward)
+            return Response(status_code=204)
         async with episode.queue:
             ticket = RewardTicket(episode, reward, scores)
             await self._outcome(ticket, ticket.outcome)
@@ -135,17 +151,47 @@ class AgentEndpoint:
 
     async def end_session(self, request: Request) -> Response:
         """End the episode, with a reward or the reason of a failure in the body, if it has any."""
-        episode = self._episode(request)
+        identity = self._identity(request)
         body = await self._body(request)
-        failure = body.get("failed")
+        failure, reward = body.get("failed"), _reward_in(body)
         reason = f"failed: {failure}"[:300] if failure else ""
-        ticket = EndTicket(episode, _reward_in(body), reason)
-        await self._outcome(ticket, ticket.outcome)
+        episode = self.episodes.find(identity)
+        if episode is not None:
+            ticket = EndTicket(episode, reward, reason)
+            await self._outcome(ticket, ticket.outcome)
+        elif not (await self._end_of(identity)).agrees(reward, reason):
+            raise SessionSealed(f"episode {identity.trajectory} has ended otherwise")
         return Response(status_code=204)
+
+    async def _reward_late(self, identity: SessionIdentity, reward: float) -> None:
+        """Record the reward of an episode that has ended without one."""
+        end = await self._end_of(identity)
+        if end.reward is None and not end.failure:
+            values = np.array([reward], np.float32)
+            name = self.episodes.publisher.name
+            note = Annotation(identity.trajectory, end.group, "reward", values, name)
+            await asyncio.to_thread(publish, self.fates.bus, "annotations", str(end.group), note)
+        elif not end.agrees(reward, ""):
+            raise SessionSealed(f"episode {identity.trajectory} has ended: its reward is final")
+
+    async def _end_of(self, identity: SessionIdentity) -> EpisodeEnd:
+        """Return how an episode that is not open here has ended. Raises `EpisodeMoved` if a rollout
+        is to take it up, and `SessionSealed` if the log has no completion of it and no order.
+        """
+        name = identity.trajectory
+        if (end := await asyncio.to_thread(self.fates.end_of, name)) is not None:
+            return end
+        if await asyncio.to_thread(self.fates.is_assigned, name):
+            raise EpisodeMoved(f"episode {name} is not open on this rollout now; ask again")
+        raise SessionSealed(f"episode {name} is not open")
 
     def _turn(self, route: RouteName) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            episode = self._episode(request)
+            identity = self._identity(request)
+            episode = self.episodes.find(identity)
+            if episode is None:
+                await self._end_of(identity)
+                raise SessionSealed(f"episode {identity.trajectory} has ended")
             body = await self._body(request)
             sampling = episode.running.assignment.sampling
             key = request.headers.get("idempotency-key", "")
@@ -204,6 +250,7 @@ class AgentEndpoint:
         if not length:
             raise RequestRefused("the prompt has no tokens")
         if length >= self.context_max:
+            episode.limit = f"context of {self.context_max} tokens used up"
             raise LimitReached(
                 f"{length} tokens leave no room in the context of {self.context_max} "
                 "(rollouts.context_max): context_length_exceeded"
@@ -239,8 +286,8 @@ class AgentEndpoint:
 
     # ---- who asks ------------------------------------------------------------------------------
 
-    def _episode(self, request: Request) -> Episode:
-        """Return the episode of the key: the bearer's, or the one in the path."""
+    def _identity(self, request: Request) -> SessionIdentity:
+        """Return the session of the key: the bearer's, or the one in the path."""
         name = request.path_params.get("id", "")
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = bearer.strip() if scheme.lower() == "bearer" else ""
@@ -255,7 +302,7 @@ class AgentEndpoint:
             and self.episodes.keys.identity(name) != identity
         ):
             raise SessionKeyRefused("the key belongs to another session")
-        return self.episodes.find(identity)
+        return identity
 
     async def _body(self, request: Request) -> dict[str, Any]:
         """Return the JSON object in the body, at most `body_bytes_max` bytes of it."""

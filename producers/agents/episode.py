@@ -2,6 +2,7 @@
 that are checked before a turn (`check_limits`).
 """
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -10,11 +11,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from rollstream.metric_values import MetricValues
 from rollstream.producers.agents.answers import TurnAnswer, assistant_message
-from rollstream.producers.agents.conversation import Conversation, history_hashes
+from rollstream.producers.agents.conversation import FORK_CAUSES, Conversation, history_hashes
 from rollstream.producers.agents.keys import SessionIdentity
 from rollstream.producers.agents.pending import LimitReached, PendingTurn, RequestQueue
 from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.values import Turn
 
@@ -49,6 +52,8 @@ class Episode:
     """The earlier attempt whose outside program continues the episode with its own key."""
     seal: Exception | None = None
     """Why its requests are refused; None while it is open."""
+    limit: str = ""
+    """The limit of the run for which it was refused a turn, if one was."""
 
     @property
     def name(self) -> str:
@@ -74,6 +79,8 @@ class AgentCounts:
     """Requests that got a stored answer; the endpoint's thread counts them."""
     forks: Counter[str] = field(default_factory=Counter[str])
     failures: int = 0
+    retried: int = 0
+    """Failed tries of episodes that were tried again."""
     waiting_s: float = 0.0
     generating_s: float = 0.0
 
@@ -84,6 +91,20 @@ class AgentCounts:
         self.generating_s += turn.generating_s
         if turn.fork:
             self.forks[turn.fork] += 1
+
+    def metric_values(self) -> MetricValues:
+        """Return the counts as metrics of the rollout."""
+        return {
+            "rollout_agent_turns_total": self.turns,
+            "rollout_agent_repeated_total": self.repeated,
+            "rollout_agent_forks_total": {cause: self.forks[cause] for cause in FORK_CAUSES},
+            "rollout_agent_seconds_total": {
+                "waiting": self.waiting_s,
+                "generating": self.generating_s,
+            },
+            "rollout_agent_failures_total": self.failures,
+            "rollout_agent_retried_total": self.retried,
+        }
 
 
 def answered_turn(episode: Episode, pending: PendingTurn, finish: str, now_s: float) -> Turn:
@@ -123,6 +144,27 @@ def answered_turn(episode: Episode, pending: PendingTurn, finish: str, now_s: fl
     return replace(turn, history=history_hashes([*request.messages, said], request.tools)[-1])
 
 
+def cut_at_limit(episode: Episode, emission: Emission) -> Emission:
+    """Return the emission without the tokens beyond those that the request asked for; the turn then
+    ends by `length`. The engine is not told the limit of a request, so that it can keep the KV for
+    the next one.
+    """
+    assert episode.pending is not None, "an emission belongs to a turn"
+    wanted = episode.pending.request.tokens_max
+    if wanted is None:
+        return emission
+    left = wanted - (episode.running.length - episode.start - len(episode.pending.plan.tokens))
+    if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
+        return emission
+    return dataclasses.replace(
+        emission,
+        tokens=emission.tokens[:left],
+        logprobs=emission.logprobs[:left],
+        finish="length",
+        drafts=None if len(emission.tokens) > left else emission.drafts,
+    )
+
+
 def stored_answer(turn: Turn) -> TurnAnswer:
     """Return the answer that a turn stores, without its tokens."""
     stored: dict[str, Any] = json.loads(turn.answer)
@@ -143,10 +185,38 @@ def stored_answer(turn: Turn) -> TurnAnswer:
 def check_limits(episode: Episode, settings: AgentSettings) -> None:
     """Raise `LimitReached` if the run's limits allow the episode no further turn."""
     if len(episode.conversation.turns) >= settings.turns_max:
-        raise LimitReached(f"agent.turns_max of {settings.turns_max} reached")
+        episode.limit = f"turns_max of {settings.turns_max} reached"
+        raise LimitReached(f"agent.{episode.limit}")
     if episode.tokens_left < 1:
         most = episode.running.assignment.sampling.tokens_max
-        raise LimitReached(f"sampling.tokens_max of {most} generated tokens reached")
+        episode.limit = f"tokens_max of {most} generated tokens reached"
+        raise LimitReached(f"sampling.{episode.limit}")
+
+
+def failure_of(episode: Episode, reason: str) -> str:
+    """Return why an episode that ends has failed; "" if it has not. `reason` is the failure of its
+    program, "" for a normal end. A limit at which it was refused a turn comes first.
+    """
+    if not reason:
+        return "" if episode.running.turns else "its program ended without a turn"
+    return f"{episode.limit}; {reason}" if episode.limit else reason
+
+
+def is_retried(episode: Episode, reason: str, retries: int) -> bool:
+    """Return whether an episode that failed for this `reason` is tried again. At a limit of the run
+    it is not: the same requests would reach it again, and where they would not, the retries would
+    prefer short episodes.
+    """
+    return bool(reason) and not episode.limit and len(episode.running.failures) < retries
+
+
+def overdue(episode: Episode, settings: AgentSettings, now_s: float) -> str:
+    """Return why the episode's time is over, or ""."""
+    if episode.first_s is None and now_s - episode.opened_s > settings.setup_s:
+        return f"no request within {settings.setup_s:g} s"
+    if episode.first_s is not None and now_s - episode.first_s > settings.episode_s:
+        return f"took longer than {settings.episode_s:g} s"
+    return ""
 
 
 def reward_of(environment: str) -> tuple[float | None, Mapping[str, float]]:

@@ -13,6 +13,10 @@ A turn is answered in four steps. Each of them may be the last one before a `kil
 So no turn that a program has seen is sampled again. A rollout that was replaced meanwhile may still
 answer its own program; what it appends is in no chain that an assignment names. Only one turn of an
 episode is generated at a time, so its tokens have one order. Between turns it uses no slot.
+
+An episode that fails is tried again as often as `task.retries` allows: without its turns, with a
+fresh program and another key, so that the program of the failed try is refused. A partial records
+the failure before that program starts.
 """
 
 import dataclasses
@@ -21,18 +25,23 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from rollstream.errors import EngineRefused
 from rollstream.metric_values import MetricValues
 from rollstream.producers.agents.chat_format import ChatFormat
-from rollstream.producers.agents.conversation import FORK_CAUSES, Conversation
+from rollstream.producers.agents.conversation import Conversation
 from rollstream.producers.agents.episode import (
     AgentCounts,
     Episode,
     answered_turn,
+    cut_at_limit,
     end_of,
     ended_state,
+    failure_of,
+    is_retried,
+    overdue,
     reward_of,
 )
 from rollstream.producers.agents.inbox import (
@@ -96,32 +105,27 @@ class AgentEpisodes:
     """The other open episodes, which wait for their program."""
     finished: list[Trajectory] = field(default_factory=list[Trajectory])
     """Records that end episodes, until `take_finished`."""
+    retrying: list[Episode] = field(default_factory=list[Episode])
+    """Episodes whose program starts again once the log has their failure."""
     counts: AgentCounts = field(default_factory=AgentCounts)
     _checked_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.open)
 
-    def open_max(self, episodes_max: int) -> int:
-        """Return the most episodes that may be open together; `rollouts.episodes_max` is given."""
-        most = self.settings.commands_max if self.settings.command else episodes_max
-        return min(most, episodes_max)
-
-    def find(self, identity: SessionIdentity) -> Episode:
-        """Return the open episode that a key names. Raises `SessionSealed` for an attempt that has
-        ended or was replaced. A service keeps the key of an earlier attempt: it continues the
-        episode, unless another program has opened the new attempt.
+    def find(self, identity: SessionIdentity) -> Episode | None:
+        """Return the open episode that a key names; None if it is not open here. Raises
+        `SessionSealed` for an attempt that was replaced, and for a try that failed. A service keeps
+        the key of an earlier attempt: it continues the episode, unless another program has opened
+        the new attempt.
         """
         episode = self.open.get(identity.trajectory)
-        if episode is None:
-            raise SessionSealed(f"episode {identity.trajectory} is not open here")
-        if episode.identity == identity:
+        if episode is None or identity in (episode.identity, episode.adopted):
             return episode
-        is_older = identity.attempt < episode.identity.attempt
-        if identity == episode.adopted:
-            return episode
-        service = self.programs if isinstance(self.programs, ServicePrograms) else None
-        if is_older and service is not None and service.claim(episode.key):
+        if identity.retry != episode.identity.retry:
+            raise SessionSealed(f"episode {identity.trajectory} has failed and is tried again")
+        is_older, programs = identity.attempt < episode.identity.attempt, self.programs
+        if is_older and isinstance(programs, ServicePrograms) and programs.claim(episode.key):
             episode.adopted, episode.opened_s = identity, self.clock()
             return episode
         raise SessionSealed(
@@ -132,7 +136,11 @@ class AgentEpisodes:
         """Open an episode, with the turns that it has if it is resumed, and start its program."""
         assignment = running.assignment
         identity = SessionIdentity(
-            assignment.trajectory, assignment.attempt, self.publisher.name, self.publisher.term
+            assignment.trajectory,
+            assignment.attempt,
+            self.publisher.name,
+            self.publisher.term,
+            len(running.failures),
         )
         conversation = Conversation(self.chat)
         for turn in running.turns:
@@ -143,6 +151,8 @@ class AgentEpisodes:
         self.open[episode.name], self.parked[episode.name] = episode, running
         if (reason := end_of(running.environment)) is not None:
             self._end(episode, None, reason)
+        elif running.flushing:
+            self.retrying.append(episode)
         else:
             self.programs.start(self.order_of(episode))
 
@@ -158,8 +168,7 @@ class AgentEpisodes:
 
     def drop(self, trajectory: str) -> None:
         """Close the episode without a record: it was released or assigned again."""
-        episode = self.open.get(trajectory)
-        if episode is not None:
+        if (episode := self.open.get(trajectory)) is not None:
             self._close(episode, SessionSealed(f"episode {trajectory} is no longer needed"))
 
     def leave(self, trajectory: str) -> RunningTrajectory:
@@ -185,8 +194,8 @@ class AgentEpisodes:
         self.parked.pop(episode.name, None)
         self.programs.kill(episode.key)
         self._release(episode)
-        pending, episode.pending = episode.pending, None
-        if pending is not None:
+        if (pending := episode.pending) is not None:
+            episode.pending = None
             episode.running.undo_turn(episode.start)
             fail(pending.outcome, seal)
 
@@ -198,23 +207,14 @@ class AgentEpisodes:
 
     def metric_values(self) -> MetricValues:
         """Return the rollout's metrics about agents."""
-        counts = self.counts
-        return {
-            "rollout_agent_turns_total": counts.turns,
-            "rollout_agent_repeated_total": counts.repeated,
-            "rollout_agent_forks_total": {cause: counts.forks[cause] for cause in FORK_CAUSES},
-            "rollout_agent_seconds_total": {
-                "waiting": counts.waiting_s,
-                "generating": counts.generating_s,
-            },
-            "rollout_agent_failures_total": counts.failures,
-            "rollout_agent_episodes": len(self.open),
-        }
+        return {**self.counts.metric_values(), "rollout_agent_episodes": len(self.open)}
 
     def accept(self) -> None:
         """Take the requests that arrived and the programs that ended, and check deadlines."""
         for ticket in self.inbox.take():
-            if isinstance(ticket, TurnTicket):
+            if not isinstance(ticket, OpenTicket) and ticket.episode.running.flushing:
+                self.inbox.defer(ticket)  # until the log has what the episode gained before
+            elif isinstance(ticket, TurnTicket):
                 self._begin_turn(ticket.episode, ticket.turn)
             elif isinstance(ticket, RewardTicket):
                 self._set_reward(ticket)
@@ -223,15 +223,20 @@ class AgentEpisodes:
             else:
                 self._open_next(ticket)
         for ended in self.programs.poll():
-            episode = self._by_key(ended.key)
-            if episode is not None:
+            if (episode := self._by_key(ended.key)) is not None:
                 self._end(episode, ended.reward, ended.reason)
         now = self.clock()
         if now - self._checked_s >= CHECK_S:
             self._checked_s = now
             for episode in list(self.open.values()):
-                if reason := self._overdue(episode, now):
+                if reason := overdue(episode, self.settings, now):
                     self._end(episode, None, reason)
+        waiting, self.retrying = self.retrying, []
+        for episode in waiting:
+            if episode.running.flushing:
+                self.retrying.append(episode)
+            elif episode.seal is None:
+                self.programs.start(self.order_of(episode))
 
     def _by_key(self, key: str) -> Episode | None:
         identity = self.keys.identity(key)
@@ -269,6 +274,7 @@ class AgentEpisodes:
             self._release(episode)
             episode.pending = None
             running.undo_turn(episode.start)
+            episode.limit = str(error)
             fail(pending.outcome, LimitReached(str(error)))
 
     def _submit(self, episode: Episode, pending: PendingTurn) -> None:
@@ -296,27 +302,15 @@ class AgentEpisodes:
         self.engine.submit(dataclasses.replace(request, hold=not is_short, sampling=limited))
 
     def cut(self, emission: Emission) -> Emission:
-        """Return the emission without the tokens beyond those that the request asked for; the turn
-        then ends by `length`. The engine is not told the limit of a request, so that it can keep
-        the KV for the next one.
+        """Return the emission without the tokens beyond those that the request asked for; with them
+        the turn ends in the engine, too.
         """
         episode = self.open[emission.trajectory]
-        assert episode.pending is not None, "an emission belongs to a turn"
-        wanted = episode.pending.request.tokens_max
-        if wanted is None:
-            return emission
-        left = wanted - (episode.running.length - episode.start - len(episode.pending.plan.tokens))
-        if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
-            return emission
-        self.engine.abort(emission.trajectory)
-        episode.is_kept = False
-        return dataclasses.replace(
-            emission,
-            tokens=emission.tokens[:left],
-            logprobs=emission.logprobs[:left],
-            finish="length",
-            drafts=None if len(emission.tokens) > left else emission.drafts,
-        )
+        within = cut_at_limit(episode, emission)
+        if within is not emission:
+            self.engine.abort(emission.trajectory)
+            episode.is_kept = False
+        return within
 
     def turn_ended(self, running: RunningTrajectory, finish: Literal["stop", "length"]) -> None:
         """Publish the turn's partial (step 2). Once it is in the log, the answer leaves (3, 4)."""
@@ -347,37 +341,44 @@ class AgentEpisodes:
         episode.running.environment = json.dumps(state)
         self.publisher.episode(episode.running, lambda: succeed(ticket.outcome, None))
 
-    def _overdue(self, episode: Episode, now: float) -> str:
-        """Return why the episode's time is over, or ""."""
-        if episode.first_s is None and now - episode.opened_s > self.settings.setup_s:
-            return f"no request within {self.settings.setup_s:g} s"
-        if episode.first_s is not None and now - episode.first_s > self.settings.episode_s:
-            return f"took longer than {self.settings.episode_s:g} s"
-        return ""
-
     def _end_by_request(self, ticket: EndTicket) -> None:
         if ticket.episode.seal is not None:
             fail(ticket.outcome, ticket.episode.seal)
             return
-        episode, running = ticket.episode, ticket.episode.running
-        self._close(episode, SessionSealed(f"episode {episode.name} has ended"))
-        # Killed before the log has this, the program asks again; later `start` ends the episode.
-        running.environment = ended_state(running.environment, ticket.reward, ticket.failure)
-        self.publisher.episode(running, lambda: succeed(ticket.outcome, None))
-        self._finish(episode, ticket.reward, ticket.failure)
+        given = ended_state(ticket.episode.running.environment, ticket.reward, ticket.failure)
+        durable = partial(succeed, ticket.outcome, None)
+        self._end(ticket.episode, ticket.reward, ticket.failure, durable, given)
 
-    def _end(self, episode: Episode, reward: float | None, reason: str) -> None:
-        """End the episode: with the reward that its program gave, else the task judges; or dead,
-        with the reason of the failure.
+    def _end(
+        self,
+        episode: Episode,
+        reward: float | None,
+        reason: str,
+        on_durable: Callable[[], None] = lambda: None,
+        state: str = "",
+    ) -> None:
+        """End the episode: with the reward that its program gave, else the task judges; or as a
+        failure for this reason, after which it is tried again or dead. `on_durable` is called when
+        the log has that. A `state` goes to the log at once: if the rollout is killed after that,
+        `start` ends the episode, and its program need not ask again.
         """
         self._close(episode, SessionSealed(f"episode {episode.name} has ended"))
+        running, reason = episode.running, failure_of(episode, reason)
+        if is_retried(episode, reason, self.ended_turns.retries):
+            log.info("episode %s is tried again: %s", episode.name, reason)
+            self.counts.retried += 1
+            again = running.retried(f"agent: {reason}", self.clock())
+            self.publisher.episode(again, on_durable)
+            self.start(again)
+            return
+        if state:
+            running.environment = state
+            self.publisher.episode(running, on_durable)
         self._finish(episode, reward, reason)
 
     def _finish(self, episode: Episode, reward: float | None, reason: str) -> None:
         """Make the record of a closed episode, or ask for its reward."""
         running = episode.running
-        if not reason and not running.turns:
-            reason = "its program ended without a turn"
         if reason:
             self.counts.failures += 1
             self.finished.append(self.ended_turns.dead_record(running, f"agent: {reason}"))

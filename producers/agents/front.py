@@ -105,6 +105,8 @@ class EndpointFront:
                 if answer is not None:
                     return answer
                 self.repeated += 1
+            elif self.directory.is_released(trajectory):
+                return _error(409, f"episode {trajectory} is no longer needed", "session_sealed")
             if time.monotonic() >= give_up:
                 return _error(503, f"no rollout runs episode {trajectory} now", "moving")
             await asyncio.sleep(PAUSE_S)

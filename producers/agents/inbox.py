@@ -68,6 +68,10 @@ class AgentInbox:
         self._waiting.append(ticket)
         self._arrived.set()
 
+    def defer(self, ticket: Ticket) -> None:
+        """Queue a taken ticket again, for the loop's next look."""
+        self._waiting.append(ticket)
+
     def take(self) -> list[Ticket]:
         """Return the tickets that arrived, oldest first."""
         self._arrived.clear()

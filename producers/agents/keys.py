@@ -1,9 +1,9 @@
 """Makes and checks the keys of sessions (`SessionKeys`): what a program sends as its API key.
 
-A key names the episode (trajectory), the attempt and the rollout's term, and is authentic by an
-HMAC-SHA256 with a secret of the run, so a program of a replaced attempt is recognised and refused
-(invariant 13). The secret is in the run's store: a program outside keeps its key while rollouts
-restart. Neither keys nor secret are ever logged.
+A key names the episode (trajectory), the attempt, the try and the rollout's term, and is authentic
+by an HMAC-SHA256 with a secret of the run, so a program of a replaced attempt or of a failed try is
+recognised and refused (invariant 13). The secret is in the run's store: a program outside keeps its
+key while rollouts restart. Neither keys nor secret are ever logged.
 """
 
 import base64
@@ -22,12 +22,15 @@ _MAC_BYTES = 18  # 144 bits
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """Names one attempt of an episode on one rollout (of one term)."""
+    """Names one attempt of an episode on one rollout (of one term), and which try of it: `retry`
+    failed before.
+    """
 
     trajectory: str
     attempt: int
     rollout: str
     term: int
+    retry: int = 0
 
 
 class SessionKeys:
@@ -40,6 +43,7 @@ class SessionKeys:
     def issue(self, identity: SessionIdentity) -> str:
         """Return the key of a session."""
         fields = [identity.trajectory, identity.attempt, identity.rollout, identity.term]
+        fields += [identity.retry] if identity.retry else []
         payload = _text(json.dumps(fields, separators=(",", ":")).encode())
         return f"{_PREFIX}{payload}.{self._mac(payload)}"
 
@@ -50,8 +54,10 @@ class SessionKeys:
             return None
         if not hmac.compare_digest(mac, self._mac(payload)):
             return None
-        trajectory, attempt, rollout, term = json.loads(_bytes(payload))
-        return SessionIdentity(str(trajectory), int(attempt), str(rollout), int(term))
+        trajectory, attempt, rollout, term, *retry = json.loads(_bytes(payload))
+        return SessionIdentity(
+            str(trajectory), int(attempt), str(rollout), int(term), *map(int, retry)
+        )
 
     def _mac(self, payload: str) -> str:
         return _text(hmac.digest(self._secret, payload.encode(), "sha256")[:_MAC_BYTES])

@@ -66,3 +66,9 @@ class AgentSettings(Settings):
     def is_active(self) -> bool:
         """Returns whether trajectories are episodes of a program."""
         return bool(self.episode or self.command or self.service)
+
+    def open_max(self, episodes_max: int) -> int:
+        """Returns the most episodes that may be open together in a rollout;
+        `rollouts.episodes_max` is given.
+        """
+        return min(self.commands_max, episodes_max) if self.command else episodes_max

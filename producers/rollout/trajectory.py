@@ -134,6 +134,14 @@ class RunningTrajectory:
         running.flushed_branches = len(running.branches)
         return running
 
+    def retried(self, failure: str, now_s: float) -> "RunningTrajectory":
+        """Return the trajectory of this episode's next try, after this failure: without tokens. Its
+        chain of partials begins anew.
+        """
+        again = RunningTrajectory.start(self.assignment, None, now_s, is_episode=True)
+        again.started_s, again.failures = self.started_s, (*self.failures, failure)
+        return again
+
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
         """Return the request that makes an engine start or resume the trajectory. With `hold` the
         engine keeps the trajectory when a turn ends. `version` is the only version under

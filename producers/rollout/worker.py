@@ -244,7 +244,7 @@ class RolloutLoop:
         """Return how many more trajectories the engine may get, of which `room` may run."""
         open_max = max(self.settings.episodes_max, room)
         if self.in_progress.agents is not None:
-            open_max = self.in_progress.agents.open_max(self.settings.episodes_max)
+            open_max = self.in_progress.agents.settings.open_max(self.settings.episodes_max)
         left = min(room - len(self.in_progress.running), open_max - len(self.in_progress))
         return max(0, left)
 
@@ -345,7 +345,7 @@ class RolloutLoop:
         """The number of trajectories that may wait for their environment beside full slots."""
         slots = self.settings.slots
         if (agents := self.in_progress.agents) is not None:
-            return max(0, agents.open_max(self.settings.episodes_max) - slots)
+            return max(0, agents.settings.open_max(self.settings.episodes_max) - slots)
         return max(0, self.settings.episodes_max - slots) if self.ended_turns.dialogue else 0
 
     def _resumes(self) -> list[Assignment]:

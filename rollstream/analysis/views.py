@@ -124,18 +124,22 @@ WITH admitted AS (
     SELECT * FROM admissions WHERE {_is_valid("admitted/1")}
     QUALIFY row_number() OVER (PARTITION BY "group" ORDER BY "offset") = 1
 ), ends AS (
-    SELECT "group", ended, detail, step, timestamp FROM (
-        SELECT g."group" AS "group", 'trained' AS ended, '' AS detail, step, timestamp, "offset"
+    SELECT "group", ended, detail, step, timestamp, members FROM (
+        SELECT g."group" AS "group", 'trained' AS ended, '' AS detail, step, timestamp, "offset",
+               len(g.members) AS members
         FROM (SELECT unnest(groups) AS g, step, timestamp, "offset"
               FROM ledger WHERE {_is_valid("take/1")})
         UNION ALL
-        SELECT "group", reason_, detail, step, timestamp, "offset"
+        SELECT "group", reason_, detail, step, timestamp, "offset", NULL
         FROM ledger WHERE {_is_valid("group_closed/1")}
     ) QUALIFY row_number() OVER (
         PARTITION BY "group" ORDER BY coalesce(starts_with(detail, 'poisoned: '), false) DESC,
         "offset") = 1
 )
-SELECT a."group", a.wave, len(a.trajectories) AS trajectories, a.timestamp AS admitted,
+SELECT a."group", a.wave, len(a.trajectories) AS trajectories,
+       coalesce(nullif(a.needed, 0), len(a.trajectories)) AS needed,
+       CASE WHEN a.needed > 0 THEN len(a.trajectories) - e.members ELSE 0 END AS released,
+       a.timestamp AS admitted,
        coalesce(e.ended, 'open') AS ended, e.detail, e.step, e.timestamp AS ended_at,
        epoch(e.timestamp - a.timestamp) AS seconds, a.deadline_s
 FROM admitted a LEFT JOIN ends e USING ("group")

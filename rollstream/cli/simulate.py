@@ -4,7 +4,8 @@ prints their speeds side by side. CONFIG is a TOML file of its own kind (`Simula
 that of a run; docs/explanation/simulator.md explains model and policies.
 
 The command loads the settings, prints what `simulator/experiment.py` computes, one policy on one
-cluster after the other, and optionally writes a page with the timelines.
+cluster after the other, and optionally writes a page with the timelines, and the results for the
+explorer.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from rollstream.simulator.experiment import (
     policy_names,
     run_policies,
 )
+from rollstream.simulator.saved_runs import save_runs
 
 # Columns of the table (`main` explains them); "×" is the speed relative to the first policy's.
 COLUMNS = ("policy", "tokens/s", "×", "step s", "KV", "idle", "lag", "moves", "share")
@@ -39,12 +41,15 @@ def add_arguments(command: CommandParser) -> None:
         "examples/cluster-1024.toml",
         "examples/cluster-1024.toml --set scale=8 --json",
         "examples/cluster-1024.toml --set 'policies=[\"laminar\"]' --html cluster.html",
+        "examples/cluster-1024.toml --set scale=8 --save simulated",
     )
     command.add_argument(
         "configuration", metavar="CONFIG", help="TOML file (docs/explanation/simulator.md)"
     )
     command.add_overrides("override one setting, e.g. scale=8 or constants.train_mfu=0.4")
     command.add_argument("--html", metavar="FILE", help="write the timelines to this page")
+    help = "write the results to DIR/simulation.json, which rollstream explore DIR opens"
+    command.add_argument("--save", metavar="DIR", help=help)
     command.add_json()
 
 
@@ -58,6 +63,8 @@ def main(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(Path(arguments.configuration), arguments.overrides)
     page = None if arguments.html is None else _page(arguments.html)
+    if arguments.save is not None and Path(arguments.save).is_file():
+        raise ConfigurationError(f"--save {arguments.save}: it is a file; name a folder")
     console, found = Console(), list[PolicyRun]()
     total = len(policy_names(settings)) * len(settings.clusters)
     for run in run_policies(settings):
@@ -69,10 +76,14 @@ def main(arguments: argparse.Namespace) -> int:
             print(json.dumps(line_of(run, first)), flush=True)
         elif len(found) % len(policy_names(settings)) == 0:
             console.print(_table(found[-len(policy_names(settings)) :], settings.scale))
+    written = {} if page is None else {"timelines": page}
     if page is not None:
         write_simulated(found, page)
-        if not arguments.json:
-            console.print(f"timelines: {page}", soft_wrap=True, highlight=False)
+    if arguments.save is not None:
+        written["results"] = save_runs(found, Path(arguments.save))
+    if not arguments.json:
+        for what, path in written.items():
+            console.print(f"{what}: {path}", soft_wrap=True, highlight=False)
     return 0
 
 

@@ -41,6 +41,7 @@ CORE_SHARE = 0.025
 """A living run is read and shown with at most so much of one core, within the longest pause: the
 machine may be the one that trains.
 """
+LISTED_S = 5.0  # between two listings of an archive without a log; each costs requests of the store
 WATCHED_S = 15.0  # a run is followed so long after the last request
 TAIL_RECORDS = 2000  # of the ledger for the state; the index has all of it
 CATCH_UP_S = 2.0
@@ -157,7 +158,7 @@ class ExploredRun:
         is_first, used_s = True, time.process_time()  # of all threads: of requests, of DuckDB too
         while not self._stop.is_set():
             if is_first or self._clock() - self._watched_s < WATCHED_S:
-                if view.bus is not None:  # an archive has no heartbeats, and nothing lives there
+                if view.bus is not None:  # an archive has no heartbeats
                     self._observe(feed, plan, state)
                 self._ready.set()
                 changed = reader.refresh()
@@ -165,7 +166,8 @@ class ExploredRun:
                 if changed or is_first:
                     self._notify("change", self.change())
             before_s, used_s = used_s, time.process_time()
-            self._stop.wait(EVERY_S if is_first else pause_s(used_s - before_s))
+            least_s = EVERY_S if view.bus is not None else LISTED_S
+            self._stop.wait(least_s if is_first else max(least_s, pause_s(used_s - before_s)))
             is_first = False
 
     def _feed(self, view: LogView) -> tuple[RunFeed, RunSettings, RunState]:

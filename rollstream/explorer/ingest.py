@@ -16,6 +16,7 @@ from rollstream.explorer.index import IndexProgress, RunIndex
 from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.archive.schema import arrow_schema
 from rollstream.storage.log_view import LogView, TopicView
+from rollstream.streams.records import Position
 from rollstream.streams.topics import NUMBER_MAX, is_in_key_partition
 
 ENVELOPE = (
@@ -174,11 +175,16 @@ class IndexReader:
     ) -> None:
         self._view, self._index, self._report, self._stopped = view, index, report, stopped
         self._topics: dict[str, TopicView] = {}
+        self._listed: dict[str, set[str]] = {}  # without a log: the archived files by topic
         self.holes: list[str] = []
 
     def refresh(self) -> bool:
-        """Read new records; returns whether the index changed."""
+        """Read new records; returns whether the index changed. Without a log the archive is listed
+        again, and what was archived since the last listing is new.
+        """
         before = self._index.changes
+        if self._view.bus is None:
+            self._list_archive()
         ends = {topic: self._end(topic) for topic in ("ledger", *COLUMNS)}
         total = sum((ends["trajectories"] or self._archived()).values())
         self._progress(total=total)
@@ -195,6 +201,25 @@ class IndexReader:
             release_memory()
         return changed
 
+    def _list_archive(self) -> None:
+        """List the archive, and continue each topic whose files changed behind what was read. The
+        ledger is listed first: the members of its takes are then in the later listings.
+        """
+        for topic in ("ledger", *COLUMNS):
+            before = self._listed.get(topic)
+            files = self._view.archived(topic, again=before is not None)
+            self._listed[topic] = {file.key for part in files.values() for file in part}
+            opened = self._topics.get(topic)
+            if opened is not None and self._listed[topic] != before:
+                start = dict.fromkeys(range(self._view.partitions(topic)), 0) | opened.positions
+                self._topics[topic] = self._opened(topic, start)
+
+    def _opened(self, topic: str, start: Mapping[int, int | Position] | None = None) -> TopicView:
+        wanted = (*ENVELOPE, *COLUMNS[topic])
+        found = self._view.topic(topic, start, columns=wanted, skip_damaged=True)
+        found.on_hole = lambda hole: self.holes.append(str(hole))
+        return found
+
     def _end(self, topic: str) -> Mapping[int, int] | None:
         """Returns the topic's present end in the log; None without a log or topic."""
         if self._view.bus is None or not self._view.has(topic):
@@ -209,10 +234,7 @@ class IndexReader:
         if topic not in self._topics:
             if not self._view.has(topic):
                 return
-            wanted = (*ENVELOPE, *COLUMNS[topic])
-            found = self._view.topic(topic, columns=wanted, skip_damaged=True)
-            found.on_hole = lambda hole: self.holes.append(str(hole))
-            self._topics[topic] = found
+            self._topics[topic] = self._opened(topic)
         collected: list[pa.Table] = []
         for table in self._topics[topic].tables(ends):
             collected.append(_light(table, topic))

@@ -1,12 +1,12 @@
-"""Opens a simulation as runs (`simulate_runs`): the configuration of `rollstream simulate` gives
-one run per policy and cluster. They are simulated again, which gives the same: the seed is a
-setting.
+"""Opens a simulation as runs, one per policy and cluster: from what `rollstream simulate --save`
+wrote (`open_saved_runs`), or from the command's configuration (`simulate_runs`). The latter are
+simulated again, which gives the same: the seed is a setting.
 
 The steps become an archive that is read like every other. What is more than records, the rollouts'
 bars and the moves, stays in `SimulatedLocation`. There are no trajectories, groups or weights.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rollstream.cli.simulate import load_settings
 from rollstream.explorer.simulated import SimulatedLocation
 from rollstream.simulator.experiment import PolicyRun, policy_names, run_policies
 from rollstream.simulator.results import SimulatedStep
+from rollstream.simulator.saved_runs import load_saved_runs
 from rollstream.storage.archive.file_names import archive_key
 from rollstream.storage.archive.files import encode_file
 from rollstream.streams.bus import Message
@@ -34,9 +35,28 @@ def simulate_runs(
     count = len(policy_names(settings)) * len(settings.clusters)
     if count > most:
         tell(f"{named} simulates {count} runs: the first {most} are shown; name fewer policies")
-    for number, run in enumerate(islice(run_policies(settings), most)):
+    for location in _opened(named, run_policies(settings), folder, most):
+        tell(f"simulated {location.run}")
+        yield location
+
+
+def open_saved_runs(
+    path: Path, folder: Path, most: int, tell: Callable[[str], None]
+) -> Iterator[SimulatedLocation]:
+    """Yields the first `most` runs of a file of saved runs, each with its steps below `folder`.
+    Raises `ConfigurationError` for a damaged file.
+    """
+    runs = load_saved_runs(path)
+    if len(runs) > most:
+        tell(f"{path} holds {len(runs)} runs: the first {most} are shown")
+    yield from _opened(str(path), runs, folder, most)
+
+
+def _opened(
+    named: str, runs: Iterable[PolicyRun], folder: Path, most: int
+) -> Iterator[SimulatedLocation]:
+    for number, run in enumerate(islice(runs, most)):
         name = f"{run.result.policy}-{run.cluster.model}-{run.cluster.gpus}"
-        tell(f"simulated {name}")
         yield _written(named, name, folder / str(number), run)
 
 

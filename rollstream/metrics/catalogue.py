@@ -140,6 +140,8 @@ ROLLOUT = (
         ("rollout_agent_seconds_total", "s",
          "time between turns (`waiting`) and from request to answer (`generating`)", "kind"),
         ("rollout_agent_failures_total", "episodes", "episodes of agents that failed"),
+        ("rollout_agent_retried_total", "episodes",
+         "episodes of agents that were tried again after a failure"),
     ]),
     *_families("gauge", [
         ("rollout_term", "term", "term of this rollout"),

@@ -73,7 +73,9 @@ class EpisodeHistory:
 
     _used: set[str] = field(default_factory=set[str])
     _released: dict[int, int] = field(default_factory=dict[int, int])
-    """Released trajectories by step; a repeated step replaces its number."""
+    """Released trajectories by step. A repeated step does not count them again: its first record
+    has the number.
+    """
     _trained: "array[float]" = field(default_factory=lambda: array("f"))
     """Lengths of trained samples."""
     _lengths: dict[str, "array[float]"] = field(default_factory=dict[str, "array[float]"])
@@ -91,7 +93,8 @@ class EpisodeHistory:
             case records.Take():
                 self._used.update(member.trajectory for member in record.members)
             case records.StepDone():
-                self._released[record.step] = record.counts.get("released", 0)
+                released = record.counts.get("released", 0), self._released.get(record.step, 0)
+                self._released[record.step] = max(released)
             case records.Trajectory():
                 self._finished(record)
             case _:

@@ -50,3 +50,20 @@ async def sandbox_limit(client: Any, task: dict[str, Any]) -> float:
         model="m", messages=[{"role": "user", "content": "a"}], max_tokens=2
     )
     return configured_limits().time_s
+
+
+_tries = 0
+
+
+async def flaky(client: Any, task: dict[str, Any]) -> float:
+    """Fails after its first turn when it is called first; then runs two turns."""
+    global _tries
+    _tries += 1
+    if _tries == 1:
+        return await failing(client, task)
+    messages = [{"role": "user", "content": "a"}]
+    answer = await client.chat.completions.create(model="m", messages=messages, max_tokens=2)
+    text = answer.choices[0].message.content or ""
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "b"}]
+    await client.chat.completions.create(model="m", messages=messages, max_tokens=2)
+    return 1.0

@@ -8,7 +8,8 @@ import pytest
 from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
-from rollstream.streams.records import GroupClosed, Superseded
+from rollstream.streams.records import Admitted, GroupClosed, Superseded, Take
+from rollstream.streams.values import Address, GroupMembers, Member
 from rollstream.streams.writer import FencedWriter
 from testbed.repository import EXAMPLES
 from tests.analysis.asked_run import archive, open_log
@@ -76,6 +77,23 @@ def test_every_group_has_one_ending(asked):
         (2, "filtered", "all rewards are 1", 2),
         (3, "open", None, None),
     ]
+
+
+def test_a_group_with_redundancy_shows_what_it_needed_and_released(folders, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(folders["live"], folder)
+    bus, names = open_log(folder), ("4.0", "4.1", "4.2")
+    dispatch = FencedWriter(bus, "admissions", "dispatch", 3)
+    dispatch.open()
+    dispatch.append([("4", Admitted(4, 2, names, 600.0, Address(0, 4), needed=2))])
+    trainer = FencedWriter(bus, "ledger", "trainer", 3)
+    trainer.open()
+    first = tuple(Member(name, Address(1, number), "00") for number, name in enumerate(names[:2]))
+    trainer.append([("run", Take(3, 0, 0, first, (GroupMembers(4, first),)))])
+    bus.close()
+    groups = rows_of(folder, 'SELECT "group", trajectories, needed, released FROM groups')
+    assert groups[0] == (0, 2, 2, 0)
+    assert groups[-1] == (4, 3, 2, 1)
 
 
 @pytest.mark.parametrize("state", ["live", "archive"])

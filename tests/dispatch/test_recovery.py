@@ -3,6 +3,7 @@ generates is assigned again (invariants 2, 4).
 """
 
 import numpy as np
+from msgspec.structs import replace
 
 from rollstream.consumers.dispatch.admission import AdmissionPace
 from rollstream.consumers.dispatch.assignments import (
@@ -74,6 +75,17 @@ def test_a_silent_rollouts_work_resumes_from_its_partial_under_the_next_attempt(
     how = continuations(state, unassigned_trajectories(state)[0], keep_version=False)
     assert (how["0.0"].kind, how["0.0"].attempt, how["0.0"].partial) == ("resume", 2, Address(2, 7))
     assert (how["0.1"].kind, how["0.1"].attempt) == ("start", 2)
+
+
+def test_the_chain_of_an_episode_begins_with_what_its_program_set_before_its_first_turn():
+    state = state_with_group(status("a"))
+    order_all(state, "a")
+    rewarded = replace(partial("0.0", 1, tokens=0), environment='{"reward": 1.0, "scores": {}}')
+    state.apply_partial(rewarded, Address(2, 7))
+    state.apply_partial(replace(partial("0.0", 1), previous=Address(2, 7)), Address(2, 8))
+    state.apply_partial(partial("0.1", 1, tokens=0, last=True), Address(2, 9))
+    assert (state.chains["0.0"].first, state.chains["0.0"].at) == (Address(2, 7), Address(2, 8))
+    assert "0.1" not in state.chains
 
 
 def test_a_restarted_rollout_holds_nothing_of_its_earlier_term():

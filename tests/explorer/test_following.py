@@ -54,6 +54,24 @@ def test_a_late_reward_reaches_a_trajectory_that_was_read_before(tmp_path):
     bus.close()
 
 
+def test_an_archive_without_its_log_is_followed(tmp_path):
+    writing, seen = tmp_path / "run", tmp_path / "seen"
+    bus = half_a_run(writing)
+    asked_run.archive(writing)
+    seen.mkdir()
+    (seen / "store").symlink_to(writing / "store")
+    with serving([str(seen)]) as server:
+        assert server.json("r/0/steps")["total"] == 1
+        asked_run.publish_rest(bus)
+        asked_run.archive(writing)
+        wait_for(lambda: server.json("r/0/steps")["total"] == 2)
+        with serving([str(seen)]) as opened_later:
+            for path in ("steps", "groups", "search?step=2", "trajectories/1.0"):
+                followed, whole = (one.json(f"r/0/{path}") for one in (server, opened_later))
+                assert followed | {"seconds": 0} == whole | {"seconds": 0}, path
+    bus.close()
+
+
 def test_a_trajectory_that_still_runs_has_the_text_of_its_partials(tmp_path):
     folder = tmp_path / "run"
     asked_run.make_run(folder)

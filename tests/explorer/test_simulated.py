@@ -10,6 +10,7 @@ from rollstream.cli.simulate import load_settings
 from rollstream.explorer.routes import Explorer
 from rollstream.explorer.simulation import simulate_runs
 from rollstream.simulator.experiment import run_policies
+from rollstream.simulator.saved_runs import load_saved_runs
 
 SIMULATION = """
 policies = ["synchronous", "laminar"]
@@ -93,3 +94,20 @@ def test_a_run_s_own_configuration_is_not_simulated(tmp_path, capsys):
     path.write_text('run = "quickstart"\n')
     assert main(["explore", str(path), "--no-browser"]) == 2
     assert "use it with rollstream run" in capsys.readouterr().err
+
+
+def test_what_the_command_saved_opens_with_the_same_results(simulation, results, tmp_path, capsys):
+    saved = tmp_path / "saved"
+    assert main(["simulate", str(simulation), "--save", str(saved)]) == 0
+    assert "simulation.json" in capsys.readouterr().out
+    assert [run.result for run in load_saved_runs(saved / "simulation.json")] == results
+    exported = tmp_path / "exported"
+    assert main(["explore", str(saved), "--export", str(exported)]) == 0
+    assert (exported / "index.html").is_file()
+
+
+def test_a_damaged_file_of_saved_runs_is_refused_with_its_place(tmp_path, capsys):
+    path = tmp_path / "simulation.json"
+    path.write_text(json.dumps({"kind": "rollstream-simulation/1", "runs": [{"share": 1}]}))
+    assert main(["explore", str(path), "--no-browser"]) == 2
+    assert "damaged: 0.cluster" in capsys.readouterr().err

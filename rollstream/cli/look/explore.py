@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 RUNS_MAX = 8
 NICENESS = 15
+SAVED_SIMULATION = "simulation.json"  # `simulate --save` writes it (simulator/saved_runs.py)
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -39,7 +40,9 @@ def add_arguments(command: CommandParser) -> None:
         "runs/quickstart-0 runs/quickstart-1 --no-browser",
         "runs/quickstart-0 --export shared",
     )
-    command.add_runs(f"{RUN_OR_ARCHIVE_HELP}; or the TOML file of a simulation")
+    command.add_runs(
+        f"{RUN_OR_ARCHIVE_HELP}; or a simulation: its TOML file, or what simulate --save wrote"
+    )
     command.add_argument("--export", metavar="DIR", help="write static files instead of serving")
     command.add_argument("--port", metavar="N", type=int, help="port (default: 7461 or a free one)")
     help = "address to listen on (default 127.0.0.1); others need a token"
@@ -77,19 +80,30 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _located(arguments: argparse.Namespace, scratch: Path) -> list[RunLocation]:
-    """Returns the runs of the command line; a simulation's file stands for its runs, which are
-    simulated below `scratch`.
+    """Returns the runs of the command line; a simulation stands for its runs, whose steps are
+    written below `scratch`.
     """
     found: list[RunLocation] = []
     for number, named in enumerate(arguments.runs):
-        if named is None or not named.endswith(".toml"):
+        saved = None if named is None else _saved_simulation(Path(named))
+        if named is None or (saved is None and not named.endswith(".toml")):
             found.append(locate_asked_run(named, arguments.name, warn))
             continue
-        from rollstream.explorer.simulation import simulate_runs
+        from rollstream.explorer.simulation import open_saved_runs, simulate_runs
 
-        left = RUNS_MAX - len(found) - (len(arguments.runs) - number - 1)
-        found += simulate_runs(named, scratch / str(number), left, warn)
+        folder, left = scratch / str(number), RUNS_MAX - len(found)
+        left -= len(arguments.runs) - number - 1
+        if saved is not None:
+            found += open_saved_runs(saved, folder, left, warn)
+        else:
+            found += simulate_runs(named, folder, left, warn)
     return found
+
+
+def _saved_simulation(path: Path) -> Path | None:
+    """Returns the file of `simulate --save` that this path is, or that it holds as a folder."""
+    path = path / SAVED_SIMULATION if path.is_dir() else path
+    return path if path.name == SAVED_SIMULATION and path.is_file() else None
 
 
 def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:

@@ -1,0 +1,49 @@
+"""Writes simulated runs to a file (`save_runs`), and reads them again with the same values
+(`load_saved_runs`), so that they can be explored later without simulating them.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollstream.errors import ConfigurationError
+from rollstream.simulator.experiment import PolicyRun
+
+SAVED_FILE = "simulation.json"
+KIND = "rollstream-simulation/1"
+
+_RUNS = TypeAdapter(tuple[PolicyRun, ...])
+
+
+def save_runs(runs: Sequence[PolicyRun], folder: Path) -> Path:
+    """Write the runs to `simulation.json` in the folder, which is created; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / SAVED_FILE
+    partial = path.with_name(f".{path.name}.partial")
+    value = {"kind": KIND, "runs": _RUNS.dump_python(tuple(runs), mode="json")}
+    partial.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def load_saved_runs(path: Path) -> tuple[PolicyRun, ...]:
+    """Returns the runs of the file. Raises `ConfigurationError` if it is damaged or of another
+    kind.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict) or value.get("kind") != KIND:
+        raise ConfigurationError(
+            f"{path} holds no simulated runs of this release ({KIND}); write it again with "
+            "rollstream simulate CONFIG --save DIR"
+        )
+    try:
+        return _RUNS.validate_json(json.dumps(value.get("runs")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{path} is damaged: {where}: {first['msg']}") from None
