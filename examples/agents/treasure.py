@@ -3,8 +3,9 @@ dark.
 
 Nine rooms hang together without circles. Each turn the player reads what is in the room and which
 ways lead out, and answers with one command: `go east`, `take key`, `open chest`. The world follows
-from a number in the reference, so that equal commands give equal games. The warm-up shows random
-commands that are possible; reinforcement learning pays 1 for the open chest.
+from a number in the reference, so that equal commands give equal games. The warm-up shows two
+players: most games are played at random, some by a player that takes the key, opens the chest and
+turns back only where no other way leads on. Reinforcement learning pays 1 for the open chest.
 """
 
 import random
@@ -27,6 +28,8 @@ SIDE = 3
 WAYS = {"north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0)}
 HELD_OUT = 200
 """Games from this number on are trained; those before it are held out."""
+CAREFUL = 0.25
+"""Share of the warm-up's games with the careful player."""
 TURNS_SHOWN = 20
 """Most commands of a game of the warm-up."""
 WARM_UP = 1 << 40
@@ -163,22 +166,29 @@ class Treasure:
 
 
 def _random_game(number: int, draw: random.Random) -> list[str]:
-    """Returns what is read and commanded, in turn, up to a command: a random one of the possible
-    ones each time.
+    """Returns what is read and commanded, in turn, up to a command, in a game of one of the two
+    players.
     """
-    world = world_of(number)
+    world, is_careful = world_of(number), draw.random() < CAREFUL
     player = Player(world.start)
     texts = [look(world, player)]
     while True:
         commands = [*(f"go {way}" for way in WAYS), "take key", "open chest"]
         after = {command: play(world, player, command) for command in commands}
         possible = {command: then for command, then in after.items() if then}
-        command = draw.choice(list(possible))
+        command = draw.choice(_careful(list(possible), player) if is_careful else list(possible))
         player = possible[command]
         texts.append(command)
         if player.is_done or len(texts) >= 2 * TURNS_SHOWN:
             return texts
         texts.append(look(world, player))
+
+
+def _careful(possible: list[str], player: Player) -> list[str]:
+    """Returns the commands among which the careful player chooses."""
+    useful = [command for command in possible if not command.startswith("go ")]
+    onward = [command for command in possible if command != f"go {player.came}"]
+    return useful or onward or possible
 
 
 def _texts() -> Iterator[str]:

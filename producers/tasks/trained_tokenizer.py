@@ -62,7 +62,8 @@ class TrainedTokenizer(TextTokenizer):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        made.train_from_iterator(self._texts(), trainer)  # pyright: ignore[reportUnknownMemberType]
+        # A list: texts that train a tokenizer of their own would wait for this training's threads.
+        made.train_from_iterator(list(self._texts()), trainer)  # pyright: ignore[reportUnknownMemberType]
         return made
 
     @cached_property
