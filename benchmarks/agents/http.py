@@ -30,7 +30,7 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.records import PROMPT
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Version
-from testbed.agent_rollout import AgentRollout, agent_rollout, assignment
+from testbed.agents.rollout import AgentRollout, agent_rollout, assignment
 
 SLOTS, STEP_S, TURN = 16, 0.008, 128
 SESSIONS = 32  # for the throughput: slots are busy while answers are on their way

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from testbed.agent_process import killed_episodes
-from testbed.agent_run import killed_run
+from testbed.agents.process import killed_episodes
+from testbed.agents.run import killed_run
 
 SEEDS = 3
 SERVICE_KILLS, FUNCTION_KILLS = 13, 12

@@ -38,7 +38,7 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.records import GENERATED, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Version
-from testbed.agent_rollout import CONTEXT, agent_rollout, assignment, letter_model
+from testbed.agents.rollout import CONTEXT, agent_rollout, assignment, letter_model
 from testbed.waiting import wait_for
 
 WORDS = 600  # tokens of the vocabulary

@@ -8,7 +8,7 @@ from openai import OpenAI
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
-from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, resumed
+from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, resumed
 
 
 def client_of(rollout: AgentRollout, key: str = "", retries: int = 0) -> OpenAI:

@@ -13,8 +13,8 @@ from rollstream.producers.settings import TaskSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Annotation, Partial
 from rollstream.streams.writer import FencedWriter
-from testbed.agent_process import records
-from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, resumed
+from testbed.agents.process import records
+from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, resumed
 from testbed.waiting import wait_for
 
 RETRIES = TaskSettings(retries=1)

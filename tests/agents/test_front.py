@@ -15,7 +15,7 @@ from rollstream.streams.bus import Bus
 from rollstream.streams.records import Assignment, RolloutStatus
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter, publish
-from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, resumed
+from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, resumed
 from testbed.waiting import wait_for
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.agent_process import killed_episodes
-from testbed.agent_run import killed_run
+from testbed.agents.process import killed_episodes
+from testbed.agents.run import killed_run
 from testbed.servers import bubblewrap
 
 

@@ -9,7 +9,7 @@ from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Trajectory
-from testbed.agent_rollout import agent_rollout, assignment
+from testbed.agents.rollout import agent_rollout, assignment
 
 
 def ended(bus: Bus, **settings) -> Trajectory:

@@ -7,7 +7,7 @@ from openai import OpenAI
 
 from rollstream.producers.agents.chat_format import ChatFormat
 from rollstream.streams.bus import Bus
-from testbed.agent_rollout import AgentRollout, agent_rollout, assignment, letters_format
+from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, letters_format
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOL = {

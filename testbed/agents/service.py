@@ -1,7 +1,7 @@
-"""Programs of episodes for runs whose processes are killed (`agent_run.py`). Each episode asks for
+"""Programs of episodes for runs whose processes are killed (`run.py`). Each episode asks for
 `TURNS` turns, runs a command in a sandbox after each, and notes every answer in a file.
 
-`episode` is the function of `agent.episode`. `python -m testbed.agent_service URL` is an outside
+`episode` is the function of `agent.episode`. `python -m testbed.agents.service URL` is an outside
 service: it opens episodes at the address and runs up to `TOGETHER` of them.
 """
 

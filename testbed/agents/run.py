@@ -73,7 +73,7 @@ class _Killer:
     def start_service(self) -> None:
         """Starts the outside service, if the run has one."""
         if self._url:
-            command = [sys.executable, "-m", "testbed.agent_service", self._url]
+            command = [sys.executable, "-m", "testbed.agents.service", self._url]
             with (self._folder / "service.txt").open("ab") as out:
                 environment = {**os.environ, **module_environment(), **_notes(self._folder)}
                 self.service = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
@@ -186,7 +186,7 @@ def killed_run(base: Path, kills: int, seed: int, service: bool) -> RunCounts:
         "rollouts.status_s=0.2", "dispatch.keep_s=5", f"task.environment=['{agent_service.NOTES}']",
         "trainer.filter_equal_rewards=false", "trainer.lr=1e-4",
         *([f"agent.front={front}", "agent.service=true"] if service
-          else ["agent.episode=testbed.agent_service:episode"]),
+          else ["agent.episode=testbed.agents.service:episode"]),
     ]  # fmt: skip
     (base / "tiny.toml").write_text('run = "tiny"\n')
     line = run_line(base / "tiny.toml", folder, settings)

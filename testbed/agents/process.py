@@ -1,6 +1,6 @@
 """A rollout of episodes in a process of its own, to be killed:
-`python -m testbed.agent_process FOLDER PORT TERM EPISODES` resumes the episodes from the log in the
-folder, or starts them in term 1, until it is killed. `killed_episodes` does that several times
+`python -m testbed.agents.process FOLDER PORT TERM EPISODES` resumes the episodes from the log in
+the folder, or starts them in term 1, until it is killed. `killed_episodes` does that several times
 while programs ask, and counts what was lost.
 """
 
@@ -27,7 +27,7 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Partial, Trajectory
 from rollstream.streams.topics import catalogue
-from testbed.agent_rollout import AgentRollout, assignment, letters_format, resumed
+from testbed.agents.rollout import AgentRollout, assignment, letters_format, resumed
 from testbed.waiting import wait_for
 
 SECRET = b"0123456789abcdef"
@@ -171,7 +171,7 @@ def killed_episodes(
 def _start(folder: Path, port: int, term: int, episodes: int) -> "subprocess.Popen[bytes]":
     import os
 
-    command = [sys.executable, "-m", "testbed.agent_process"]
+    command = [sys.executable, "-m", "testbed.agents.process"]
     return subprocess.Popen(
         [*command, str(folder), str(port), str(term), str(episodes)],
         env={**os.environ, **module_environment()},
