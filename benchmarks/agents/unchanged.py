@@ -70,9 +70,7 @@ def _run_service(command: Sequence[str], folder: Path, steps: str) -> str:
         [*command, f"http://{address}", str(folder / "tokenizer")], start_new_session=True
     )
     try:
-        return _run(
-            folder / "run", [steps, "agent.service=true", f"agent.endpoint={json.dumps(address)}"]
-        )
+        return _run(folder / "run", [steps, "agent.service=true", f"agent.endpoint={address}"])
     finally:
         os.killpg(service.pid, signal.SIGKILL)
         service.wait()

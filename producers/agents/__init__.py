@@ -5,5 +5,6 @@ HTTP, and `serving` listens: `requests` and `answers` know the protocols, `chat_
 chat, `keys` who asks. `conversation` finds the tokens of a request among those that an episode has.
 `inbox` hands a `pending` turn to the rollout's loop, where `episodes` runs each `episode`.
 `service` puts these parts together for a rollout. `front` is one address for all rollouts, which
-`directory` finds. `settings` has the table `[agent]`.
+`directory` finds. `fates` finds what became of an episode that is not open here. `settings` has the
+table `[agent]`.
 """

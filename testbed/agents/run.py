@@ -29,7 +29,7 @@ from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Partial, Trajectory
-from testbed import agent_service
+from testbed.agents import service as agent_service
 from testbed.kills.final_counts import counted
 from testbed.run_process import SETTINGS, random_model, read, role, run_line, running, steps_done
 from testbed.waiting import wait_for
