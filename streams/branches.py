@@ -59,3 +59,23 @@ def leaves(length: int, branches: Sequence[Branch]) -> list[Indices]:
     continued = {branch.at for branch in branches}
     ends = [end - 1 for _, end in pairwise(starts) if end - 1 not in continued]
     return [path_to(end, branches) for end in ends]
+
+
+def branch_depths(
+    starts: Sequence[int], ends: Sequence[int], branches: Sequence[Branch]
+) -> list[int]:
+    """Return for each turn of an episode, which has the tokens from its start to its end, the
+    number of branches on its path.
+    """
+    depths: list[int] = []
+    at_of = {branch.start: branch.at for branch in branches}
+    for start in starts:
+        at = at_of.get(start)
+        if at is None:
+            depths.append(depths[-1] if depths else 0)
+        elif at < 0:
+            depths.append(0)
+        else:
+            before = zip(ends, depths, strict=False)
+            depths.append(next((depth for end, depth in before if end > at), 0) + 1)
+    return depths

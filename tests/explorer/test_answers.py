@@ -64,6 +64,13 @@ def test_groups_are_filtered_by_their_end(asked):
     assert asked.json("r/0/groups")["total"] == 4
 
 
+def test_an_episode_shows_the_times_of_its_turns(asked):
+    first, answer = asked.json("r/0/trajectories/2.0")["turns"]
+    assert (first["kind"], first["wait_s"], first["seconds"]) == ("prompt", 0.5, None)
+    assert (answer["kind"], answer["wait_s"], answer["seconds"]) == ("generated", None, 1.5)
+    assert (answer["depth"], answer["fork"]) == (0, "")
+
+
 def test_a_trajectory_shows_text_version_and_lag_of_each_token(asked):
     found = asked.json("r/0/trajectories/1.0")
     tokens = found["tokens"]

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.streams.admissible import TrainingBounds, refusal
-from rollstream.streams.branches import branch_problem, leaves, path_to
+from rollstream.streams.branches import branch_depths, branch_problem, leaves, path_to
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory
 from rollstream.streams.values import Branch, Span, Turn, Version
 
@@ -80,3 +80,13 @@ def test_turns_that_do_not_cover_the_generated_tokens_are_refused():
         refused = refusal(replace(record, turns=turns), TrainingBounds())
         assert refused is not None
         assert refused.kind == "turns"
+
+
+def test_each_turn_has_the_number_of_branches_on_its_path() -> None:
+    """Turns of ten tokens: the second continues the first, the third branches from it, the fourth
+    from the third, the fifth begins anew.
+    """
+    starts, ends = [0, 10, 20, 30, 40], [10, 20, 30, 40, 50]
+    branches = (Branch(20, 9), Branch(30, 25), Branch(40, -1))
+    assert branch_depths(starts, ends, branches) == [0, 0, 1, 2, 0]
+    assert branch_depths([0, 10], [10, 20], ()) == [0, 0]

@@ -4,8 +4,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from rollstream.streams.branches import branch_depths
 from rollstream.streams.records import Trajectory
-from rollstream.streams.values import Branch, Turn
+from rollstream.streams.values import Turn
 
 TEXT_MAX = 100  # characters of a turn's texts
 
@@ -15,7 +16,8 @@ def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) ->
     one about the whole episode.
     """
     lines: list[str] = []
-    depths = _depths(record.turns, record.branches)
+    starts, ends = [turn.start for turn in record.turns], [turn.end for turn in record.turns]
+    depths = branch_depths(starts, ends, record.branches)
     for number, (turn, depth) in enumerate(zip(record.turns, depths, strict=True), start=1):
         lines += [f"{'   ' * depth}{line}" for line in _turn_lines(number, turn, record, decode)]
     waiting = sum(turn.waiting_s for turn in record.turns)
@@ -40,24 +42,6 @@ def _turn_lines(
     )
     yield f"   > {_short(decode(record.tokens[turn.start : turn.generated].tolist()))}"
     yield f"   < {_short(decode(record.tokens[turn.generated : turn.end].tolist()))}"
-
-
-def _depths(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
-    """Return for each turn the number of branches on its path."""
-    ends: list[tuple[int, int]] = []  # end of a turn, its depth
-    depths: list[int] = []
-    at_of = {branch.start: branch.at for branch in branches}
-    for turn in turns:
-        at = at_of.get(turn.start)
-        if at is None:
-            depth = depths[-1] if depths else 0
-        elif at < 0:
-            depth = 0
-        else:
-            depth = next((depth for end, depth in ends if end > at), 0) + 1
-        depths.append(depth)
-        ends.append((turn.end, depth))
-    return depths
 
 
 def _short(text: str) -> str:

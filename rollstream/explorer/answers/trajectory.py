@@ -5,6 +5,7 @@ Tokens that still run are joined from the partials in the log. Token entropy and
 log-probability of a token are not in the log; the answer states that.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,7 @@ from rollstream.explorer.answers.groups import ReadGroup, groups_of, read_group
 from rollstream.explorer.answers.rows import with_group_rewards
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import limited, whole
+from rollstream.streams.branches import branch_depths
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT, Annotation, Trajectory
 from rollstream.streams.values import Span, accepted_mask, accepted_tokens
 
@@ -54,7 +56,7 @@ def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> di
         **_facts(record),
         "chain": chain.entries,
         "chain_complete": chain.complete,
-        "turns": _turns(sequence, chain),
+        "turns": _turns(sequence, chain, record),
         "annotations": run.index.rows(
             "SELECT name, value, count AS values, scorer, reason, time_s FROM noted "
             "WHERE trajectory = ? ORDER BY name LIMIT 100", [name]
@@ -212,22 +214,41 @@ def _facts(record: Trajectory | None) -> dict[str, Any]:
     }
 
 
-def _turns(sequence: TokenSequence, chain: Chain) -> list[dict[str, Any]]:
-    """Returns the runs of tokens of one source. An environment's turn waits from the last partial
-    before it to the first one after it, where the log still has both.
+def _turns(
+    sequence: TokenSequence, chain: Chain, record: Trajectory | None
+) -> list[dict[str, Any]]:
+    """Returns the runs of tokens of one source, cut where a turn of an agent begins. An
+    environment's turn waits from the last partial before it to the first one after it, where the
+    log still has both; a turn of an agent's episode has its times in the record, and the number of
+    branches on its path (`depth`), with the cause of a branch (`fork`) where one begins.
     """
     if not len(sequence.sources):
         return []
-    changes = np.flatnonzero(np.diff(sequence.sources)) + 1
-    edges = [0, *changes.tolist(), len(sequence.sources)]
+    turns = () if record is None else record.turns
+    branches = () if record is None else record.branches
+    starts, ends = [turn.start for turn in turns], [turn.end for turn in turns]
+    depths = branch_depths(starts, ends, branches)
+    changes = (np.flatnonzero(np.diff(sequence.sources)) + 1).tolist()
+    edges = sorted({0, *starts, *changes, len(sequence.sources)})
     found: list[dict[str, Any]] = []
     for start, end in pairwise(edges):
         kind = KINDS.get(int(sequence.sources[start]), "environment")
         waited = chain.waited(start, end) if kind == "environment" else None
-        found.append(
-            {"kind": kind, "start": start, "end": end, "text_tokens": end - start,
-             "seconds": chain.seconds(start, end), "wait_s": waited}
-        )  # fmt: skip
+        one = {
+            "kind": kind, "start": start, "end": end, "text_tokens": end - start,
+            "seconds": chain.seconds(start, end), "wait_s": waited, "depth": 0, "fork": "",
+        }  # fmt: skip
+        number = bisect_right(starts, start) - 1
+        if number >= 0:
+            turn = turns[number]
+            is_first = start == turn.start
+            one |= {
+                "depth": depths[number],
+                "fork": turn.fork if is_first else "",
+                "wait_s": turn.waiting_s if is_first else None,
+                "seconds": turn.generating_s if kind == "generated" else None,
+            }
+        found.append(one)
     return found
 
 

@@ -128,13 +128,14 @@ function Turns({ data, measure, shown, at, onAt }) {
 function Turn({ turn, data, measure, shown }) {
   const versions = turn.kind !== "generated" ? []
     : data.versions.filter((v) => v.start < turn.end && v.end > turn.start);
-  return html`<section class=${`turn ${turn.kind}`}
+  return html`<section class=${`turn ${turn.kind} depth-${Math.min(turn.depth ?? 0, 6)}`}
     aria-label=${`${turn.kind}, ${turn.end - turn.start} tokens`}>
     <header><strong>${turn.kind}</strong><span>${count(turn.end - turn.start)} tokens</span>
       ${turn.kind === "generated"
         && html`<span>${versions.map((v) => `v${v.version}`).join(" → ")}</span>`}
       ${turn.seconds !== null && html`<span>${duration(turn.seconds)}</span>`}
-      ${turn.wait_s !== null && html`<span>waited ${duration(turn.wait_s)}</span>`}</header>
+      ${turn.wait_s !== null && html`<span>waited ${duration(turn.wait_s)}</span>`}
+      ${turn.fork && html`<span class="fork">a branch (${turn.fork})</span>`}</header>
     <div class=${`tokens ramp-${measure.ramp}`}>${pieces(turn, data, measure, Math.min(turn.end, shown), versions)}</div>
   </section>`;
 }
