@@ -31,6 +31,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "agents/http.py": {"agents_endpoint": "≥ 0.95 ×", "agents_latency_ms": "≤ 2 ms"},
             "agents/tokens.py": {"agents_drift": "0", "agents_trained_tokens": "≤ 1.05 ×"},
             "agents/kills.py": {"agents_kills": "0"},
+            "agents/unchanged.py": {"agents_unchanged": "≥ 8"},
             "agents/escapes.py": {
                 "agents_escapes": "0",
                 "agents_escapes_unconfined": "all",

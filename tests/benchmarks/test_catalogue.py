@@ -46,13 +46,18 @@ def modules() -> dict[str, Path]:
 
 
 def reached_from(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of `known` that a file imports or names in a string (`-m`, a task, a folder)."""
+    """Modules of `known` that a file imports or names in a string (`-m`, a task, a folder, the name
+    of a program's file).
+    """
     found: set[str] = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= set(re.findall(r"benchmarks(?:\.\w+)+", node.value))
+            if node.value.endswith((".py", "_env")):  # of a program, or what a program loads
+                file = f"{node.value.removesuffix('.py')}.py"
+                found |= {name for name, one in known.items() if one.name == file}
             if node.value == "traced":
                 found.add("benchmarks.resume.traced.sitecustomize")
     return found & set(known)
