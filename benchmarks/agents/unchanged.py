@@ -1,5 +1,7 @@
 """Trains episodes of programs that were not written for a trainer, each in a run of its own, and
-counts the programs whose run trained them all with a clean audit (`agents_unchanged`):
+counts the programs whose run trained them all with a clean audit (`agents_unchanged`). A program
+that does not send its history back as it was gets a branch, and its turns are trained all the same;
+how many did is in the note.
 `python -m benchmarks.agents.unchanged [PROGRAM…]` runs some of them by name.
 """
 
@@ -10,7 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.agents.installing import EXAMPLES, ProgramMissing, programs
@@ -31,22 +35,26 @@ GOAL = 8
 def cases(quick: bool) -> Iterator[Case]:
     episodes = QUICK_EPISODES if quick else EPISODES
     found = {name: outcome(name, episodes) for name in programs()}
-    clean = sum(not reason for reason in found.values())
-    wrong = [f"{name}: {reason}" for name, reason in found.items() if reason]
-    note = f"{episodes} episodes each, audits clean: " + ", ".join(
-        name for name, reason in found.items() if not reason
-    )
-    yield alone(
-        "agents_unchanged", clean, "programs", at_least=GOAL, note="; ".join([note, *wrong])
-    )
+    clean = sum(outcome.is_clean for outcome in found.values())
+    said = "; ".join(f"{name}: {outcome.text}" for name, outcome in found.items())
+    note = f"{episodes} episodes each; {said}"
+    yield alone("agents_unchanged", clean, "programs", at_least=GOAL, note=note)
 
 
-def outcome(name: str, episodes: int) -> str:
-    """Returns why this program's episodes were not all trained with a clean audit, or ""."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """States whether all episodes of a program were trained with a clean audit, and what came."""
+
+    is_clean: bool
+    text: str
+
+
+def outcome(name: str, episodes: int) -> Outcome:
+    """Runs the program's episodes and audits the run."""
     try:
         program = programs()[name]()
     except ProgramMissing as error:
-        return f"missing: {error}"
+        return Outcome(False, f"missing: {error}")
     with tempfile.TemporaryDirectory() as folder:
         run_folder = Path(folder) / "run"
         steps = f"trainer.steps={episodes // STEP_EPISODES}"
@@ -58,7 +66,7 @@ def outcome(name: str, episodes: int) -> str:
                 failure = _run(run_folder, [steps, f"agent.command={json.dumps(whole)}"])
         except subprocess.TimeoutExpired:
             failure = f"the run took longer than {RUN_S:g} s"
-        return failure or _wrong_in(run_folder, episodes)
+        return Outcome(False, failure) if failure else _judged(run_folder, episodes)
 
 
 def _run_service(command: Sequence[str], folder: Path, steps: str) -> str:
@@ -85,26 +93,25 @@ def _run(folder: Path, settings: Sequence[str]) -> str:
     return f"the run ended with {run.returncode}: {run.stderr[-500:]}" if run.returncode else ""
 
 
-def _wrong_in(folder: Path, episodes: int) -> str:
-    """Returns what the log of a run has against its program, or ""."""
+def _judged(folder: Path, episodes: int) -> Outcome:
+    """Returns what the log of a run says of its program."""
     takes = read(folder, "ledger", Take)
     trained = {member.trajectory for take in takes for member in take.members}
     if len(trained) < episodes:
-        return f"{len(trained)} of {episodes} episodes trained"
+        return Outcome(False, f"{len(trained)} of {episodes} episodes trained")
     records = read(folder, "trajectories", Trajectory)
-    if forks := [turn.fork for record in records for turn in record.turns if turn.fork]:
-        return f"{len(forks)} turns forked, though the history was sent back whole: {set(forks)}"
+    turns = [turn for record in records for turn in record.turns]
+    causes = Counter(turn.fork for turn in turns if turn.fork)
+    branches = ", ".join(f"{number} by {cause}" for cause, number in causes.items())
     audit = subprocess.run(
         [sys.executable, "-m", "rollstream", "audit", str(folder)], cwd=ROOT,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return (
-        f"the audit ended with {audit.returncode}: {audit.stdout[-500:]}"
-        if audit.returncode
-        else ""
-    )
+    if audit.returncode:
+        return Outcome(False, f"the audit ended with {audit.returncode}: {audit.stdout[-500:]}")
+    return Outcome(True, f"clean, {len(turns)} turns, branches: {branches or 'none'}")
 
 
 if __name__ == "__main__":
     for program in sys.argv[1:] or programs():
-        print(program, outcome(program, QUICK_EPISODES) or "clean", flush=True)
+        print(program, outcome(program, QUICK_EPISODES), flush=True)
