@@ -12,21 +12,18 @@ from pydantic import TypeAdapter, ValidationError
 from rollstream.errors import ConfigurationError
 from rollstream.simulator.experiment import PolicyRun
 
-SAVED_FILE = "simulation.json"
 KIND = "rollstream-simulation/1"
 
 _RUNS = TypeAdapter(tuple[PolicyRun, ...])
 
 
-def save_runs(runs: Sequence[PolicyRun], folder: Path) -> Path:
-    """Write the runs to `simulation.json` in the folder, which is created; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / SAVED_FILE
+def save_runs(runs: Sequence[PolicyRun], path: Path) -> None:
+    """Write the runs to the file, whose folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     value = {"kind": KIND, "runs": _RUNS.dump_python(tuple(runs), mode="json")}
     partial.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
     partial.replace(path)
-    return path
 
 
 def load_saved_runs(path: Path) -> tuple[PolicyRun, ...]:
@@ -44,7 +41,7 @@ def load_saved_runs(path: Path) -> tuple[PolicyRun, ...]:
             "rollstream simulate CONFIG --save DIR"
         )
     try:
-        return _RUNS.validate_json(json.dumps(saved.get("runs")))
+        return _RUNS.validate_python(saved.get("runs"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

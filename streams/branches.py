@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.streams.values import Branch
+from rollstream.streams.values import Branch, Turn
 
 LEAVES_MAX = 256
 """Most paths of one episode. A program that never repeats its history needs one for each turn."""
@@ -61,21 +61,17 @@ def leaves(length: int, branches: Sequence[Branch]) -> list[Indices]:
     return [path_to(end, branches) for end in ends]
 
 
-def branch_depths(
-    starts: Sequence[int], ends: Sequence[int], branches: Sequence[Branch]
-) -> list[int]:
-    """Return for each turn of an episode, which has the tokens from its start to its end, the
-    number of branches on its path.
-    """
+def branch_depths(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
+    """Return the number of branches on the path of each turn of an episode."""
     depths: list[int] = []
     at_of = {branch.start: branch.at for branch in branches}
-    for start in starts:
-        at = at_of.get(start)
+    for turn in turns:
+        at = at_of.get(turn.start)
         if at is None:
             depths.append(depths[-1] if depths else 0)
         elif at < 0:
             depths.append(0)
         else:
-            before = zip(ends, depths, strict=False)
-            depths.append(next((depth for end, depth in before if end > at), 0) + 1)
+            before = zip(turns, depths, strict=False)
+            depths.append(next((depth for one, depth in before if one.end > at), 0) + 1)
     return depths

@@ -36,8 +36,8 @@ def cases(quick: bool) -> Iterator[Case]:
     episodes = QUICK_EPISODES if quick else EPISODES
     found = {name: outcome(name, episodes) for name in programs()}
     clean = sum(outcome.is_clean for outcome in found.values())
-    said = "; ".join(f"{name}: {outcome.text}" for name, outcome in found.items())
-    note = f"{episodes} episodes each; {said}"
+    details = "; ".join(f"{name}: {outcome.text}" for name, outcome in found.items())
+    note = f"{episodes} episodes each; {details}"
     yield alone("agents_unchanged", clean, "programs", at_least=GOAL, note=note)
 
 
@@ -94,7 +94,7 @@ def _run(folder: Path, settings: Sequence[str]) -> str:
 
 
 def _judged(folder: Path, episodes: int) -> Outcome:
-    """Returns what the log of a run says of its program."""
+    """Judges a program by the log of its run."""
     takes = read(folder, "ledger", Take)
     trained = {member.trajectory for take in takes for member in take.members}
     if len(trained) < episodes:

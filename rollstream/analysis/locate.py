@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # opening a run imports them
 RUNS_FOLDER = Path("runs")
 ARCHIVE_FOLDER = "archive"
 REPLAY_FILE = "replay.json"  # marks a folder that a replay wrote, where no role may resume the run
+SIMULATION_FILE = "simulation.json"  # the results of a simulation, in a folder of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue
 from rollstream.supervisor.cards import GpuCard, assign_cards, read_cards
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
+from rollstream.supervisor.process import ProcessSpec
 from rollstream.supervisor.supervisor import RunLock, RunOutcome, Supervisor
 from rollstream.warmup.process import WarmupProcess
 
@@ -85,10 +86,12 @@ def main(arguments: argparse.Namespace) -> int:
         warmup = WarmupProcess(configuration, folder, spec, console, lock)
         if not warmup.run(signals):  # 4
             return EXIT_INTERRUPTED
-        _assign_cards(configuration, folder)  # refuses too small GPUs before anything is uploaded
+        # Refuses too small GPUs, so it comes before anything is uploaded.
+        specs = _role_specs(configuration, folder, arguments.accept_config)
         store_starting_model(store, configuration, folder.path)
         with ExplorerProcess(folder, console) if arguments.explore else nullcontext():
-            outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
+            view = LiveView(_observer(configuration, folder, bus), console, arguments.json)
+            outcome = _supervise(configuration, folder, signals, view, lock, specs)
         _end(folder, outcome, console, arguments.json)  # 6
     finally:
         bus.close()
@@ -123,30 +126,34 @@ def _assign_cards(c: Configuration, folder: RunFolder) -> Mapping[str, Sequence[
     return assigned
 
 
+def _role_specs(c: Configuration, folder: RunFolder, accepted: bool) -> list[ProcessSpec]:
+    """Returns the processes of the run, each with its GPUs and its metrics port."""
+    specs = process_specs(c, folder, accepted, _assign_cards(c, folder))
+    return with_metrics_ports(specs, metrics_port(c, os.environ))
+
+
+def _observer(c: Configuration, folder: RunFolder, bus: Bus) -> RunObserver:
+    now, store = time.time, open_store(store_url(c, folder.path), c.sync)
+    log = LogView(bus, store, c.run)
+    return RunObserver(run_settings_of(c), folder.metrics, lambda: log, now, now())
+
+
 def _supervise(
     configuration: Configuration,
     folder: RunFolder,
-    bus: Bus,
     signals: StopSignals,
-    console: Console,
+    view: LiveView,
     lock: RunLock,
-    arguments: argparse.Namespace,
+    specs: Sequence[ProcessSpec],
 ) -> RunOutcome:
-    """Run the roles in processes of their own until the run ends. Meanwhile show the live view and
-    serve the supervisor's metrics.
+    """Run the processes until the run ends. Meanwhile show the live view and serve the supervisor's
+    metrics.
     """
-    now = time.time
-    store = open_store(store_url(configuration, folder.path), configuration.sync)
-    log = LogView(bus, store, configuration.run)
-    observer = RunObserver(run_settings_of(configuration), folder.metrics, lambda: log, now, now())
-    assigned = _assign_cards(configuration, folder)
-    specs = process_specs(configuration, folder, arguments.accept_config, assigned)
-    specs = with_metrics_ports(specs, metrics_port(configuration, os.environ))
     process_metrics = ProcessMetrics(signals.stop)
     with (
         serve_metrics(configuration, folder.path, "supervisor", "supervisor", process_metrics),
         MetricsFile(folder.metrics / "supervisor.jsonl") as events,
-        LiveView(observer, console, arguments.json) as view,
+        view,
     ):
         supervisor = Supervisor(specs, folder.logs, lock, events.append)
         process_metrics.offer(supervisor.metric_values)

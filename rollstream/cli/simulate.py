@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from rollstream.analysis.locate import SIMULATION_FILE
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.configuration import refuse_other_kind
 from rollstream.cli.signals import progress_line
@@ -80,7 +81,8 @@ def main(arguments: argparse.Namespace) -> int:
     if page is not None:
         write_simulated(found, page)
     if arguments.save is not None:
-        written["results"] = save_runs(found, Path(arguments.save))
+        written["results"] = Path(arguments.save) / SIMULATION_FILE
+        save_runs(found, written["results"])
     if not arguments.json:
         for what, path in written.items():
             console.print(f"{what}: {path}", soft_wrap=True, highlight=False)

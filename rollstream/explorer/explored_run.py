@@ -167,7 +167,7 @@ class ExploredRun:
                     self._notify("change", self.change())
             before_s, used_s = used_s, time.process_time()
             least_s = EVERY_S if view.bus is not None else LISTED_S
-            self._stop.wait(least_s if is_first else max(least_s, pause_s(used_s - before_s)))
+            self._stop.wait(least_s if is_first else pause_s(used_s - before_s, least_s))
             is_first = False
 
     def _feed(self, view: LogView) -> tuple[RunFeed, RunSettings, RunState]:
@@ -220,11 +220,11 @@ class ExploredRun:
         return "starting" if shown.is_starting or not shown.step else "training"
 
 
-def pause_s(used_s: float) -> float:
-    """Returns the seconds to wait before the next read, if the process has used `used_s` seconds of
-    processor time since it began the last pause.
+def pause_s(used_s: float, least_s: float = EVERY_S) -> float:
+    """Returns the seconds to wait before the next read, at least `least_s`, if the process has used
+    `used_s` seconds of processor time since it began the last pause.
     """
-    return min(PAUSE_MAX_S, max(EVERY_S, used_s / CORE_SHARE))
+    return min(PAUSE_MAX_S, max(least_s, used_s / CORE_SHARE))
 
 
 def without_user_code(location: RunLocation) -> RunLocation:

@@ -93,8 +93,8 @@ class EpisodeHistory:
             case records.Take():
                 self._used.update(member.trajectory for member in record.members)
             case records.StepDone():
-                released = record.counts.get("released", 0), self._released.get(record.step, 0)
-                self._released[record.step] = max(released)
+                released = record.counts.get("released", 0)
+                self._released[record.step] = max(released, self._released.get(record.step, 0))
             case records.Trajectory():
                 self._finished(record)
             case _:

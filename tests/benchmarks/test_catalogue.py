@@ -50,14 +50,15 @@ def reached_from(path: Path, known: dict[str, Path]) -> set[str]:
     of a program's file).
     """
     found: set[str] = set()
+    package = ".".join(path.parent.relative_to(ROOT).parts)
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            found.add(f"{package}.{node.module}")  # of a program, which imports its neighbour
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= set(re.findall(r"benchmarks(?:\.\w+)+", node.value))
-            if node.value.endswith((".py", "_env")):  # of a program, or what a program loads
-                file = f"{node.value.removesuffix('.py')}.py"
-                found |= {name for name, one in known.items() if one.name == file}
+            if node.value.endswith(".py"):  # of a program
+                found |= {name for name, one in known.items() if one.name == node.value}
             if node.value == "traced":
                 found.add("benchmarks.resume.traced.sitecustomize")
     return found & set(known)

@@ -86,7 +86,7 @@ def test_each_turn_has_the_number_of_branches_on_its_path() -> None:
     """Turns of ten tokens: the second continues the first, the third branches from it, the fourth
     from the third, the fifth begins anew.
     """
-    starts, ends = [0, 10, 20, 30, 40], [10, 20, 30, 40, 50]
+    turns = [Turn("", "", at, at + 5, at + 10, "stop", 0.0, 0.0) for at in range(0, 50, 10)]
     branches = (Branch(20, 9), Branch(30, 25), Branch(40, -1))
-    assert branch_depths(starts, ends, branches) == [0, 0, 1, 2, 0]
-    assert branch_depths([0, 10], [10, 20], ()) == [0, 0]
+    assert branch_depths(turns, branches) == [0, 0, 1, 2, 0]
+    assert branch_depths(turns[:2], ()) == [0, 0]

@@ -5,8 +5,6 @@ Each learner of a run opens with that model and loads a checkpoint afterwards. S
 replayed step has the same reference as the recorded one, and a checkpoint need not hold it.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import copy
 from collections.abc import Callable
 
@@ -34,7 +32,8 @@ def reference_scorer(
     """
     if not settings.reference_kl:
         return None
-    frozen = copy.deepcopy(model).eval().requires_grad_(False)
+    frozen = copy.deepcopy(model).eval()
+    frozen.requires_grad_(False)  # pyright: ignore[reportUnknownMemberType]
     is_rounded = compute != torch.float32
     score = policy_scorer(
         frozen, general=is_rounded or settings.compile, joins=settings.varlen_attention

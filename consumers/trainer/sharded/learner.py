@@ -86,7 +86,7 @@ class ShardedLearner:
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
-        if settings.reference_kl:  # `torchrun` starts ranks whatever `trainer.processes` says
+        if settings.reference_kl:  # `torchrun` starts ranks whatever `trainer.processes` is
             raise ConfigurationError(
                 "trainer.reference_kl must be 0 where several processes train one model: they do "
                 "not share the reference's model; train with one process"

@@ -16,8 +16,7 @@ def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) ->
     one about the whole episode.
     """
     lines: list[str] = []
-    starts, ends = [turn.start for turn in record.turns], [turn.end for turn in record.turns]
-    depths = branch_depths(starts, ends, record.branches)
+    depths = branch_depths(record.turns, record.branches)
     for number, (turn, depth) in enumerate(zip(record.turns, depths, strict=True), start=1):
         lines += [f"{'   ' * depth}{line}" for line in _turn_lines(number, turn, record, decode)]
     waiting = sum(turn.waiting_s for turn in record.turns)

@@ -19,7 +19,7 @@ from socket import socket
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rollstream.analysis.locate import RunLocation, locate_asked_run
+from rollstream.analysis.locate import SIMULATION_FILE, RunLocation, locate_asked_run
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 RUNS_MAX = 8
 NICENESS = 15
-SAVED_SIMULATION = "simulation.json"  # `simulate --save` writes it (simulator/saved_runs.py)
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -102,8 +101,8 @@ def _located(arguments: argparse.Namespace, scratch: Path) -> list[RunLocation]:
 
 def _saved_simulation(path: Path) -> Path | None:
     """Returns the file of `simulate --save` that this path is, or that it holds as a folder."""
-    path = path / SAVED_SIMULATION if path.is_dir() else path
-    return path if path.name == SAVED_SIMULATION and path.is_file() else None
+    path = path / SIMULATION_FILE if path.is_dir() else path
+    return path if path.name == SIMULATION_FILE and path.is_file() else None
 
 
 def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:

@@ -226,8 +226,7 @@ def _turns(
         return []
     turns = () if record is None else record.turns
     branches = () if record is None else record.branches
-    starts, ends = [turn.start for turn in turns], [turn.end for turn in turns]
-    depths = branch_depths(starts, ends, branches)
+    starts, depths = [turn.start for turn in turns], branch_depths(turns, branches)
     changes = (np.flatnonzero(np.diff(sequence.sources)) + 1).tolist()
     edges = sorted({0, *starts, *changes, len(sequence.sources)})
     found: list[dict[str, Any]] = []
