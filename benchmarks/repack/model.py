@@ -9,7 +9,6 @@ complete one removes it.
 """
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,8 @@ import xxhash
 
 from benchmarks.case import Case, paired
 from benchmarks.repack.model_arm import EXAMPLE, ArmResult, run_arm
+from benchmarks.runs.quickstart import warm_model
 from testbed.repository import ROOT
-from testbed.run_process import run_line
 
 PAIRS, PAIRS_QUICK = 5, 1
 FOLDER = ROOT / "runs" / "repack-model"
@@ -87,7 +86,7 @@ def run_or_recall(base: Path, arm: str, seed: int) -> ArmResult:
         return msgspec.json.decode(path.read_bytes(), type=ArmResult)
     folder = base / "run"
     shutil.rmtree(folder, ignore_errors=True)
-    settings = (f"seed={seed}", f"model.path={_warm_model(base)}", *ARMS[arm])
+    settings = (f"seed={seed}", f"model.path={warm_model(base, EXAMPLE)}", *ARMS[arm])
     result = run_arm(folder, settings)
     path.write_bytes(msgspec.json.encode(result))
     print(f"repack_model: {arm}, seed {seed}: {words(result)}", file=sys.stderr, flush=True)
@@ -102,21 +101,6 @@ def code_digest() -> str:
             digest.update(path.read_bytes())
     digest.update(EXAMPLE.read_bytes())
     return digest.hexdigest()
-
-
-def _warm_model(base: Path) -> Path:
-    """The example's warm model of seed 0, made once."""
-    folder = base / "warm"
-    if not (folder / "model").is_dir():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        made = base / "warm-run"
-        shutil.rmtree(made, ignore_errors=True)
-        line = run_line(EXAMPLE, made, ["trainer.steps=1", "evaluation.enabled=false"])
-        subprocess.run(line, check=True, capture_output=True, timeout=1800)
-        (made / "model").rename(folder / "model")
-        shutil.rmtree(made)
-    return folder / "model"
 
 
 def arm_case(arm: str, mine: Sequence[ArmResult], plain: Sequence[ArmResult]) -> Case:

@@ -1,20 +1,25 @@
 """Settings and model of the runs of `examples/quickstart.toml` that several benchmarks start."""
 
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from testbed.repository import EXAMPLES
+from testbed.run_process import run_line
 
 QUICKSTART = EXAMPLES / "quickstart.toml"
 ASYNC = ["evaluation.enabled=false", "weights.keep_every=1", "weights.versions_max=80"]
 """Trains only; versions are kept, so that they can be evaluated afterwards."""
 
 
-def warm_model(base: Path) -> Path:
-    """The quickstart's warm model of seed 0, made once per benchmark."""
-    folder = base / "warm"
-    overrides = ["--run", str(folder), "--set", "trainer.steps=1"]
-    command = [sys.executable, "-m", "rollstream", "run", str(QUICKSTART), *overrides]
-    subprocess.run(command, check=True, capture_output=True, timeout=900)
-    return folder / "model"
+def warm_model(base: Path, example: Path = QUICKSTART) -> Path:
+    """Returns the warm model of seed 0 of this example in `base`; it is made if it is not there."""
+    model, made = base / "warm" / "model", base / "warm-run"
+    if not model.is_dir():
+        shutil.rmtree(made, ignore_errors=True)
+        line = run_line(example, made, ["trainer.steps=1", "evaluation.enabled=false"])
+        subprocess.run(line, check=True, capture_output=True, timeout=1800)
+        model.parent.mkdir(parents=True, exist_ok=True)
+        (made / "model").rename(model)
+        shutil.rmtree(made)
+    return model

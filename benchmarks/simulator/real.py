@@ -6,19 +6,26 @@ the configuration (paced) or of `rollstream profile` (torch). What it cannot kno
 measured in one run per engine that is not among those predicted: seconds until a version is out, of
 a swap, of a trained token, and between two decode steps, and how much longer a step lasts beside a
 trainer than alone (torch). A window starts when the start of the rollouts no longer matters and
-ends with the last step. What a run showed is kept in a folder of the system's temporary ones until
-all runs are done, so that a second start continues; delete it to begin again.
+ends with the last step.
+
+The runs of `examples/longtail-model.toml` have four rollouts and a trainer on two cores. They are
+predicted as `rollstream tune` does it, from one recorded run under `in_flight`, and their speed
+alone is compared: what a rollout is busy for is processor time there.
+
+What a run showed is kept in a folder of the system's temporary ones until all runs are done, so
+that a second start continues; delete it to begin again.
 """
 
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.case import Case, alone
+from benchmarks.repack.model_arm import EXAMPLE as LONG_TAIL, PATIENT
 from benchmarks.runs.quickstart import QUICKSTART, warm_model
 from benchmarks.runs.watched import EXAMPLE, SETTINGS, watched
 from benchmarks.simulator.expected import expected_of, machine_of
@@ -31,6 +38,7 @@ from benchmarks.simulator.observed import (
     observed,
     overheads_of,
 )
+from benchmarks.tune.hand import KeptResults, TuningWorld, chosen, recorded_machine
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.config.settings import Configuration
@@ -84,6 +92,16 @@ PREDICTED = (
     ),
     Setting("torch", "in flight, 1 × 96", ("rollouts.slots=96",)),
 )  # fmt: skip
+MODEL = TuningWorld(
+    name="model",
+    example=LONG_TAIL,
+    settings=(*PATIENT, "dispatch.placement=room", "rollouts.drafts=off", FLIGHT),
+    gpus=6,
+    hand=((), (KEEP,), (KEEP, "dispatch.repack=false")),
+    first=8,
+    last=44,
+)
+"""The recorded run, which is not predicted, then the predicted ones."""
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -93,9 +111,7 @@ def cases(quick: bool) -> Iterator[Case]:
     engines = sorted({setting.engine for setting in settings})
     base = Path(tempfile.gettempdir()) / f"rollstream-predicted{'-quick' if quick else ''}"
     base.mkdir(exist_ok=True)
-    warm = base / "warm" / "model"
-    if "torch" in engines and not (warm / "config.json").is_file():
-        warm = warm_model(base)
+    warm = warm_model(base) if "torch" in engines else base
     measured = {engine: kept_run(base, MEASURED[engine], warm) for engine in engines}
     machines = {engine: machine_of(real, base) for engine, real in measured.items()}
     for setting in settings:
@@ -103,9 +119,29 @@ def cases(quick: bool) -> Iterator[Case]:
         expected = expected_of(real, machines[setting.engine])
         worst = max(worst, *errors_of(expected, real.found).values())
         notes.append(f"{setting.engine}, {setting.name}: {_words(expected, real.found)}")
+    if not quick:
+        errors, words = model_errors(base)
+        worst, notes = max(worst, *errors), [*notes, *words]
     note = f"tokens/s relative, shares in points; real → predicted: {'; '.join(notes)}"
     yield alone("sim_vs_real_error", worst, "share", at_most=ERROR_MAX, note=note)
     shutil.rmtree(base)
+
+
+def model_errors(base: Path) -> tuple[list[float], list[str]]:
+    """Returns the relative errors of the speeds predicted for `MODEL`, and each run as text. The
+    first of its settings is the recorded run.
+    """
+    kept, warm = KeptResults(base), warm_model(base / "model", MODEL.example)
+    world = replace(MODEL, settings=(*MODEL.settings, f"model.path={warm}"))
+    speeds = {settings: kept.measured(world, settings) for settings in world.hand}
+    machine = recorded_machine(world, kept.recorded(world))
+    errors, words = list[float](), list[str]()
+    for settings, real in list(speeds.items())[1:]:
+        expected = machine.predicted(chosen(world, settings), world.first)
+        speed = expected.tokens_per_s if expected is not None else 0.0
+        errors.append(abs(speed / real - 1))
+        words.append(f"model, {' '.join(settings)}: {real:,.0f} → {speed:,.0f} tok/s")
+    return errors, words
 
 
 class KeptRun(msgspec.Struct, frozen=True):

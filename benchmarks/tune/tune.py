@@ -94,10 +94,7 @@ def cases(quick: bool) -> Iterator[Case]:
     folder.mkdir(exist_ok=True)
     kept, worlds = KeptResults(folder), [replace(PACED, hand=PACED.hand[:4])]
     if not quick:
-        warm = folder / "warm" / "model"
-        if not (warm / "config.json").is_file():
-            warm = warm_model(folder)
-        torch = replace(TORCH, settings=(*TORCH.settings, f"model.path={warm}"))
+        torch = replace(TORCH, settings=(*TORCH.settings, f"model.path={warm_model(folder)}"))
         worlds = [PACED, torch]
     found = [regret(kept, world, 1 if quick else RUNS) for world in worlds]
     note = "; ".join(text for _, text in found)
