@@ -20,6 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,13 @@ from benchmarks.simulator.observed import (
     observed,
     overheads_of,
 )
-from benchmarks.tune.hand import KeptResults, TuningWorld, chosen, recorded_machine
+from benchmarks.tune.hand import (
+    KeptResults,
+    TuningWorld,
+    chosen,
+    profile_engine,
+    recorded_machine,
+)
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.config.settings import Configuration
@@ -95,13 +102,18 @@ PREDICTED = (
 MODEL = TuningWorld(
     name="model",
     example=LONG_TAIL,
-    settings=(*PATIENT, "dispatch.placement=room", "rollouts.drafts=off", FLIGHT),
+    settings=(
+        *PATIENT, "dispatch.placement=room", "rollouts.drafts=off", "rollouts.batch_max=32", FLIGHT,
+    ),
     gpus=6,
     hand=((), (KEEP,), (KEEP, "dispatch.repack=false")),
     first=8,
     last=44,
-)
-"""The recorded run, which is not predicted, then the predicted ones."""
+)  # fmt: skip
+"""The recorded run, which is not predicted, then the predicted ones. All slots are the batch that
+repack fills, as in a run without a profile.
+"""
+MODEL_RUNS = 3  # of each setting, in turn: a run of one minute varies by a tenth
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -128,12 +140,16 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def model_errors(base: Path) -> tuple[list[float], list[str]]:
-    """Returns the relative errors of the speeds predicted for `MODEL`, and each run as text. The
-    first of its settings is the recorded run.
+    """Returns the relative errors of the speeds predicted for `MODEL` against the medians of
+    `MODEL_RUNS` runs in turn, and each as text. The first of its settings is the recorded run,
+    whose engine is profiled.
     """
     kept, warm = KeptResults(base), warm_model(base / "model", MODEL.example)
     world = replace(MODEL, settings=(*MODEL.settings, f"model.path={warm}"))
-    speeds = {settings: kept.measured(world, settings) for settings in world.hand}
+    for number, settings in product(range(1, MODEL_RUNS), world.hand):
+        kept.measured(world, settings, number)
+    speeds = {settings: kept.measured(world, settings, MODEL_RUNS) for settings in world.hand}
+    profile_engine(world, kept.recorded(world))
     machine = recorded_machine(world, kept.recorded(world))
     errors, words = list[float](), list[str]()
     for settings, real in list(speeds.items())[1:]:

@@ -110,6 +110,16 @@ def recorded_machine(world: TuningWorld, recorded: Path) -> TuningMachine:
     return machine_of(c, read_engine(c, [recorded]), run.measured, run.configuration, cores)
 
 
+def profile_engine(world: TuningWorld, recorded: Path) -> None:
+    """Measures the step times of the world's engine; the profile is in the recorded run's folder,
+    where the command finds it.
+    """
+    settings = _set((*SETTINGS, *world.settings))
+    words = [sys.executable, "-m", "rollstream", "profile", str(world.example), *settings]
+    words += ["--run", str(recorded)]
+    subprocess.run(words, check=True, capture_output=True, timeout=TUNE_S)
+
+
 def chosen(world: TuningWorld, settings: Overrides) -> TuningChoice:
     """Returns the choice that these settings make. The accelerators of a paced trainer follow from
     its seconds per token.

@@ -5,11 +5,9 @@ simulator needs (`TuningMachine`): step times, training times, transfers and the
 not know. `TuningMachine.predicted` simulates one choice of the tuned settings.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
@@ -22,7 +20,7 @@ from rollstream.simulator.replica import scaled_roofline
 from rollstream.simulator.workload import AnswerLengths, RecordedWorkload
 from rollstream.tuning.choices import TuningChoice, choice_of, trainer_gpus, trains_on_cpu
 from rollstream.tuning.cores import on_shared_cores
-from rollstream.tuning.measured import DecodePoint, DraftGain, RunMeasurements
+from rollstream.tuning.measured import DraftGain, RunMeasurements, fit_step_times
 
 POINTS_MIN = 32  # fewer measured answers give no step time
 WAITLESS_SHARE = 0.25
@@ -37,8 +35,6 @@ until the lag bound stops it, which lasts for many steps.
 NO_REPEATS = 1 << 20  # prompts of a data set of unknown size: none comes twice
 CORES_SHARE_MIN = 0.25  # of the cores: more than the rest is not taken for other work
 HIDDEN_REPACK_S = 5.0  # any period: the planner of repack is off
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +56,10 @@ class TuningMachine:
     arrive_s: float
     workload: RecordedWorkload
     drafts: DraftGain | None
+    is_profiled: bool = True
+    """Rollouts know their step times, and so the batch in which one more row is nearly free.
+    Without a profile that batch is all their slots.
+    """
     cores: float | None = None
     """CPU cores that rollouts and trainer share; None: each unit computes on its own."""
     checked: float | None = None
@@ -109,12 +109,13 @@ class TuningMachine:
         roofline, slots = self.engine, choice.slots
         if choice.drafts and self.drafts is not None:
             roofline = with_drafts(roofline, self.drafts)
+        bound = batch_max(roofline, slots) if self.is_profiled else slots
         return Cluster(
             rollouts=choice.rollouts,
             roofline=roofline,
             slots=slots,
             kv_capacity=self.kv_capacity or slots * self.configuration.rollouts.context_max,
-            batch_max=self.configuration.rollouts.batch_max or batch_max(roofline, slots),
+            batch_max=self.configuration.rollouts.batch_max or bound,
             train_token_s=self.train_token_s / choice.trainer_gpus + self.train_serial_s,
             train_fixed_s=self.train_fixed_s,
             update_s=self.update_s,
@@ -178,6 +179,7 @@ def machine_of(
         arrive_s=measured.arrive_s or 0.0,
         workload=workload,
         drafts=drafts,
+        is_profiled=profile is not None or c.rollouts.engine == "paced",
         cores=cores,
         assumed=tuple(assumed),
         unknown=tuple(unknown),
@@ -376,25 +378,3 @@ def with_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
 def without_drafts(roofline: Roofline, gain: DraftGain) -> Roofline:
     """Returns the step times without drafts from the seconds per token with them."""
     return with_drafts(roofline, DraftGain(1 / gain.tokens_per_pass, 1 / gain.rows_per_pass))
-
-
-def fit_step_times(points: Sequence[DecodePoint]) -> Roofline:
-    """Returns the roofline with the least squared relative errors at the points, as a sum of the
-    weights', the rows' and the cached tokens' time, none of them negative. What the points cannot
-    tell apart, since their batches are alike, is shared out evenly.
-    """
-    rows = np.array([one.rows for one in points])
-    kv = np.array([one.kv_tokens for one in points])
-    seconds = np.array([one.token_s for one in points])
-    columns = [np.ones(len(points)), rows, kv]
-    means = [max(1e-12, float(column.mean())) for column in columns]
-    kept, solved = [0, 1, 2], np.zeros(3)
-    while kept:
-        matrix = np.stack([columns[n] / means[n] / seconds for n in kept], axis=1)
-        found = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
-        if (found >= 0).all():
-            solved[kept] = found
-            break
-        kept.remove(kept[int(found.argmin())])
-    weights_s, row_s, kv_s = (float(solved[n] / means[n]) for n in range(3))
-    return Roofline(weights_s, kv_s, row_s, overlapping=False)

@@ -16,6 +16,7 @@ from statistics import NormalDist, fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
+from rollstream.producers.engines.roofline import Roofline
 from rollstream.streams.records import (
     Applied,
     Prompt,
@@ -298,6 +299,28 @@ def _points_of_rollout(answers: Sequence[FinishedAnswer]) -> list[DecodePoint]:
         for i, one in enumerate(answers)
         if one.is_whole and one.tokens >= TOKENS_MIN
     ]
+
+
+def fit_step_times(points: Sequence[DecodePoint]) -> Roofline:
+    """Returns the roofline with the least squared relative errors at the points, as a sum of the
+    weights', the rows' and the cached tokens' time, none of them negative. What the points cannot
+    tell apart, since their batches are alike, is shared out evenly.
+    """
+    rows = np.array([one.rows for one in points])
+    kv = np.array([one.kv_tokens for one in points])
+    seconds = np.array([one.token_s for one in points])
+    columns = [np.ones(len(points)), rows, kv]
+    means = [max(1e-12, float(column.mean())) for column in columns]
+    kept, solved = [0, 1, 2], np.zeros(3)
+    while kept:
+        matrix = np.stack([columns[n] / means[n] / seconds for n in kept], axis=1)
+        found = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
+        if (found >= 0).all():
+            solved[kept] = found
+            break
+        kept.remove(kept[int(found.argmin())])
+    weights_s, row_s, kv_s = (float(solved[n] / means[n]) for n in range(3))
+    return Roofline(weights_s, kv_s, row_s, overlapping=False)
 
 
 def _stepwise(at: FloatArray, begin: FloatArray, end: FloatArray, value: FloatArray) -> FloatArray:

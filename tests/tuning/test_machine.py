@@ -73,6 +73,15 @@ def test_answers_of_a_run_set_the_level_of_a_profile():
     assert machine.engine.step_s(1, 0) == pytest.approx(0.015)
 
 
+def test_without_a_profile_repack_takes_all_slots_for_a_cheap_batch():
+    """As a rollout without a profile states it in its heartbeats."""
+    rows_cost = Roofline(0.01, 0.0, 0.001)
+    points = tuple(DecodePoint(rows, 0.0, rows_cost.step_s(int(rows), 0)) for rows in range(1, 41))
+    run, choice = replace(SHOWN, points=points), replace(choice_of(TORCH), slots=64)
+    assert machine_of(TORCH, None, run, TORCH).cluster(choice).batch_max == 64
+    assert machine_of(TORCH, rows_cost, run, TORCH).cluster(choice).batch_max < 64
+
+
 def test_what_a_paced_trainer_takes_beyond_its_settings_is_not_divided():
     """100 tokens of 0.1 ms and 50 ms a step are stated, 0.4 ms more per token was measured."""
     c, run = configured(), replace(SHOWN, trained_token_s=1e-4 + 5e-4 + 4e-4)

@@ -8,12 +8,13 @@ import pytest
 from rollstream.producers.engines.roofline import Roofline
 from rollstream.streams.records import Applied, Prompt, RolloutStatus, StepDone, Trajectory
 from rollstream.streams.values import Drafts, Sampling, Version
-from rollstream.tuning.machine import fit_step_times, with_drafts, without_drafts
+from rollstream.tuning.machine import with_drafts, without_drafts
 from rollstream.tuning.measured import (
     DraftGain,
     FinishedAnswer,
     RunLogFold,
     decode_points,
+    fit_step_times,
     length_correlation,
 )
 from tests.support import planted_states as planted
