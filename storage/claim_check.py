@@ -281,8 +281,8 @@ class _ClaimCheckGroupReader:
         messages = self._below.poll(wait_s, records_max)
         return [self._bus.redeem(m) if is_claim(m) else m for m in messages]
 
-    def commit(self) -> None:
-        self._below.commit()
+    def commit(self, before: Mapping[int, int] | None = None) -> None:
+        self._below.commit(before)
 
     def pass_lost(self) -> dict[int, int]:
         return self._below.pass_lost()

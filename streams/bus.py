@@ -58,9 +58,10 @@ class GroupReader(Protocol):
         """
         ...
 
-    def commit(self) -> None:
-        """Mark all records that `poll` returned as processed. Partitions that were lost meanwhile
-        are not committed: their new owner reads those records again.
+    def commit(self, before: Mapping[int, int] | None = None) -> None:
+        """Mark all records that `poll` returned as processed; of a partition in `before` only those
+        below that offset. Partitions that were lost meanwhile are not committed: their new owner
+        reads those records again.
         """
         ...
 

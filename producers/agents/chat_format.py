@@ -3,7 +3,7 @@
 
 A task of texts uses the chat template of the run's tokenizer (`TemplateChat`). A tokenizer without
 one, such as that of the small built-in tasks, gets the messages' texts one after the other
-(`PlainChat`).
+(`PlainChat`). A `TurnBridge` (`renderer_bridge`) knows a model's chat without its template.
 """
 
 import json
@@ -32,6 +32,22 @@ class ChatRefused(RollstreamError, ValueError):
     """Raised for messages that the chat template refuses; the message states why."""
 
 
+class TurnBridge(Protocol):
+    """Knows what stands between two answers without rendering the messages before them."""
+
+    def added_tokens(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject],
+    ) -> list[int] | None:
+        """Return the tokens that these new `messages` add behind `prompt` and `answer`, up to the
+        next answer; None if that is not known.
+        """
+        ...
+
+
 class ChatFormat(Protocol):
     """Renders and parses a model's chat."""
 
@@ -55,6 +71,16 @@ class ChatFormat(Protocol):
 
     def user_text(self, prompt: Sequence[int]) -> str:
         """Return the user's message in a prompt of one message; else the prompt's text."""
+        ...
+
+    def bridged(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject],
+    ) -> list[int] | None:
+        """Return what a turn's bridge returns (`TurnBridge.added_tokens`); None without one."""
         ...
 
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
@@ -97,15 +123,28 @@ class PlainChat:
     def user_text(self, prompt: Sequence[int]) -> str:
         return self.decode(prompt)
 
+    def bridged(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject],
+    ) -> list[int] | None:
+        return None
+
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
         return _parsed(text, tools, call_prefix, self._tool_format)
 
 
 class TemplateChat:
-    """Implements `ChatFormat` by the chat template of a tokenizer."""
+    """Implements `ChatFormat` by the chat template of a tokenizer; a `bridge`, if any, comes before
+    the template where a turn continues another one.
+    """
 
-    def __init__(self, tokenizer: TextTokenizer, tool_format: str) -> None:
-        self._tokenizer, self._tool_format = tokenizer, tool_format
+    def __init__(
+        self, tokenizer: TextTokenizer, tool_format: str, bridge: TurnBridge | None = None
+    ) -> None:
+        self.tokenizer, self.tool_format, self.bridge = tokenizer, tool_format, bridge
 
     @property
     def end_text(self) -> str:
@@ -115,8 +154,8 @@ class TemplateChat:
     def _end_text(self) -> str:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self.render(chat, (), is_asked=False).rpartition(_MARK)[2]
-        first = self._tokenizer.encode(after)[:1]
-        added = self._tokenizer.light.get_added_tokens_decoder()
+        first = self.tokenizer.encode(after)[:1]
+        added = self.tokenizer.light.get_added_tokens_decoder()
         return added[first[0]].content if first and first[0] in added else ""
 
     def render(
@@ -126,7 +165,7 @@ class TemplateChat:
 
         given = [_for_template(message) for message in messages]
         try:
-            rendered: Any = self._tokenizer.whole.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
+            rendered: Any = self.tokenizer.whole.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
                 given,
                 tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
@@ -134,27 +173,39 @@ class TemplateChat:
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise ChatRefused(
-                f"the chat template of {self._tokenizer.where} refuses: {error}"
+                f"the chat template of {self.tokenizer.where} refuses: {error}"
             ) from error
         return str(rendered)
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
+        return self.tokenizer.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens)
+        return self.tokenizer.decode(tokens)
 
     def user_text(self, prompt: Sequence[int]) -> str:
         before, _, after = self.render(
             [{"role": "user", "content": _MARK}], (), is_asked=True
         ).partition(_MARK)
-        text = self._tokenizer.light.decode(list(prompt), skip_special_tokens=False)
+        text = self.tokenizer.light.decode(list(prompt), skip_special_tokens=False)
         if text.startswith(before) and text.endswith(after):
             return text[len(before) : len(text) - len(after)]
         return self.decode(prompt)
 
+    def bridged(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject],
+    ) -> list[int] | None:
+        if self.bridge is None:
+            return None
+        given = [_for_template(message) for message in messages]
+        return self.bridge.added_tokens(prompt, answer, given, tools)
+
     def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
-        return _parsed(text, tools, call_prefix, self._tool_format)
+        return _parsed(text, tools, call_prefix, self.tool_format)
 
 
 def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:

@@ -1,10 +1,11 @@
 """Finds the tokens of a program's request among those that an episode already has (`Conversation`):
 tokens are never guessed (invariant 13).
 
-A request names its history as messages. Its hash chain finds the answered turn that it continues;
-the rendered messages then give only the text after that turn's end, which is appended to the held
-tokens. Where the rendering shows that the history is another one, the tokens fork: a new path,
-which shares the longest common prefix with a held one, counted by its cause.
+A request names its history as messages. Its hash chain finds the answered turn that it continues.
+The tokens behind that turn come from a renderer (`renderer_bridge`), else from the text that the
+rendered messages have after its end; they are appended to the held tokens. Where neither is known,
+or the history is another one, the tokens fork: a new path, which shares the longest common prefix
+with a held one, counted by its cause.
 """
 
 import hashlib
@@ -143,15 +144,20 @@ class Conversation:
             cause = REWRITTEN if claims else CONVERSATION
             return self._fork(self.chat.encode(whole), tokens, branches, cause)
         index, parent = found
-        before = self.chat.render(messages[: index - 1], tools, is_asked=True)
-        answer = self.chat.decode(tokens[parent.generated : parent.end].tolist())
-        has_ended = parent.finish != "length"
-        suffix = suffix_after(before, whole, answer, self.chat.end_text, has_ended)
-        if suffix is None:
-            return self._fork(self.chat.encode(whole), tokens, branches, TEMPLATE)
-        added = np.array(self.chat.encode(suffix), np.uint32)
+        path = tokens[path_to(parent.end - 1, branches)].tolist()
+        at = len(path) - (parent.end - parent.generated)
+        added = self.chat.bridged(path[:at], path[at:], messages[index:], tools)
+        if added is None:
+            before = self.chat.render(messages[: index - 1], tools, is_asked=True)
+            answer = self.chat.decode(path[at:])
+            has_ended = parent.finish != "length"
+            suffix = suffix_after(before, whole, answer, self.chat.end_text, has_ended)
+            if suffix is None:
+                return self._fork(self.chat.encode(whole), tokens, branches, TEMPLATE)
+            added = self.chat.encode(suffix)
         is_newest = parent.end == len(tokens)
-        return PlannedPrompt(parent.end - 1, added, "" if is_newest else CONVERSATION)
+        cause = "" if is_newest else CONVERSATION
+        return PlannedPrompt(parent.end - 1, np.array(added, np.uint32), cause)
 
     def plan_tokens(
         self, prompt: Sequence[int], is_text: bool, tokens: Tokens, branches: Sequence[Branch]

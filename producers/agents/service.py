@@ -8,6 +8,7 @@ from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.agents.inbox import AgentInbox
 from rollstream.producers.agents.keys import run_session_keys
 from rollstream.producers.agents.programs import open_programs
+from rollstream.producers.agents.renderer_bridge import with_renderer
 from rollstream.producers.agents.serving import EndpointThread, endpoint_url
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.rollout.trajectory import RunningTrajectory
@@ -28,7 +29,7 @@ def serve_agents(
     """Make the rollout run its trajectories as episodes, and listen for their programs. `model` is
     the name of the model in answers. Returns the endpoint, which the caller closes.
     """
-    chat = chat_format(task, settings.tool_format)
+    chat = with_renderer(chat_format(task, settings.tool_format), settings.renderer)
 
     def prompt_text(running: RunningTrajectory) -> str:
         return chat.user_text(running.assignment.tokens.tolist())

@@ -49,6 +49,11 @@ class AgentSettings(Settings):
     """
     tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
     """How the model writes calls of tools; `auto`: by the words of its chat template."""
+    renderer: str = Field(default="none", pattern=r"^[a-z0-9][a-z0-9.\-]*$")
+    """Renderer of the library `renderers` that finds the tokens between two turns: its name, `auto`
+    for one that renders chats as the model's chat template does, or `none`. What it does not bridge
+    is spliced by the chat template.
+    """
     turns_max: int = Field(default=64, ge=1, le=4096)
     """Most turns of an episode; a request for another one is refused."""
     setup_s: Annotated[float, INCIDENTAL] = Field(default=60.0, gt=0)

@@ -49,8 +49,8 @@ def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.
         load_function(scoring.function)
 
 
-def batch_size(scoring: ScoringSettings, per_process: int) -> int:
-    """Return how many trajectories a scorer takes at a time: enough for all of its calls."""
+def window_size(scoring: ScoringSettings, per_process: int) -> int:
+    """Return how many trajectories a scorer has open at a time: enough for all of its calls."""
     if scoring.function in SERVICES:
         return 4 * scoring.service.concurrency
     return per_process * scoring.processes

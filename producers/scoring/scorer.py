@@ -1,18 +1,19 @@
 """Writes annotations, such as late rewards, about every finished trajectory (`rollstream score`).
 
-A `Scorer` reads a batch of trajectories, has them scored by the task's judge, by a function of the
-user or by a service, publishes the annotations, and commits the batch after them. Scorers share the
-partitions of `trajectories` as a consumer group. After a kill the successor reads the batch again
-and scores what is not in the log yet (`recorded.py`); of several annotations of a (trajectory,
-name) the first counts, so none is lost or counted twice. One that counts describes the tokens that
-are trained (`first_completions`).
+A `Scorer` keeps a window of trajectories open: it has them scored by the task's judge, by a
+function of the user or by a service, publishes the annotations of each as they come, and reads the
+next ones as there is room, so a slow score holds no other. It commits up to the oldest open one.
+Scorers share the partitions of `trajectories` as a consumer group. After a kill the successor reads
+from there again and scores what is not in the log yet (`recorded.py`); of several annotations of a
+(trajectory, name) the first counts, so none is lost or counted twice. One that counts describes the
+tokens that are trained (`first_completions`).
 """
 
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,10 +35,11 @@ UNNAMED_SCORE = ""  # name of the score in a verdict if a function returns one n
 log = logging.getLogger(__name__)
 GROUP, TOPIC = "scoring", "trajectories"
 COUNTED = ("scored", "dead", "recorded")
-WAIT_S = 0.2  # for the first record of a batch
+WAIT_S = 0.2  # for the next record while none is open
+READ_S = 0.1  # between two reads for more while some are open and the last read found none
 PAUSE_S = 0.002  # between two polls of the pool of reward processes
-KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
-BATCH_PER_PROCESS = 16  # records per reward process; bounds the work repeated after a kill
+KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group while the window is full
+WINDOW_PER_PROCESS = 16  # records per reward process; bounds the work repeated after a kill
 
 
 class ScorerPool(Protocol):
@@ -62,24 +64,34 @@ class AnnotationPlan:
     scorer: str
 
 
-def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
+@dataclass(frozen=True, slots=True)
+class ReadCompletion:
+    """A completion and where it stands in `trajectories`."""
+
+    record: Trajectory
+    partition: int
+    offset: int
+
+
+def first_completions(messages: Iterable[Message]) -> dict[str, ReadCompletion]:
     """Return the trajectories to score, by name: of each trajectory its first completion in these
     messages. If that one is a failure, which is a completion too (invariant 2), the trajectory is
     dead, gets no annotation, and is left out.
 
-    Only the first completion of a trajectory is trained. A later one in the same batch is left out
-    here. One in a later batch is scored again, but its annotations are not the first of their
-    names, so they do not count.
+    Only the first completion of a trajectory is trained. A later one in the same messages is left
+    out here. One that is read later is scored again unless the first is open or annotated, but its
+    annotations are not the first of their names, so they do not count.
     """
-    first: dict[str, Trajectory] = {}
+    first: dict[str, ReadCompletion] = {}
     for message in messages:
         try:
             record = decode(message.value).record if message.value is not None else None
         except DecodeError:  # the trainer dead-letters it
             continue
         if isinstance(record, Trajectory):
-            first.setdefault(record.trajectory, record)
-    return {name: record for name, record in first.items() if record.finish != "dead"}
+            read = ReadCompletion(record, message.partition, message.offset)
+            first.setdefault(record.trajectory, read)
+    return {name: read for name, read in first.items() if read.record.finish != "dead"}
 
 
 def facts_of(record: Trajectory) -> TrajectoryFacts:
@@ -131,15 +143,16 @@ def _annotation(
 
 @dataclass(slots=True)
 class Scorer:
-    """Scores as one member of the consumer group, under its own name (`writes.scorer`): reads a
-    batch of at most `batch` records, lets the reward processes of `pool` score it, publishes the
-    annotations, and commits the batch once all of them are in the log.
+    """Scores as one member of the consumer group, under its own name (`writes.scorer`): keeps at
+    most `window` trajectories open, lets `pool` score them, and publishes the annotations of each
+    as soon as its verdict is there. A commit covers what was read before the oldest open
+    trajectory of a partition.
     """
 
     bus: Bus
     pool: ScorerPool
     writes: AnnotationPlan
-    batch: int
+    window: int
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter[str])
     """Counts the `annotations` that this process published, and trajectories: those `scored`,
@@ -147,13 +160,20 @@ class Scorer:
     in the log already.
     """
     recorded: RecordedAnnotations = field(init=False)
+    _open: dict[str, ReadCompletion] = field(default_factory=dict[str, ReadCompletion])
+    _is_ahead: bool = False
+    """Whether a commit would store more than the last one did."""
+    _has_found: bool = False
+    """Whether the last read found records."""
+    _polled_s: float = 0.0
+    """When the group was polled last."""
 
     def __post_init__(self) -> None:
         self.recorded = RecordedAnnotations(self.bus)
 
     def run(self, stop: threading.Event) -> None:
-        """Score until `stop` is set, then close the pool. A batch that is incomplete by then is not
-        committed, so the successor scores it.
+        """Score until `stop` is set, then close the pool. Trajectories that are open by then are
+        not committed, so the successor scores them.
         """
         try:
             self._follow(stop)
@@ -164,48 +184,70 @@ class Scorer:
         reader = self.bus.join(GROUP, TOPIC, self.writes.scorer)
         try:
             while not stop.is_set():
-                messages = self._poll(reader)
-                if messages and self._score(first_completions(messages), reader, stop):
-                    reader.commit()
+                if not self._read(reader):
+                    self._keep_alive(reader)
+                if not self._publish() and self._open:
+                    stop.wait(PAUSE_S)
+            self._commit(reader)
         finally:
             reader.close()
 
-    def _poll(self, reader: GroupReader) -> list[Message]:
-        """Read the next batch. Records that were truncated unread are skipped: they belong to
+    def _read(self, reader: GroupReader) -> bool:
+        """Commit, and read more records if there is room for them: at once if none is open, or if
+        half of the window is free and the last read found some, else `READ_S` after the last one.
+        Returns whether it read.
+        """
+        room, now_s = self.window - len(self._open), self.clock()
+        is_half_free = 2 * room >= self.window and self._has_found
+        if self._open and not (room and (is_half_free or now_s >= self._polled_s + READ_S)):
+            return False
+        self._commit(reader)
+        messages = self._poll(reader, 0.0 if self._open else WAIT_S, room)
+        self._has_found, self._polled_s = bool(messages), self.clock()
+        self._take(messages)
+        return True
+
+    def _keep_alive(self, reader: GroupReader) -> None:
+        """Stay a member of the group while no record is read."""
+        if self.clock() >= self._polled_s + KEEPALIVE_S:
+            reader.poll(0.0, 0)
+            self._polled_s = self.clock()
+
+    def _commit(self, reader: GroupReader) -> None:
+        """Commit what was read, up to the oldest open trajectory of each partition."""
+        if self._is_ahead:
+            before: dict[int, int] = {}
+            for read in self._open.values():
+                before[read.partition] = min(read.offset, before.get(read.partition, read.offset))
+            reader.commit(before)
+            self._is_ahead = False
+
+    def _poll(self, reader: GroupReader, wait_s: float, records_max: int) -> list[Message]:
+        """Read the next records. Records that were truncated unread are skipped: they belong to
         groups that have ended, so no reader waits for their annotations. The commit after a skip
         goes through this member's `reader`, because Kafka refuses commits from outside the group
         while another scorer lives, and the error would end the run.
         """
         try:
-            return reader.poll(WAIT_S, self.batch)
+            return reader.poll(wait_s, records_max)
         except PositionLost as lost:
             log.warning("%s; skipped by partition: %s", lost, reader.pass_lost())
-            reader.commit()
+            self._is_ahead = True
+            self._commit(reader)
             return []
 
-    def _score(
-        self, records: Mapping[str, Trajectory], reader: GroupReader, stop: threading.Event
-    ) -> bool:
-        """Score the records that are not annotated yet, and publish the annotations of each as soon
-        as its verdict is there. Returns False if `stop` was set before all were published.
-        """
+    def _take(self, messages: Sequence[Message]) -> None:
+        """Submit the completions that are neither open nor annotated."""
+        if not messages:
+            return
+        self._is_ahead = True
         self.recorded.advance()
-        outstanding = {name for name in records if not self.recorded.has(name, self.writes.names)}
-        self.counts["recorded"] += len(records) - len(outstanding)
-        for name, record in records.items():
-            if name in outstanding:
-                self._submit(record)
-        alive_s = self.clock()
-        while outstanding:
-            decided = [(records[trajectory], outcome) for trajectory, outcome in self.pool.poll()]
-            self._publish(decided)
-            outstanding -= {record.trajectory for record, _ in decided}
-            if self.clock() - alive_s >= KEEPALIVE_S:
-                reader.poll(0.0, 0)
-                alive_s = self.clock()
-            if not decided and stop.wait(PAUSE_S):
-                return False
-        return True
+        for name, read in first_completions(messages).items():
+            if self.recorded.has(name, self.writes.names):
+                self.counts["recorded"] += 1
+            elif name not in self._open:
+                self._open[name] = read
+                self._submit(read.record)
 
     def _submit(self, record: Trajectory) -> None:
         turns = turns_of(record.tokens, record.sources)
@@ -215,10 +257,13 @@ class Scorer:
             name = record.trajectory
             self.pool.submit_finished(name, record.reference, turns, facts_of(record))
 
-    def _publish(self, decided: Sequence[tuple[Trajectory, RewardOutcome]]) -> None:
+    def _publish(self) -> bool:
+        """Publish the annotations of the new verdicts; whether there were any."""
         entries: list[KeyedRecord] = []
-        for record, outcome in decided:
+        decided = self.pool.poll()
+        for trajectory, outcome in decided:
             assert isinstance(outcome, RewardVerdict), "the reward pool replied instead of scoring"
+            record = self._open[trajectory].record
             self.counts["dead" if outcome.dead else "scored"] += 1
             if outcome.dead:
                 log.warning("%s is not scored: %s", record.trajectory, outcome.reason)
@@ -226,6 +271,10 @@ class Scorer:
         if entries:
             publish_all(self.bus, "annotations", entries)
             self.counts["annotations"] += len(entries)
+        for trajectory, _ in decided:
+            del self._open[trajectory]
+            self._is_ahead = True
+        return bool(decided)
 
     def metric_values(self) -> MetricValues:
         """Return the counts of this process, and how many records the whole consumer group has not

@@ -28,8 +28,8 @@ from rollstream.config.run_model import task_settings
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.producers.scoring.build import batch_size, check_scoring, scorer_pool
-from rollstream.producers.scoring.scorer import BATCH_PER_PROCESS, AnnotationPlan, Scorer
+from rollstream.producers.scoring.build import check_scoring, scorer_pool, window_size
+from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.catalogue import ROLES
 from rollstream.roles.context import (
     RoleContext,
@@ -299,5 +299,5 @@ def build_scorer(context: RoleContext) -> Scorer:
         context.bus,
         scorer_pool(c.scoring, task_settings(c, context.folder), task.tokenizer),
         AnnotationPlan(c.scoring.names, not c.scoring.function, context.name),
-        batch_size(c.scoring, BATCH_PER_PROCESS),
+        window_size(c.scoring, WINDOW_PER_PROCESS),
     )

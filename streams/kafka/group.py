@@ -9,7 +9,7 @@ client that cannot recover is replaced by a new one, which joins the group again
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from rollstream.deadline import Deadline
@@ -66,9 +66,9 @@ class KafkaGroupReader:
             if messages or deadline.passed():
                 return messages
 
-    def commit(self) -> None:
+    def commit(self, before: Mapping[int, int] | None = None) -> None:
         deadline = Deadline(COMMIT_S)
-        while due := self._due():
+        while due := self._due(before or {}):
             assert self._consumer is not None, "records were read, so there is a client"
             try:
                 self._consumer.commit(due, self._answer_s)
@@ -115,12 +115,13 @@ class KafkaGroupReader:
             consumer.close()
         self.drop_partitions([*self._read])
 
-    def _due(self) -> dict[int, int]:
-        """Return the positions that are to be committed: after the polled records, of partitions
-        still held, where they differ from what this member committed last.
+    def _due(self, before: Mapping[int, int]) -> dict[int, int]:
+        """Return the positions that are to be committed: after the polled records and not above
+        `before`, of partitions still held, where they differ from what this member committed last.
         """
         with self._lock:
-            return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
+            ends = {p: min(at, before.get(p, at)) for p, at in self._read.items()}
+            return {p: at for p, at in ends.items() if self._stored.get(p) != at}
 
     def _retry(self, once: Callable[[], T]) -> T:
         return call_with_retries(

@@ -79,8 +79,9 @@ class LeasedGroupReader:
             if deadline.passed():
                 return []
 
-    def commit(self) -> None:
-        positions = {partition: Position(at) for partition, at in self._positions.items()}
+    def commit(self, before: Mapping[int, int] | None = None) -> None:
+        ends = before or {}
+        positions = {p: Position(min(at, ends.get(p, at))) for p, at in self._positions.items()}
         self._coordinator.commit_held(*self._names, positions)
 
     def pass_lost(self) -> dict[int, int]:

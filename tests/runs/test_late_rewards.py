@@ -25,7 +25,7 @@ LATE = TaskSettings(reward="late")
 
 def start_scorer(run: TinyRun, function: str = "", names: tuple[str, ...] = ("reward",)) -> None:
     pool = RewardPool(run.task, function=function)
-    scorer = Scorer(run.bus, pool, AnnotationPlan(names, not function, "scorer-0"), batch=16)
+    scorer = Scorer(run.bus, pool, AnnotationPlan(names, not function, "scorer-0"), window=16)
     run.start_thread(lambda: scorer.run(run.stop))
 
 

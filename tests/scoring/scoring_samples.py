@@ -56,7 +56,7 @@ def scorer(
 ) -> Scorer:
     task = TaskSettings(reward_timeout_s=limit_s)
     pool = RewardPool(task, function=function)
-    return Scorer(bus, pool, AnnotationPlan(tuple(names), not function, name), batch=16)
+    return Scorer(bus, pool, AnnotationPlan(tuple(names), not function, name), window=16)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Scorers ask a service or a judge model by HTTP, through its failures, and never twice."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rollstream.producers.tasks.registry import load_task
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue
-from testbed.waiting import wait_for
+from testbed.waiting import WAIT_S, wait_for
 from tests.scoring.judging_server import judged, judging, ok
 from tests.scoring.scoring_samples import finished, is_caught_up, notes, post, running
 from tests.support.hand_clock import HandClock
@@ -45,11 +46,15 @@ def asking(bus: Bus, settings: ScoringSettings, name: str = "scorer-0") -> Score
     pool = scorer_pool(settings, task, tokenizer, {"JUDGE_KEY": KEY})
     if isinstance(pool, ServicePool):
         pool._draw = lambda: -0.99  # pauses of milliseconds
-    return Scorer(bus, pool, AnnotationPlan(settings.names, False, name), batch=16)
+    return Scorer(bus, pool, AnnotationPlan(settings.names, False, name), window=16)
 
 
 def scores(bus: Bus) -> dict[str, list[float]]:
     return {note.trajectory: note.values.tolist() for note in notes(bus)}
+
+
+def committed(bus: Bus) -> dict[int, int]:
+    return {p: at.offset for p, at in bus.committed("scoring", "trajectories").items()}
 
 
 def reason(bus: Bus) -> str:
@@ -172,8 +177,8 @@ def test_requests_at_a_time_are_bounded(bus: Bus):
 
 
 def test_what_is_in_the_log_is_never_asked_again(bus: Bus):
-    """The first scorer is stopped between its annotations and their commit."""
-    post(bus, finished("0.0"), finished("1.0"), finished("2.0"))
+    """The first scorer is stopped while the oldest record of the partition is open."""
+    post(bus, finished("1.0"), finished("1.1"), finished("1.2"))
 
     def first(number: int, body: dict):
         return None if body["trajectory"] == "1.0" else ok(0.5)
@@ -189,7 +194,55 @@ def test_what_is_in_the_log_is_never_asked_again(bus: Bus):
             wait_for(lambda: is_caught_up(bus))
     assert again.trajectories() == ["1.0"]
     assert second.counts["recorded"] == 2
-    assert scores(bus) == {"0.0": [0.5], "1.0": [0.75], "2.0": [0.5]}
+    assert scores(bus) == {"1.0": [0.75], "1.1": [0.5], "1.2": [0.5]}
+
+
+def test_a_slow_answer_holds_no_other(bus: Bus):
+    """With a window of 16 the 60 others are asked, answered, published and, in the partition
+    without the slow one, committed before the slow answer comes.
+    """
+    names = [f"{n}.0" for n in range(61)]
+    post(bus, *map(finished, names))
+    slow = names[0]
+    (first,) = (one for one in bus.read("trajectories", {0: 0, 1: 0}) if one.key == b"0")
+    release = threading.Event()
+
+    def answer(number: int, body: dict) -> tuple[int, dict[str, str], bytes]:
+        if body["trajectory"] == slow:
+            assert release.wait(WAIT_S)
+        return ok(0.5)
+
+    with judging(answer) as server:
+        settings = scoring(server.url, service={"concurrency": 2})
+        with running(asking(bus, settings)):
+            wait_for(lambda: {*scores(bus)} == {*names} - {slow})
+            other = 1 - first.partition
+            wait_for(lambda: committed(bus).get(other) == bus.end("trajectories")[other])
+            assert committed(bus).get(first.partition, 0) <= first.offset
+            assert server.at_once_max == 2
+            release.set()
+            wait_for(lambda: is_caught_up(bus))
+    assert sorted(server.trajectories()) == sorted(names)
+    assert scores(bus)[slow] == [0.5]
+
+
+def test_a_second_completion_of_an_open_trajectory_is_not_asked(bus: Bus):
+    """Invariant 2: the first completion counts."""
+    release = threading.Event()
+
+    def answer(number: int, body: dict) -> tuple[int, dict[str, str], bytes]:
+        assert release.wait(WAIT_S)
+        return ok(len(body["answer"]))
+
+    with judging(answer) as server, running(asking(bus, scoring(server.url))):
+        post(bus, finished("0.0", "=13"))
+        wait_for(lambda: server.asked)
+        post(bus, finished("0.0", "=130", attempt=2), finished("0.1"))
+        wait_for(lambda: len(server.asked) == 2)
+        release.set()
+        wait_for(lambda: is_caught_up(bus))
+    assert server.trajectories() == ["0.0", "0.1"]
+    assert scores(bus)["0.0"] == [3.0]
 
 
 def test_a_later_completion_of_an_annotated_trajectory_is_not_asked(bus: Bus):

@@ -38,6 +38,15 @@ def test_a_committed_record_is_not_delivered_again(filled: Bus) -> None:
     assert sorted((m.partition, m.offset) for m in rest) == [(1, 1), (1, 2)]
 
 
+def test_a_commit_may_stay_below_an_offset(filled: Bus) -> None:
+    first = filled.join("g", "t", "one")
+    assert len(first.poll(0)) == 6
+    first.commit({0: 1, 1: 9})
+    first.close()
+    rest = filled.join("g", "t", "two").poll(0)
+    assert sorted((m.partition, m.offset) for m in rest) == [(0, 1), (0, 2)]
+
+
 def test_uncommitted_records_go_to_the_next_owner_once_the_lease_ran_out(
     filled: Bus, clock: HandClock
 ) -> None:

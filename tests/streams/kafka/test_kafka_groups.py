@@ -70,6 +70,16 @@ def test_a_committed_record_is_not_delivered_again(filled: Bus) -> None:
     second.close()
 
 
+def test_a_commit_may_stay_below_an_offset(filled: Bus) -> None:
+    first = filled.join("g", "t", "one")
+    poll_until([first], lambda got: len(got[0]) >= 6)
+    first.commit({0: 1, 1: 9})
+    assert filled.committed("g", "t") == {0: Position(1), 1: Position(3)}
+    first.commit()
+    assert filled.committed("g", "t") == {0: Position(3), 1: Position(3)}
+    first.close()
+
+
 def test_partitions_move_to_a_member_that_joins(filled: Bus) -> None:
     one = filled.join("g", "t", "one")
     poll_until([one], lambda got: len(got[0]) >= 6)

@@ -1,0 +1,234 @@
+"""Bridges an answer and the next turn with the library `renderers` (`RendererBridge`), which has
+the chat formats of published models as code: it appends to the tokens that an episode holds, where
+a chat template can only render a whole history again.
+
+A renderer is used only if it bridges test chats to what the run's chat template renders
+(`with_renderer`). Of what it returns only tokens behind the unchanged held ones are used (invariant
+13). No file is downloaded.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.agents.chat_format import (
+    ChatFormat,
+    ChatRefused,
+    JsonObject,
+    TemplateChat,
+)
+
+log = logging.getLogger(__name__)
+
+NONE, AUTO = "none", "auto"
+_UNUSABLE = {
+    "default": "it bridges no turns",
+    "gpt-oss": "it downloads its vocabulary when it starts",
+}
+
+_QUESTION: JsonObject = {"role": "user", "content": "What is 2 + 3?"}
+_SYSTEM: JsonObject = {"role": "system", "content": "Be brief."}
+_ANSWER: JsonObject = {"role": "assistant", "content": "5"}
+_TOOL: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+_CALL: JsonObject = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "c0", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    ],
+}
+_RESULT: JsonObject = {"role": "tool", "tool_call_id": "c0", "name": "add", "content": "5"}
+
+
+LIBRARY_ERRORS = (
+    AssertionError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What renderers raise: they assert what they need of a tokenizer, and refuse messages."""
+
+
+class BridgedTokens(Protocol):
+    """What a renderer returns: the held tokens and those behind them."""
+
+    token_ids: list[int]
+
+
+class Renderer(Protocol):
+    """What is used of a renderer of the library."""
+
+    def render_ids(
+        self,
+        messages: list[JsonObject],
+        *,
+        tools: list[JsonObject] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> list[int]: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[JsonObject],
+        /,
+        *,
+        tools: list[JsonObject] | None = None,
+    ) -> BridgedTokens | None: ...
+
+
+class RendererBridge:
+    """Implements `TurnBridge` by a `renderer`."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def added_tokens(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject],
+    ) -> list[int] | None:
+        """Return None if the renderer cannot bridge the messages, and if what it returns does not
+        begin with every held token.
+        """
+        held = [*prompt, *answer]
+        try:
+            bridged = self._renderer.bridge_to_next_turn(
+                list(prompt), list(answer), list(messages), tools=list(tools) or None
+            )
+        except LIBRARY_ERRORS as error:
+            log.warning("the renderer failed at a turn: %s: %s", type(error).__name__, error)
+            return None
+        if bridged is None or bridged.token_ids[: len(held)] != held:
+            return None
+        return bridged.token_ids[len(held) :] or None
+
+
+def with_renderer(chat: ChatFormat, name: str) -> ChatFormat:
+    """Return the chat with the bridge that the setting `agent.renderer` names. With `auto` it is
+    the first renderer that fits the chat template, if any does; its name is logged. Raises
+    `ConfigurationError` if the library is not installed or does not know the `name`, or if that
+    renderer does not fit.
+    """
+    if name == NONE:
+        return chat
+    known = _known_names(name)
+    if not isinstance(chat, TemplateChat):
+        if name == AUTO:
+            return chat
+        raise ConfigurationError(f"agent.renderer = {name!r} needs a model with a chat template")
+    for each in known if name == AUTO else (name,):
+        try:
+            bridge = _fitting(each, chat)
+        except ValueError as error:
+            if name != AUTO:
+                raise ConfigurationError(
+                    f"agent.renderer = {name!r} does not fit {chat.tokenizer.where}: {error}"
+                ) from error
+            log.debug("the renderer %s does not fit: %s", each, error)
+            continue
+        log.info("turns are bridged by the renderer %s", each)
+        return TemplateChat(chat.tokenizer, chat.tool_format, bridge)
+    log.info("no renderer fits %s: its chat template joins turns", chat.tokenizer.where)
+    return chat
+
+
+def _known_names(name: str) -> list[str]:
+    """Return the names of the usable renderers. Raises `ConfigurationError` if `name` is neither
+    one of them nor `auto`.
+    """
+    try:
+        import renderers
+        from renderers.base import MODEL_RENDERER_MAP
+    except ImportError as error:
+        raise ConfigurationError(
+            f"agent.renderer = {name!r} needs the library renderers, which cannot be imported "
+            f"({error}): pip install 'rollstream[renderers]', or beside vLLM as "
+            "docs/how-to/train-an-agent.md says"
+        ) from error
+    known = sorted({*MODEL_RENDERER_MAP.values()} - _UNUSABLE.keys())
+    if name != AUTO and name not in known:
+        reason = _UNUSABLE.get(name, f"renderers {renderers.__version__} has no such renderer")
+        names = ", ".join([NONE, AUTO, *known])
+        raise ConfigurationError(f"agent.renderer = {name!r}: {reason}; choose one of {names}")
+    return known
+
+
+def _fitting(name: str, chat: TemplateChat) -> RendererBridge:
+    """Return the bridge of a renderer, with or without thinking, whichever fits the chat. Raises
+    `ValueError` if neither does. Reasoning of earlier turns stays, as the tokens of an episode do.
+    """
+    import renderers
+
+    kind = type(renderers.config_from_name(name))
+    variants: list[dict[str, bool]] = [{}]
+    if "enable_thinking" in kind.model_fields:
+        variants.append({"enable_thinking": False})
+    reasons: list[str] = []
+    for variant in variants:
+        try:
+            config = kind(thinking_retention="all", **variant)
+            found = cast("Renderer", renderers.create_renderer(chat.tokenizer.whole, config))
+            if not (reason := misfit(found, chat)):
+                return RendererBridge(found)
+        except LIBRARY_ERRORS as error:
+            reason = f"{type(error).__name__}: {error}"
+        reasons.append(reason)
+    raise ValueError(reasons[0])
+
+
+def misfit(renderer: Renderer, chat: TemplateChat) -> str:
+    """Return why a renderer does not fit a chat template, by test chats; "" if it fits. Both must
+    render the first prompts alike, and the new messages of a later turn; how the renderer would
+    render an earlier answer does not matter, since its tokens are held. A chat that the template
+    refuses is left out.
+    """
+    for messages in ([_QUESTION], [_SYSTEM, _QUESTION]):
+        wanted = _rendered(chat, messages, ())
+        given = renderer.render_ids(messages, add_generation_prompt=True)
+        if wanted is not None and given != wanted:
+            return f"it renders {_roles(messages)} otherwise than the chat template"
+    bridged = 0
+    for answer, message, tools in ((_ANSWER, _QUESTION, ()), (_CALL, _RESULT, (_TOOL,))):
+        prompt = _rendered(chat, [_QUESTION], tools)
+        wanted = _rendered(chat, [_QUESTION, answer, message], tools)
+        if prompt is None or wanted is None:
+            continue
+        for text in ("5", "</think>\n\n5"):  # a prompt that begins a thought needs its end
+            held = chat.encode(text + chat.end_text)
+            added = RendererBridge(renderer).added_tokens(prompt, held, [message], tools)
+            if added is None:
+                continue
+            if wanted[-len(added) :] != added:
+                return f"it renders {_roles([message])} after an answer otherwise than the template"
+            bridged += 1
+            break
+    return "" if bridged else "it bridges no test chat"
+
+
+def _rendered(
+    chat: TemplateChat, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
+) -> list[int] | None:
+    """Return the tokens of the messages up to the next answer; None if the template refuses."""
+    try:
+        return chat.encode(chat.render(messages, tools, is_asked=True))
+    except ChatRefused:
+        return None
+
+
+def _roles(messages: Sequence[JsonObject]) -> str:
+    return "a message of " + " and ".join(str(message["role"]) for message in messages)

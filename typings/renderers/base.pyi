@@ -1,0 +1,1 @@
+MODEL_RENDERER_MAP: dict[str, str]
