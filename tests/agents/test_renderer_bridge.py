@@ -125,7 +125,6 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs the library, and refuses every connection."""
-    pytest.importorskip("renderers", reason="the extra `renderers` is not installed")
 
     def refused(*_: object) -> None:
         raise AssertionError("a connection was opened")
