@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rollstream.streams.branches import branch_problem, leaves
+from rollstream.streams.branches import branch_problem, leaves, reached_turns
 from rollstream.streams.records import (
     ENVIRONMENT,
     GENERATED,
@@ -209,7 +209,8 @@ def _refuse_turns(record: Trajectory) -> Refusal | None:
     sampled counts as generated.
     """
     if not record.turns:
-        return Refusal("turns", "it has branches but no turns") if record.branches else None
+        has_any = record.branches or record.abandoned
+        return Refusal("turns", "it has branches but no turns") if has_any else None
     sampled = np.zeros(len(record.tokens), np.bool_)
     before = 0
     for turn in record.turns:
@@ -219,6 +220,22 @@ def _refuse_turns(record: Trajectory) -> Refusal | None:
         before = turn.end
     if before != len(sampled) or (sampled != (record.sources == GENERATED)).any():
         return Refusal("turns", f"its turns do not cover its {len(sampled)} tokens")
+    return _refuse_abandoned(record) if record.abandoned else None
+
+
+def _refuse_abandoned(record: Trajectory) -> Refusal | None:
+    """Refuse an episode that names abandoned turns which it lacks, or which a turn that is not
+    abandoned continues, or that has no other turn.
+    """
+    abandoned = set(record.abandoned)
+    kept = set(range(len(record.turns))) - abandoned
+    if len(kept) != len(record.turns) - len(record.abandoned):
+        return Refusal("turns", f"abandoned turns {record.abandoned} of {len(record.turns)}")
+    if not kept:
+        return Refusal("turns", "all its turns are abandoned")
+    continued = reached_turns(record.turns, record.branches, kept) & abandoned
+    if continued:
+        return Refusal("turns", f"its turn {min(continued)} is abandoned, but continued")
     return None
 
 

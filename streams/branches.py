@@ -1,12 +1,13 @@
-"""Reads the branches of an episode (`Branch`): a trajectory whose tokens are flat, in the order in
-which they were gained, but form a tree. The functions are pure, and every reader of such a
-trajectory uses them: the trainer makes one row per leaf, admission checks the length of every path.
+"""Reads the branches of an episode (`Branch`): a trajectory whose tokens are flat, turn after turn
+in the order in which the turns entered the log, but form a tree. The functions are pure, and every
+reader of such a trajectory uses them: the trainer makes one row per leaf, admission checks the
+length of every path.
 
-A trajectory without branches is one path, its tokens in their order.
+A trajectory without branches is one path, its tokens in their order. Not every branch is a fork:
+where turns are generated together, a turn that continues a path has other turns between.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,8 @@ def branch_problem(length: int, branches: Sequence[Branch]) -> str:
         if not -1 <= branch.at < branch.start:
             return f"a branch at {branch.start} continues the token {branch.at}"
         before = branch.start
-    if len(branches) >= LEAVES_MAX:
-        return f"{len(branches)} branches, at most {LEAVES_MAX - 1} can be trained"
-    return ""
+    paths = len(_leaf_ends(length, branches))
+    return f"{paths} paths, at most {LEAVES_MAX} can be trained" if paths > LEAVES_MAX else ""
 
 
 def path_to(index: int, branches: Sequence[Branch]) -> Indices:
@@ -55,23 +55,64 @@ def leaves(length: int, branches: Sequence[Branch]) -> list[Indices]:
     """
     if not branches:
         return [np.arange(length)]
-    starts = [0, *(branch.start for branch in branches), length]
+    return [path_to(end, branches) for end in _leaf_ends(length, branches)]
+
+
+def _leaf_ends(length: int, branches: Sequence[Branch]) -> list[int]:
+    """Return the tokens that no other one continues."""
+    ends = [*(branch.start - 1 for branch in branches), length - 1]
     continued = {branch.at for branch in branches}
-    ends = [end - 1 for _, end in pairwise(starts) if end - 1 not in continued]
-    return [path_to(end, branches) for end in ends]
+    return [end for end in ends if end not in continued]
+
+
+def continued_tokens(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
+    """Return for each turn the token that it continues, -1 if it begins a path of its own."""
+    at_of = {branch.start: branch.at for branch in branches}
+    return [at_of.get(turn.start, turn.start - 1) for turn in turns]
+
+
+def reached_turns(
+    turns: Sequence[Turn], branches: Sequence[Branch], asked: Iterable[int]
+) -> frozenset[int]:
+    """Return the indices of the turns that a program has reached which asked for these: they and
+    the turns whose answers are on their paths.
+    """
+    turn_of = np.full(turns[-1].end if turns else 0, -1, np.int64)  # of each generated token
+    for number, turn in enumerate(turns):
+        turn_of[turn.generated : turn.end] = number
+    found: set[int] = set()
+    for number in asked:
+        if number not in found:
+            found.update(turn_of[path_to(turns[number].end - 1, branches)].tolist())
+    return frozenset(found - {-1})
+
+
+def kept_tokens(
+    turns: Sequence[Turn], branches: Sequence[Branch], abandoned: Collection[int]
+) -> NDArray[np.bool_]:
+    """Return a mask of an episode's tokens that is true on the paths of the turns that are not
+    abandoned.
+    """
+    kept = np.zeros(turns[-1].end if turns else 0, np.bool_)
+    for number, turn in enumerate(turns):
+        if number not in abandoned:
+            kept[path_to(turn.end - 1, branches)] = True
+    return kept
+
+
+def abandoned_tokens(turns: Sequence[Turn], abandoned: Collection[int]) -> NDArray[np.bool_]:
+    """Return a mask of an episode's generated tokens that is true in abandoned turns."""
+    parts = [
+        np.full(turn.end - turn.generated, number in abandoned) for number, turn in enumerate(turns)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
 
 
 def branch_depths(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
-    """Return the number of branches on the path of each turn of an episode."""
+    """Return the number of forks on the path of each turn of an episode."""
     depths: list[int] = []
-    at_of = {branch.start: branch.at for branch in branches}
-    for turn in turns:
-        at = at_of.get(turn.start)
-        if at is None:
-            depths.append(depths[-1] if depths else 0)
-        elif at < 0:
-            depths.append(0)
-        else:
-            before = zip(turns, depths, strict=False)
-            depths.append(next((depth for one, depth in before if one.end > at), 0) + 1)
+    for turn, at in zip(turns, continued_tokens(turns, branches), strict=True):
+        before = zip(turns, depths, strict=False)
+        parent = next((depth for one, depth in before if one.end > at >= 0), 0)
+        depths.append(parent + (at >= 0 and bool(turn.fork)))
     return depths

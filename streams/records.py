@@ -189,7 +189,9 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     reports no drafts.
 
     In an episode of an agent `turns` are the requests of its program, and `branches` the places
-    where its tokens branch; without branches the tokens are one sequence.
+    where its tokens branch; without branches the tokens are one sequence. `abandoned` are the
+    indices of the turns that only an earlier start of the program asked for, which took another way
+    before it was killed; they are not trained.
     """
 
     trajectory: str
@@ -221,6 +223,7 @@ class Trajectory(RecordStruct, tag="trajectory/1"):
     waiting_s: float | None = None
     turns: tuple[Turn, ...] = ()
     branches: tuple[Branch, ...] = ()
+    abandoned: tuple[int, ...] = ()
 
 
 class Annotation(RecordStruct, tag="annotation/1"):

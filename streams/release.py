@@ -65,12 +65,20 @@ AGENTS = "agents"
 and a reader without it would take their tokens for one sequence; in `run.json` only.
 """
 
+ABANDONED = "agents/abandoned"
+"""The feature of a run of agents whose episodes may have turns that are not trained
+(`Trajectory.abandoned`), and more branches than paths, because turns are generated together. A
+reader without it would train abandoned turns. In `run.json`, and checked by the rollouts in the
+trainer's `Opened.knows`.
+"""
+
 REDUNDANCY = "redundancy"
 """The feature of a run whose groups are complete before all their trajectories have ended
 (`Admitted.needed`); in `run.json` only.
 """
 
 KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
+    ABANDONED,
     ADAPTERS,
     AGENTS,
     REDUNDANCY,

@@ -77,8 +77,8 @@ class Position(_Value):
 
 
 class Branch(_Value):
-    """A place where the tokens of an episode branch. They are flat, in the order in which they were
-    gained; from index `start` on they continue the path that ends with the token at index `at`
+    """A place where the tokens of an episode do not continue the token before. They are flat, turn
+    after turn; from index `start` on they continue the path that ends with the token at index `at`
     (-1: they begin a path of their own). The tokens before the first branch are one path.
     """
 
@@ -93,9 +93,10 @@ class Turn(_Value):
 
     `digest` names the request: an equal one gets the stored `answer` (JSON; only in partials).
     `history` is the hash of all messages up to and with the answer, by which the next request finds
-    its place. The program took `waiting_s` seconds since its previous answer, the answer took
-    `generating_s`. `fork` is the cause if the turn began a branch: template, retokenised,
-    history_rewritten or conversation. `overridden` names parameters that the client asked to
+    its place. The program took `waiting_s` seconds since its previous answer (0 while another turn
+    was generated), the answer took `generating_s`. `fork` is the cause if the turn continued none
+    or continued one that another turn continued before: template, retokenised, history_rewritten or
+    conversation. `overridden` names parameters that the client asked to
     differ from the run's sampling.
     """
 

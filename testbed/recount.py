@@ -119,8 +119,10 @@ def count_tokens(
         if name not in step_of or seen[name] > 1:
             continue
         elsewhere += place_of[name] != (row.partition, row.offset)
+        left = untrained(fields)
         for span in fields["spans"]:
-            size, version = span["end"] - span["start"], span["version"]
+            at, version = range(span["start"], span["end"]), span["version"]
+            size = sum(token not in left for token in at)
             lag = step_of[name] - 1 - version["number"]
             made = versions.get(version["number"]) or version
             within = places.max_lag is None or lag <= places.max_lag
@@ -135,6 +137,18 @@ def count_tokens(
         "not_found": len(step_of.keys() - seen.keys()),
     }
     return {"trajectories": found, "trained": trained, "masked": masked, "generated": generated}
+
+
+def untrained(fields: dict[str, Any]) -> set[int]:
+    """The generated tokens, counted among these alone, of turns that the program abandoned."""
+    found: set[int] = set()
+    before = 0
+    for number, turn in enumerate(fields.get("turns") or ()):
+        count = turn["end"] - turn["generated"]
+        if number in (fields.get("abandoned") or ()):
+            found.update(range(before, before + count))
+        before += count
+    return found
 
 
 def places_of(named: str) -> Places:

@@ -71,9 +71,9 @@ class TimedEngine:
         self._began[request.trajectory] = time.monotonic()
         self._engine.submit(request)
 
-    def append(self, trajectory: str, tokens: Any) -> None:
+    def append(self, trajectory: str, tokens: Any, noise: str = "") -> None:
         self._began[trajectory] = time.monotonic()
-        self._engine.append(trajectory, tokens)
+        self._engine.append(trajectory, tokens, noise)
 
     def poll(self, deadline_s: float) -> list[Emission]:
         found = self._engine.poll(deadline_s)

@@ -180,7 +180,9 @@ class RowUses:
 
 
 class CheckedHeader(msgspec.Struct, gc=False):
-    """The fields of a trajectory's header that folds read as columns; `_agree` compares both."""
+    """The fields of a trajectory's header that folds read as columns; `_agree` compares both. Folds
+    do not read `abandoned`: it decides which tokens are trained, so such a row is read as a record.
+    """
 
     trajectory: str
     group: int
@@ -191,6 +193,7 @@ class CheckedHeader(msgspec.Struct, gc=False):
     finish: str
     reward: float | None = None
     wave: int = 0
+    abandoned: tuple[int, ...] = ()
 
 
 class _HeaderText(msgspec.Struct, gc=False):
@@ -198,7 +201,9 @@ class _HeaderText(msgspec.Struct, gc=False):
 
 
 _HEADERS = msgspec.json.Decoder(list[_HeaderText])
-_COLUMNS = tuple(name for name in CheckedHeader.__struct_fields__ if name != "spans")
+_COLUMNS = tuple(
+    name for name in CheckedHeader.__struct_fields__ if name not in ("spans", "abandoned")
+)
 _record = attrgetter("record")
 _fields = attrgetter(*_COLUMNS)
 _spans = attrgetter("spans")
@@ -215,16 +220,17 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
-    """Returns True for each row whose columns equal its JSON header. The hash of a row covers the
-    header and not the columns, so only then may folds trust the columns. A row with False is read
-    as a message that is restored from its columns, and there its hash decides.
+    """Returns True for each row whose columns equal its JSON header and which has no abandoned
+    turns. The hash of a row covers the header and not the columns, so only then may folds trust the
+    columns. A row with False is read as a message that is restored from its columns, and there its
+    hash decides.
     """
     try:
         texts = b"[%b]" % b",".join(_values(headers))
         found = list(map(_record, _HEADERS.decode(texts)))
     except msgspec.DecodeError:
         return np.zeros(len(rows), np.bool_)
-    agree = np.ones(len(rows), np.bool_)
+    agree = np.array([not header.abandoned for header in found], np.bool_)
     for name, stated in zip(_COLUMNS, zip(*map(_fields, found), strict=True), strict=True):
         held = rows.plain(name)
         if list(stated) != held:

@@ -24,6 +24,7 @@ from rollstream.consumers.audit.folds import (
 from rollstream.consumers.audit.groups import Admission
 from rollstream.consumers.audit.source import Integers, TrajectoryRows
 from rollstream.consumers.trainer.data.prepare import TrainingRule, lag_of
+from rollstream.streams.branches import abandoned_tokens
 from rollstream.streams.records import GENERATED, Assignment, StepDone, Trajectory
 from rollstream.streams.values import Address
 
@@ -54,9 +55,10 @@ class LagAudit:
 
     A token's lag is the version that its step trains from (step - 1) minus the version of its span,
     at least 0. Tokens above `max_lag` are masked, and so are tokens of a never believed version
-    (invariant 6). The ledger does not name masked tokens, so the audit computes from trajectories,
-    versions and `max_lag` how many tokens of each step were trained and masked, and compares the
-    sums with those that the `StepDone` states. Memory grows with the run by three sums and one
+    (invariant 6). Those of turns that an episode abandoned are neither trained nor masked. The
+    ledger does not name masked tokens, so the audit computes from trajectories, versions and
+    `max_lag` how many tokens of each step were trained and masked, and compares the sums with those
+    that the `StepDone` states. Memory grows with the run by three sums and one
     `StepDone` per step.
     """
 
@@ -158,8 +160,10 @@ class LagAudit:
         masked tokens under `keep_version`, where the trainer drops such a trajectory whole.
         """
         trained = masked = 0
+        left = abandoned_tokens(record.turns, record.abandoned)
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
+            tokens -= int(np.count_nonzero(left[span.start : span.end]))
             if span.version.number > max(step - 1, self.ledger.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
                 self.result.add_violation(what, message.topic, message.address)
@@ -167,7 +171,7 @@ class LagAudit:
             is_above = bound is not None and lag > bound
             if is_above or not self.ledger.is_believed(span.version):
                 masked += tokens
-            else:
+            elif tokens:
                 trained += tokens
                 self.result.counts["is the highest lag"] = max(
                     self.result.counts["is the highest lag"], lag
@@ -175,6 +179,8 @@ class LagAudit:
         self._sums[step, "trajectories"] += 1
         self._sums[step, "trained"] += trained
         self._sums[step, "masked"] += masked
+        if left.any():
+            self.result.counts["of abandoned turns"] += int(np.count_nonzero(left))
         if self.policy.known and (not trained or (masked and self.policy.keep_version)):
             oldest = min((span.version.number for span in record.spans), default=0)
             what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from rollstream.producers.agents.chat_format import ChatFormat, JsonObject, text_of
 from rollstream.streams.branches import leaves, path_to
-from rollstream.streams.values import Branch, Tokens, Turn
+from rollstream.streams.values import Branch, Floats, Sources, Tokens, Turn
 
 TEMPLATE, RETOKENISED = "template", "retokenised"
 REWRITTEN, CONVERSATION = "history_rewritten", "conversation"
@@ -33,12 +33,25 @@ its own, or continues an earlier turn a second time.
 @dataclass(frozen=True, slots=True)
 class PlannedPrompt:
     """States the tokens that a turn adds to an episode: `tokens` behind the token at flat index
-    `at` (-1: a path of their own). `fork` is the cause if this begins a branch, else "".
+    `at` (-1: a path of their own). `cause` is the cause of the fork, if the turn is one: that is
+    decided when it begins (`Episode.is_fork`).
     """
 
     at: int
     tokens: Tokens
-    fork: str = ""
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTokens:
+    """Holds the tokens of an episode's answered turns, with their sources and branches, and the
+    log-probability of each generated one.
+    """
+
+    tokens: Tokens
+    sources: Sources
+    logprobs: Floats
+    branches: tuple[Branch, ...]
 
 
 def digest_of(body: JsonObject, idempotency_key: str = "") -> str:
@@ -107,44 +120,41 @@ def suffix_after(
 
 @dataclass(slots=True)
 class Conversation:
-    """Holds the turns of one episode and finds the place of each request among their tokens. It
-    changes only while no request is planned (`add`).
+    """Holds the answered turns of one episode and finds the place of each request among their
+    tokens. Turns that are generated meanwhile change no place: tokens are only ever added. `add`
+    may run in another thread than the other calls: what it adds last is what they look up first.
     """
 
     chat: ChatFormat
-    turns: list[Turn] = field(default_factory=list[Turn])
+    held: HeldTokens
     _by_digest: dict[str, Turn] = field(default_factory=dict[str, Turn])
     _by_history: dict[str, Turn] = field(default_factory=dict[str, Turn])
 
-    def add(self, turn: Turn) -> None:
-        """Add an answered turn."""
-        self.turns.append(turn)
-        self._by_digest[turn.digest] = turn
-        if turn.history:
-            self._by_history[turn.history] = turn
+    def add(self, turns: Sequence[Turn], held: HeldTokens) -> None:
+        """Add turns that are in the log; `held` are all tokens up to the last of them."""
+        self.held = held
+        for turn in turns:
+            if turn.history:
+                self._by_history[turn.history] = turn
+            self._by_digest[turn.digest] = turn
 
     def answered(self, digest: str) -> Turn | None:
         """Return the turn that answered a request of this digest."""
         return self._by_digest.get(digest)
 
     def plan_messages(
-        self,
-        messages: Sequence[JsonObject],
-        tools: Sequence[JsonObject],
-        tokens: Tokens,
-        branches: Sequence[Branch],
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> PlannedPrompt:
-        """Return the tokens that these messages add to the episode, whose flat tokens are given.
-        Raises `ChatRefused` if the messages cannot be rendered.
+        """Return the tokens that these messages add to the episode. Raises `ChatRefused` if the
+        messages cannot be rendered.
         """
         whole = self.chat.render(messages, tools, is_asked=True)
         found = self._parent(messages, tools)
         if found is None:
             claims = any(message.get("role") == "assistant" for message in messages)
-            cause = REWRITTEN if claims else CONVERSATION
-            return self._fork(self.chat.encode(whole), tokens, branches, cause)
+            return self._fork(self.chat.encode(whole), REWRITTEN if claims else CONVERSATION)
         index, parent = found
-        path = tokens[path_to(parent.end - 1, branches)].tolist()
+        path = self.held.tokens[path_to(parent.end - 1, self.held.branches)].tolist()
         at = len(path) - (parent.end - parent.generated)
         added = self.chat.bridged(path[:at], path[at:], messages[index:], tools)
         if added is None:
@@ -153,19 +163,15 @@ class Conversation:
             has_ended = parent.finish != "length"
             suffix = suffix_after(before, whole, answer, self.chat.end_text, has_ended)
             if suffix is None:
-                return self._fork(self.chat.encode(whole), tokens, branches, TEMPLATE)
+                return self._fork(self.chat.encode(whole), TEMPLATE)
             added = self.chat.encode(suffix)
-        is_newest = parent.end == len(tokens)
-        cause = "" if is_newest else CONVERSATION
-        return PlannedPrompt(parent.end - 1, np.array(added, np.uint32), cause)
+        return PlannedPrompt(parent.end - 1, np.array(added, np.uint32), CONVERSATION)
 
-    def plan_tokens(
-        self, prompt: Sequence[int], is_text: bool, tokens: Tokens, branches: Sequence[Branch]
-    ) -> PlannedPrompt:
+    def plan_tokens(self, prompt: Sequence[int], is_text: bool) -> PlannedPrompt:
         """Return the tokens that a prompt of tokens adds; `is_text`: it was given as text, so that
         another tokenization of the same history is the likely cause of a fork.
         """
-        return self._fork(prompt, tokens, branches, RETOKENISED if is_text else REWRITTEN)
+        return self._fork(prompt, RETOKENISED if is_text else REWRITTEN)
 
     def _parent(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
@@ -180,25 +186,22 @@ class Conversation:
                 return count, turn
         return None
 
-    def _fork(
-        self, prompt: Sequence[int], tokens: Tokens, branches: Sequence[Branch], cause: str
-    ) -> PlannedPrompt:
+    def _fork(self, prompt: Sequence[int], cause: str) -> PlannedPrompt:
         """Return the plan for a whole prompt: it continues the held path with the longest common
         prefix. That is no fork if the prompt contains a whole path up to an answer's end.
         """
-        wanted = np.array(prompt, np.uint32)
+        wanted, held = np.array(prompt, np.uint32), self.held
         best: tuple[int, int] = 0, -1  # length of the prefix, flat index of its last token
-        for path in leaves(len(tokens), branches) if len(tokens) else []:
-            held = tokens[path]
-            most = min(len(held), len(wanted))
-            differing = np.flatnonzero(held[:most] != wanted[:most])
+        for path in leaves(len(held.tokens), held.branches) if len(held.tokens) else []:
+            tokens = held.tokens[path]
+            most = min(len(tokens), len(wanted))
+            differing = np.flatnonzero(tokens[:most] != wanted[:most])
             common = int(differing[0]) if len(differing) else most
             if common > best[0]:
                 best = common, int(path[common - 1])
         length, at = best
-        is_continued = not len(tokens) or at == len(tokens) - 1
-        return PlannedPrompt(at, wanted[length:], "" if is_continued else cause)
+        return PlannedPrompt(at, wanted[length:], cause)
 
-    def path_length(self, plan: PlannedPrompt, branches: Sequence[Branch]) -> int:
+    def path_length(self, plan: PlannedPrompt) -> int:
         """Return the number of tokens of the path with the planned ones."""
-        return len(path_to(plan.at, branches)) + len(plan.tokens)
+        return len(path_to(plan.at, self.held.branches)) + len(plan.tokens)

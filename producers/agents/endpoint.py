@@ -3,7 +3,7 @@ each also below `/sessions/{id}`, and the routes that open a session, set its re
 
 The endpoint's thread finds the episode by its key, plans the tokens of a request, and waits for the
 rollout's loop, which alone changes episodes. A request that was answered before gets the stored
-answer. Requests of one episode are served one after the other.
+answer, and equal requests at the same time share one. Others are generated together.
 
 If the episode is not open here, the log decides. It has ended: a repeated end or reward gets its
 first answer, anything else 409. A rollout is to take it up: 503, ask again.
@@ -27,7 +27,7 @@ from starlette.routing import Mount, Route
 from rollstream.errors import RollstreamError
 from rollstream.producers.agents.answers import TurnAnswer, answer_events, answer_json
 from rollstream.producers.agents.chat_format import ChatRefused
-from rollstream.producers.agents.episode import Episode, check_limits, stored_answer
+from rollstream.producers.agents.episode import Episode, PendingTurn, stored_answer
 from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.agents.fates import EpisodeEnd, EpisodeFates
 from rollstream.producers.agents.inbox import (
@@ -38,16 +38,13 @@ from rollstream.producers.agents.inbox import (
     TurnTicket,
 )
 from rollstream.producers.agents.keys import SessionIdentity
-from rollstream.producers.agents.pending import (
+from rollstream.producers.agents.requests import (
     EndpointBusy,
     EpisodeMoved,
     LimitReached,
-    PendingTurn,
-    SessionSealed,
-)
-from rollstream.producers.agents.requests import (
     RequestRefused,
     Route as RouteName,
+    SessionSealed,
     TurnRequest,
     read_request,
 )
@@ -60,6 +57,7 @@ from rollstream.streams.writer import publish
 Outcome = TypeVar("Outcome")
 
 KEEPALIVE_S = 10.0  # of a stream whose answer is not there yet
+TURNS_PER_EPISODE = 64  # requests of one episode that are answered together
 
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (SessionSealed, 409, "session_sealed"),
@@ -144,9 +142,8 @@ class AgentEndpoint:
         if episode is None:
             await self._reward_late(identity, reward)
             return Response(status_code=204)
-        async with episode.queue:
-            ticket = RewardTicket(episode, reward, scores)
-            await self._outcome(ticket, ticket.outcome)
+        ticket = RewardTicket(episode, reward, scores)
+        await self._outcome(ticket, ticket.outcome)
         return Response(status_code=204)
 
     async def end_session(self, request: Request) -> Response:
@@ -226,27 +223,37 @@ class AgentEndpoint:
 
     async def _answer(self, episode: Episode, asked: TurnRequest) -> TurnAnswer:
         """Return the answer: the stored one of an equal request, or a new turn's."""
-        async with episode.queue:
-            episode.check_open()
-            turn = episode.conversation.answered(asked.digest)
-            if turn is None:
-                turn = await self._new_turn(episode, asked)
-            else:
-                self.episodes.counts.repeated += 1
-            return self._answer_of(episode, turn, asked)
+        episode.check_open()
+        turn = episode.conversation.answered(asked.digest)
+        if turn is not None:
+            self.episodes.counts.repeated += 1
+            episode.reached.add(turn.digest)
+        else:  # a client that goes away ends only its own wait
+            turn = await asyncio.shield(self._asked(episode, asked))
+        return self._answer_of(episode, turn, asked)
+
+    def _asked(self, episode: Episode, asked: TurnRequest) -> "asyncio.Task[Turn]":
+        """Return the task that answers this request; equal requests share it."""
+        task = episode.asked.get(asked.digest)
+        if task is not None:
+            self.episodes.counts.repeated += 1
+            return task
+        if len(episode.asked) >= TURNS_PER_EPISODE:
+            raise EndpointBusy(f"{len(episode.asked)} requests of this episode are being answered")
+        task = asyncio.ensure_future(self._new_turn(episode, asked))
+        episode.asked[asked.digest] = task
+        task.add_done_callback(lambda _: episode.asked.pop(asked.digest, None))
+        return task
 
     async def _new_turn(self, episode: Episode, asked: TurnRequest) -> Turn:
-        asked_s = self.episodes.clock()
-        check_limits(episode, self.episodes.settings)
-        running, conversation = episode.running, episode.conversation
-        tokens = running.content()[0]
+        asked_s, conversation = self.episodes.clock(), episode.conversation
         if asked.messages:
-            plan = conversation.plan_messages(asked.messages, asked.tools, tokens, running.branches)
+            plan = conversation.plan_messages(asked.messages, asked.tools)
         else:
             given, is_text = asked.prompt, isinstance(asked.prompt, str)
             prompt = conversation.chat.encode(given) if isinstance(given, str) else given or ()
-            plan = conversation.plan_tokens(prompt, is_text, tokens, running.branches)
-        length = conversation.path_length(plan, running.branches)
+            plan = conversation.plan_tokens(prompt, is_text)
+        length = conversation.path_length(plan)
         if not length:
             raise RequestRefused("the prompt has no tokens")
         if length >= self.context_max:
@@ -260,24 +267,23 @@ class AgentEndpoint:
 
     def _answer_of(self, episode: Episode, turn: Turn, asked: TurnRequest) -> TurnAnswer:
         """Return a turn's answer with its tokens, as far as the request needs them."""
-        running = episode.running
-        tokens, sources = running.content()
-        path = path_to(turn.end - 1, running.branches)
+        held = episode.conversation.held
+        path = path_to(turn.end - 1, held.branches)
         count = turn.end - turn.generated
-        gained = tokens[turn.generated : turn.end].tolist()
+        gained = held.tokens[turn.generated : turn.end].tolist()
         logprobs: list[float] = []
         pieces: list[str] = []
         if asked.with_logprobs:
-            first = int(np.count_nonzero(sources[: turn.generated] == GENERATED))
-            logprobs = np.concatenate(running.logprobs)[first : first + count].tolist()
+            first = int(np.count_nonzero(held.sources[: turn.generated] == GENERATED))
+            logprobs = held.logprobs[first : first + count].tolist()
             pieces = [episode.conversation.chat.decode([token]) for token in gained]
         return replace(
             stored_answer(turn),
-            prompt_ids=tokens[path[:-count]].tolist(),
+            prompt_ids=held.tokens[path[:-count]].tolist(),
             token_ids=gained,
             logprobs=logprobs,
             pieces=pieces,
-            created_s=running.started_s,
+            created_s=episode.running.started_s,
         )
 
     async def _outcome(self, ticket: Ticket, outcome: "Future[Outcome]") -> Outcome:

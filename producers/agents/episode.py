@@ -1,31 +1,83 @@
-"""Holds one open episode of an agent (`Episode`), the counts of all (`AgentCounts`), and the limits
-that are checked before a turn (`check_limits`).
+"""Holds one open episode of an agent (`Episode`) with its requests until they are answered, the
+counts of all (`AgentCounts`), and the rules by which an episode fails and ends.
 """
 
-import dataclasses
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-
-from msgspec.structs import replace
+from typing import Any, Literal, TypeVar
 
 from rollstream.metric_values import MetricValues
-from rollstream.producers.agents.answers import TurnAnswer, assistant_message
-from rollstream.producers.agents.conversation import FORK_CAUSES, Conversation, history_hashes
+from rollstream.producers.agents.answers import TurnAnswer
+from rollstream.producers.agents.conversation import (
+    FORK_CAUSES,
+    Conversation,
+    HeldTokens,
+    PlannedPrompt,
+)
 from rollstream.producers.agents.keys import SessionIdentity
-from rollstream.producers.agents.pending import LimitReached, PendingTurn, RequestQueue
+from rollstream.producers.agents.requests import TurnRequest
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.streams.values import Turn
+from rollstream.streams.branches import continued_tokens, reached_turns
+from rollstream.streams.values import Turn, Version
+
+Result = TypeVar("Result")
+
+
+def succeed(outcome: "Future[Result]", result: Result) -> None:
+    """Set the outcome of a ticket, whose request may have been cancelled."""
+    with suppress(InvalidStateError):
+        outcome.set_result(result)
+
+
+def fail(outcome: "Future[Any]", error: Exception) -> None:
+    """Set the error of a ticket, whose request may have been cancelled."""
+    with suppress(InvalidStateError):
+        outcome.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTurn:
+    """Holds a request for a turn with the tokens that it adds; the outcome is the turn, once it is
+    in the log.
+    """
+
+    request: TurnRequest
+    plan: PlannedPrompt
+    asked_s: float
+    outcome: "Future[Turn]" = field(default_factory=lambda: Future[Turn]())
+
+
+@dataclass(slots=True)
+class OpenTurn:
+    """Holds a turn from its begin until its tokens are those of the episode. Until then nothing of
+    it is in the log, and no other turn continues it.
+    """
+
+    pending: PendingTurn
+    engine_name: str
+    """The name of its request in the engine."""
+    fork: str
+    waiting_s: float
+    is_kept: bool = False
+    """Whether the engine keeps the KV of its path, should it end by itself."""
+    emissions: list[Emission] = field(default_factory=list[Emission])
+    count: int = 0
+    """Number of tokens in `emissions`."""
+    finish: Literal["stop", "length"] | None = None
+    ended_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Episode:
-    """Holds one open episode. The loop changes it; the endpoint's thread reads it while no turn of
-    it is generated.
+    """Holds one open episode. The loop changes it; the endpoint's thread uses `conversation`,
+    `asked`, `reached` and what never changes.
     """
 
     identity: SessionIdentity
@@ -38,16 +90,20 @@ class Episode:
     """When its first request came."""
     answered_s: float | None = None
     """When its last answer was durable."""
-    pending: PendingTurn | None = None
-    """The turn that is generated."""
-    start: int = 0
-    """Number of tokens before that turn."""
-    held: int = -1
-    """Flat index of the token at which the engine holds the episode's KV; -1: it holds none."""
-    is_kept: bool = False
-    """Whether the engine keeps the KV of the turn that it generates, should it end by itself."""
-    queue: RequestQueue = field(default_factory=RequestQueue)
-    """Lets its requests pass one at a time."""
+    generating: dict[str, OpenTurn] = field(default_factory=dict[str, OpenTurn])
+    """The turns that the engine generates, by their name there."""
+    ended: list[OpenTurn] = field(default_factory=list[OpenTurn])
+    """Generated turns that wait for the partial before theirs, in the order of their ends."""
+    held: dict[int, str] = field(default_factory=dict[int, str])
+    """Names of requests whose KV the engine holds, by the flat index of their newest token."""
+    version: Version | None = None
+    """The version under which its first turn was begun."""
+    asked: "dict[str, asyncio.Task[Turn]]" = field(
+        default_factory=lambda: dict[str, "asyncio.Task[Turn]"]()
+    )
+    """The requests that are being answered, by digest; of the endpoint's event loop."""
+    reached: set[str] = field(default_factory=set[str])
+    """Digests of the turns of earlier attempts that the present program has asked for."""
     adopted: SessionIdentity | None = None
     """The earlier attempt whose outside program continues the episode with its own key."""
     seal: Exception | None = None
@@ -64,10 +120,56 @@ class Episode:
         """Number of tokens that may still be generated."""
         return self.running.assignment.sampling.tokens_max - self.running.generated
 
+    @property
+    def open_turns(self) -> list[OpenTurn]:
+        """The turns whose tokens the episode does not have yet."""
+        return [*self.generating.values(), *self.ended]
+
+    @property
+    def engine_names(self) -> set[str]:
+        """The names of the requests that the engine has or may have."""
+        return {*self.held.values(), *(turn.engine_name for turn in self.open_turns)}
+
     def check_open(self) -> None:
         """Raise the error that a request of an ended episode gets."""
         if self.seal is not None:
             raise self.seal
+
+    def is_fork(self, at: int) -> bool:
+        """Return whether a turn forks that continues the token at flat index `at`: another turn
+        continues it too, or it is no turn's last token.
+        """
+        running = self.running
+        continued = continued_tokens(running.turns, running.branches)
+        if at in continued or any(turn.pending.plan.at == at for turn in self.open_turns):
+            return True
+        return at >= 0 and all(turn.end - 1 != at for turn in running.turns)
+
+    def adopt(self, identity: SessionIdentity, now_s: float) -> None:
+        """Let a service continue with the key of an earlier attempt. It had asked for the turns
+        from that attempt on.
+        """
+        self.adopted, self.opened_s = identity, now_s
+        pairs = zip(self.running.turns, self.running.inherited, strict=False)
+        self.reached.update(turn.digest for turn, by in pairs if by >= identity.attempt)
+
+    def abandoned(self) -> tuple[int, ...]:
+        """Return the indices of the turns that the present program has neither asked for nor
+        continued. If it has ended the episode already, they are in the state.
+        """
+        running = self.running
+        if end_of(running.environment) is not None:
+            return tuple(json.loads(running.environment).get("abandoned", ()))
+        inherited = len(running.inherited)
+        asked = [
+            number
+            for number, turn in enumerate(running.turns)
+            if number >= inherited or turn.digest in self.reached
+        ]
+        if len(asked) == len(running.turns):
+            return ()
+        reached = reached_turns(running.turns, running.branches, asked)
+        return tuple(number for number in range(len(running.turns)) if number not in reached)
 
 
 @dataclass(slots=True)
@@ -77,6 +179,8 @@ class AgentCounts:
     turns: int = 0
     repeated: int = 0
     """Requests that got a stored answer; the endpoint's thread counts them."""
+    abandoned: int = 0
+    """Turns that are not trained, because the restarted program took another way."""
     forks: Counter[str] = field(default_factory=Counter[str])
     failures: int = 0
     retried: int = 0
@@ -97,6 +201,7 @@ class AgentCounts:
         return {
             "rollout_agent_turns_total": self.turns,
             "rollout_agent_repeated_total": self.repeated,
+            "rollout_agent_abandoned_total": self.abandoned,
             "rollout_agent_forks_total": {cause: self.forks[cause] for cause in FORK_CAUSES},
             "rollout_agent_seconds_total": {
                 "waiting": self.waiting_s,
@@ -107,62 +212,10 @@ class AgentCounts:
         }
 
 
-def answered_turn(episode: Episode, pending: PendingTurn, finish: str, now_s: float) -> Turn:
-    """Return the turn that answers a request: the newest tokens, parsed, with the hash of the
-    history that they end.
-    """
-    request, running, plan = pending.request, episode.running, pending.plan
-    chat = episode.conversation.chat
-    generated = episode.start + len(plan.tokens)
-    tokens = running.content()[0][generated:].tolist()
-    parsed = chat.parse(chat.decode(tokens), request.tools, f"call_{request.digest[:12]}_")
-    calls = tuple(
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in parsed.tool_calls
-    )
-    answer = {"content": parsed.content, "reasoning": parsed.reasoning, "tool_calls": calls}
-    turn = Turn(
-        digest=request.digest,
-        history="",
-        start=episode.start,
-        generated=generated,
-        end=running.length,
-        finish="length" if finish == "length" else "tool_calls" if calls else "stop",
-        waiting_s=max(0.0, pending.asked_s - (episode.answered_s or episode.opened_s)),
-        generating_s=max(0.0, now_s - pending.asked_s),
-        fork=plan.fork,
-        overridden=request.overridden,
-        answer=json.dumps(answer),
-    )
-    if not request.messages:
-        return turn
-    said = assistant_message(stored_answer(turn))
-    return replace(turn, history=history_hashes([*request.messages, said], request.tools)[-1])
-
-
-def cut_at_limit(episode: Episode, emission: Emission) -> Emission:
-    """Return the emission without the tokens beyond those that the request asked for; the turn then
-    ends by `length`. The engine is not told the limit of a request, so that it can keep the KV for
-    the next one.
-    """
-    assert episode.pending is not None, "an emission belongs to a turn"
-    wanted = episode.pending.request.tokens_max
-    if wanted is None:
-        return emission
-    left = wanted - (episode.running.length - episode.start - len(episode.pending.plan.tokens))
-    if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
-        return emission
-    return dataclasses.replace(
-        emission,
-        tokens=emission.tokens[:left],
-        logprobs=emission.logprobs[:left],
-        finish="length",
-        drafts=None if len(emission.tokens) > left else emission.drafts,
-    )
+def held_tokens(running: RunningTrajectory) -> HeldTokens:
+    """Return a copy of what an episode has so far."""
+    tokens, sources = running.content()
+    return HeldTokens(tokens, sources, running.generated_logprobs(), tuple(running.branches))
 
 
 def stored_answer(turn: Turn) -> TurnAnswer:
@@ -182,23 +235,14 @@ def stored_answer(turn: Turn) -> TurnAnswer:
     )
 
 
-def check_limits(episode: Episode, settings: AgentSettings) -> None:
-    """Raise `LimitReached` if the run's limits allow the episode no further turn."""
-    if len(episode.conversation.turns) >= settings.turns_max:
-        episode.limit = f"turns_max of {settings.turns_max} reached"
-        raise LimitReached(f"agent.{episode.limit}")
-    if episode.tokens_left < 1:
-        most = episode.running.assignment.sampling.tokens_max
-        episode.limit = f"tokens_max of {most} generated tokens reached"
-        raise LimitReached(f"sampling.{episode.limit}")
-
-
 def failure_of(episode: Episode, reason: str) -> str:
     """Return why an episode that ends has failed; "" if it has not. `reason` is the failure of its
     program, "" for a normal end. A limit at which it was refused a turn comes first.
     """
     if not reason:
-        return "" if episode.running.turns else "its program ended without a turn"
+        running = episode.running
+        has_any = len(running.turns) > len(running.abandoned)
+        return "" if has_any else "its program ended without a turn"
     return f"{episode.limit}; {reason}" if episode.limit else reason
 
 
@@ -227,13 +271,17 @@ def reward_of(environment: str) -> tuple[float | None, Mapping[str, float]]:
     return state["reward"], state["scores"]
 
 
-def ended_state(environment: str, reward: float | None, failure: str) -> str:
+def ended_state(
+    environment: str, reward: float | None, failure: str, abandoned: Collection[int]
+) -> str:
     """Return the state of an episode that its program has ended: with this reward, else the one
-    that it set before, or as a `failure`.
+    that it set before, or as a `failure`. It keeps the turns that the program abandoned, because
+    none runs any more that could tell.
     """
     before, scores = reward_of(environment)
     chosen = before if reward is None else reward
-    return json.dumps({"reward": chosen, "scores": dict(scores), "ended": failure})
+    left = {"abandoned": list(abandoned)} if abandoned else {}
+    return json.dumps({"reward": chosen, "scores": dict(scores), "ended": failure, **left})
 
 
 def end_of(environment: str) -> str | None:

@@ -3,46 +3,49 @@ turns that the program asks for to the record that ends the episode (invariant 1
 
 A turn is answered in four steps. Each of them may be the last one before a `kill -9`:
 
-1. The loop appends the prompt's new tokens to the trajectory and generates. Killed here: nothing
-   was answered; the program's retry is sampled again, from the same random numbers.
-2. At the turn's end one partial has its tokens and its `Turn`. Killed before the log has it: as 1.
+1. The engine generates. Killed here: nothing was answered; the program's retry is sampled again,
+   from the same random numbers.
+2. At the turn's end one partial has its tokens and its `Turn`, with those of other turns that ended
+   meanwhile (`turns.py`). Killed before the log has it: as 1.
 3. The log has acknowledged the partial. Killed before the answer leaves: the next rollout reads the
    turn in the chain of partials; the retry has the same digest and gets the stored answer.
 4. The answer leaves. A retry whose first answer was lost gets the same one.
 
 So no turn that a program has seen is sampled again. A rollout that was replaced meanwhile may still
-answer its own program; what it appends is in no chain that an assignment names. Only one turn of an
-episode is generated at a time, so its tokens have one order. Between turns it uses no slot.
+answer its own program; what it appends is in no chain that an assignment names. Between turns an
+episode uses no slot.
+
+A program that is started again may take another way than before. The turns of earlier attempts that
+it neither asks for again nor continues are then abandoned: the record names them, and they are not
+trained.
 
 An episode that fails is tried again as often as `task.retries` allows: without its turns, with a
 fresh program and another key, so that the program of the failed try is refused. A partial records
 the failure before that program starts.
 """
 
-import dataclasses
 import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
-from rollstream.errors import EngineRefused
 from rollstream.metric_values import MetricValues
 from rollstream.producers.agents.chat_format import ChatFormat
 from rollstream.producers.agents.conversation import Conversation
 from rollstream.producers.agents.episode import (
     AgentCounts,
     Episode,
-    answered_turn,
-    cut_at_limit,
     end_of,
     ended_state,
+    fail,
     failure_of,
+    held_tokens,
     is_retried,
     overdue,
     reward_of,
+    succeed,
 )
 from rollstream.producers.agents.inbox import (
     AgentInbox,
@@ -52,18 +55,12 @@ from rollstream.producers.agents.inbox import (
     TurnTicket,
 )
 from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
-from rollstream.producers.agents.pending import (
-    EpisodeMoved,
-    LimitReached,
-    PendingTurn,
-    SessionSealed,
-    fail,
-    succeed,
-)
 from rollstream.producers.agents.program_process import EpisodeOrder
 from rollstream.producers.agents.programs import Programs, ServicePrograms, task_of
+from rollstream.producers.agents.requests import EpisodeMoved, SessionSealed
 from rollstream.producers.agents.settings import AgentSettings
-from rollstream.producers.engines.base import Emission, Engine
+from rollstream.producers.agents.turns import EpisodeTurns
+from rollstream.producers.engines.base import Engine
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
@@ -72,10 +69,6 @@ from rollstream.streams.records import Trajectory
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.1  # between two checks of deadlines
-SHORT_TOKENS = 32
-"""Fewest tokens of a request for which the engine keeps the KV for the next one. It may generate as
-many more than asked, which are dropped: more than that costs more than the prompt's prefill.
-"""
 
 
 @dataclass(slots=True)
@@ -99,16 +92,24 @@ class AgentEpisodes:
     prompt_text: Callable[[RunningTrajectory], str] = lambda _: ""
     """Returns the text of the task's prompt."""
     open: dict[str, Episode] = field(default_factory=dict[str, Episode])
-    generating: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
-    """The episodes of which the engine generates a turn."""
-    parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
-    """The other open episodes, which wait for their program."""
     finished: list[Trajectory] = field(default_factory=list[Trajectory])
     """Records that end episodes, until `take_finished`."""
     retrying: list[Episode] = field(default_factory=list[Episode])
     """Episodes whose program starts again once the log has their failure."""
     counts: AgentCounts = field(default_factory=AgentCounts)
+    turns: EpisodeTurns = field(init=False)
     _checked_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.turns = EpisodeTurns(
+            self.engine,
+            self.publisher,
+            self.settings,
+            self.counts,
+            self.keep_version,
+            self.clock,
+            self.inbox.wake,
+        )
 
     def __len__(self) -> int:
         return len(self.open)
@@ -126,7 +127,7 @@ class AgentEpisodes:
             raise SessionSealed(f"episode {identity.trajectory} has failed and is tried again")
         is_older, programs = identity.attempt < episode.identity.attempt, self.programs
         if is_older and isinstance(programs, ServicePrograms) and programs.claim(episode.key):
-            episode.adopted, episode.opened_s = identity, self.clock()
+            episode.adopt(identity, self.clock())
             return episode
         raise SessionSealed(
             f"attempt {identity.attempt} of episode {identity.trajectory} was replaced"
@@ -142,16 +143,20 @@ class AgentEpisodes:
             self.publisher.term,
             len(running.failures),
         )
-        conversation = Conversation(self.chat)
-        for turn in running.turns:
-            conversation.add(turn)
+        held = held_tokens(running)
+        conversation = Conversation(self.chat, held)
+        conversation.add(running.turns, held)
         key = self.keys.issue(identity)
-        opened_s = float("inf") if isinstance(self.programs, ServicePrograms) else self.clock()
+        is_outside = isinstance(self.programs, ServicePrograms)
+        opened_s = float("inf") if is_outside else self.clock()
         episode = Episode(identity, key, running, conversation, opened_s)
-        self.open[episode.name], self.parked[episode.name] = episode, running
+        self.open[episode.name], self.turns.parked[episode.name] = episode, running
         if (reason := end_of(running.environment)) is not None:
             self._end(episode, None, reason)
-        elif running.flushing:
+            return
+        if not is_outside:
+            running.environment = ""  # the program runs again, and sets its reward again
+        if running.flushing:
             self.retrying.append(episode)
         else:
             self.programs.start(self.order_of(episode))
@@ -172,9 +177,7 @@ class AgentEpisodes:
             self._close(episode, SessionSealed(f"episode {trajectory} is no longer needed"))
 
     def leave(self, trajectory: str) -> RunningTrajectory:
-        """Close the episode, which another rollout resumes; returns it without the tokens of an
-        unanswered turn.
-        """
+        """Close the episode, which another rollout resumes; returns it."""
         episode = self.open[trajectory]
         self._close(episode, EpisodeMoved(f"episode {trajectory} continues on another rollout"))
         return episode.running
@@ -185,25 +188,11 @@ class AgentEpisodes:
         self.programs.close()
 
     def _close(self, episode: Episode, seal: Exception) -> None:
-        """Seal an episode: end its program, free its place in the engine, undo an unanswered
-        turn.
-        """
+        """Seal an episode: end its program, and drop its turns that are not in the trajectory."""
         episode.seal = seal
         del self.open[episode.name]
-        self.generating.pop(episode.name, None)
-        self.parked.pop(episode.name, None)
         self.programs.kill(episode.key)
-        self._release(episode)
-        if (pending := episode.pending) is not None:
-            episode.pending = None
-            episode.running.undo_turn(episode.start)
-            fail(pending.outcome, seal)
-
-    def _release(self, episode: Episode) -> None:
-        """Drop the episode from the engine, if it is there."""
-        if episode.pending is not None or episode.held >= 0:
-            self.engine.abort(episode.name)
-        episode.held = -1
+        self.turns.close(episode, seal)
 
     def metric_values(self) -> MetricValues:
         """Return the rollout's metrics about agents."""
@@ -211,17 +200,18 @@ class AgentEpisodes:
 
     def accept(self) -> None:
         """Take the requests that arrived and the programs that ended, and check deadlines."""
+        self.turns.commit_waiting()
         for ticket in self.inbox.take():
-            if not isinstance(ticket, OpenTicket) and ticket.episode.running.flushing:
+            if isinstance(ticket, TurnTicket):
+                self._begin_turn(ticket)
+            elif isinstance(ticket, OpenTicket):
+                self._open_next(ticket)
+            elif ticket.episode.running.flushing:
                 self.inbox.defer(ticket)  # until the log has what the episode gained before
-            elif isinstance(ticket, TurnTicket):
-                self._begin_turn(ticket.episode, ticket.turn)
             elif isinstance(ticket, RewardTicket):
                 self._set_reward(ticket)
-            elif isinstance(ticket, EndTicket):
-                self._end_by_request(ticket)
             else:
-                self._open_next(ticket)
+                self._end_by_request(ticket)
         for ended in self.programs.poll():
             if (episode := self._by_key(ended.key)) is not None:
                 self._end(episode, ended.reward, ended.reason)
@@ -251,103 +241,41 @@ class AgentEpisodes:
             found.opened_s = self.clock()
         succeed(ticket.outcome, found)
 
-    def _begin_turn(self, episode: Episode, pending: PendingTurn) -> None:
-        """Append the prompt's new tokens and let the engine continue the path (step 1)."""
-        plan = pending.plan
-        if episode.seal is not None or episode.pending is not None:
-            busy = SessionSealed(f"episode {episode.name} generates another turn")
-            fail(pending.outcome, episode.seal or busy)
+    def _begin_turn(self, ticket: TurnTicket) -> None:
+        episode = ticket.episode
+        if episode.seal is not None:
+            fail(ticket.turn.outcome, episode.seal)
             return
         if isinstance(self.programs, ServicePrograms):
             self.programs.claim(episode.key)  # it is opened now
-        running, now = episode.running, self.clock()
+        now = self.clock()
         episode.first_s = now if episode.first_s is None else episode.first_s
         episode.opened_s = min(episode.opened_s, now)
-        episode.start = running.length
-        running.extend_prompt(plan.tokens, plan.at)
-        episode.pending = pending
-        try:
-            self._submit(episode, pending)
-            self.generating[episode.name] = running
-            self.parked.pop(episode.name, None)
-        except EngineRefused as error:
-            self._release(episode)
-            episode.pending = None
-            running.undo_turn(episode.start)
-            episode.limit = str(error)
-            fail(pending.outcome, LimitReached(str(error)))
-
-    def _submit(self, episode: Episode, pending: PendingTurn) -> None:
-        """Continue in the engine's KV if the path is the one that it holds, else prefill it."""
-        running, plan = episode.running, pending.plan
-        sampling = running.assignment.sampling
-        wanted = min(pending.request.tokens_max or episode.tokens_left, episode.tokens_left)
-        is_held = episode.held == plan.at >= 0
-        if is_held and len(plan.tokens) and not plan.fork:
-            episode.held, episode.is_kept = -1, True
-            self.engine.append(episode.name, plan.tokens)
-            return
-        if episode.held >= 0:
-            self.engine.abort(episode.name)
-            episode.held = -1
-        version = None
-        if self.keep_version and self.engine.is_side_by_side:
-            version = running.spans[-1].version if running.spans else self.engine.version
-        end = running.length - 1 if len(plan.tokens) else plan.at
-        request = running.path_request(end, sampling, version)
-        is_short = wanted < min(episode.tokens_left, SHORT_TOKENS)
-        most = len(request.logprobs) + (wanted if is_short else episode.tokens_left)
-        episode.is_kept = not is_short
-        limited = dataclasses.replace(sampling, tokens_max=most)
-        self.engine.submit(dataclasses.replace(request, hold=not is_short, sampling=limited))
-
-    def cut(self, emission: Emission) -> Emission:
-        """Return the emission without the tokens beyond those that the request asked for; with them
-        the turn ends in the engine, too.
-        """
-        episode = self.open[emission.trajectory]
-        within = cut_at_limit(episode, emission)
-        if within is not emission:
-            self.engine.abort(emission.trajectory)
-            episode.is_kept = False
-        return within
-
-    def turn_ended(self, running: RunningTrajectory, finish: Literal["stop", "length"]) -> None:
-        """Publish the turn's partial (step 2). Once it is in the log, the answer leaves (3, 4)."""
-        episode = self.open[running.assignment.trajectory]
-        pending, now = episode.pending, self.clock()
-        assert pending is not None, "a turn ends that was not begun"
-        turn = answered_turn(episode, pending, finish, now)
-        is_held = finish == "stop" and episode.is_kept
-        episode.pending, episode.held = None, running.length - 1 if is_held else -1
-        running.turns.append(turn)
-        self.counts.add(turn)
-
-        def on_durable() -> None:
-            episode.conversation.add(turn)
-            episode.answered_s = now
-            succeed(pending.outcome, turn)
-
-        self.publisher.episode(running, on_durable)
+        self.turns.begin(episode, ticket.turn)
 
     def _set_reward(self, ticket: RewardTicket) -> None:
         """Record the reward in a partial, and acknowledge it when the log has it."""
         episode = ticket.episode
-        if episode.seal is not None or episode.pending is not None:
-            busy = SessionSealed(f"episode {episode.name} generates a turn")
-            fail(ticket.outcome, episode.seal or busy)
+        if episode.seal is not None:
+            fail(ticket.outcome, episode.seal)
             return
         state = {"reward": ticket.reward, "scores": dict(ticket.scores)}
         episode.running.environment = json.dumps(state)
         self.publisher.episode(episode.running, lambda: succeed(ticket.outcome, None))
 
     def _end_by_request(self, ticket: EndTicket) -> None:
-        if ticket.episode.seal is not None:
-            fail(ticket.outcome, ticket.episode.seal)
+        """End the episode for its program. That goes to the log at once: if the rollout is killed
+        after it, `start` ends the episode, and its program need not ask again.
+        """
+        episode = ticket.episode
+        if episode.seal is not None:
+            fail(ticket.outcome, episode.seal)
             return
-        given = ended_state(ticket.episode.running.environment, ticket.reward, ticket.failure)
+        state = ended_state(
+            episode.running.environment, ticket.reward, ticket.failure, episode.abandoned()
+        )
         durable = partial(succeed, ticket.outcome, None)
-        self._end(ticket.episode, ticket.reward, ticket.failure, durable, given)
+        self._end(episode, ticket.reward, ticket.failure, durable, state)
 
     def _end(
         self,
@@ -359,11 +287,12 @@ class AgentEpisodes:
     ) -> None:
         """End the episode: with the reward that its program gave, else the task judges; or as a
         failure for this reason, after which it is tried again or dead. `on_durable` is called when
-        the log has that. A `state` goes to the log at once: if the rollout is killed after that,
-        `start` ends the episode, and its program need not ask again.
+        the log has that, or the `state`, if one is given.
         """
         self._close(episode, SessionSealed(f"episode {episode.name} has ended"))
-        running, reason = episode.running, failure_of(episode, reason)
+        running = episode.running
+        running.abandoned = episode.abandoned()
+        reason = failure_of(episode, reason)
         if is_retried(episode, reason, self.ended_turns.retries):
             log.info("episode %s is tried again: %s", episode.name, reason)
             self.counts.retried += 1
@@ -374,6 +303,7 @@ class AgentEpisodes:
         if state:
             running.environment = state
             self.publisher.episode(running, on_durable)
+        self.counts.abandoned += len(running.abandoned)
         self._finish(episode, reward, reason)
 
     def _finish(self, episode: Episode, reward: float | None, reason: str) -> None:
@@ -383,7 +313,8 @@ class AgentEpisodes:
             self.counts.failures += 1
             self.finished.append(self.ended_turns.dead_record(running, f"agent: {reason}"))
             return
-        finish = "length" if running.turns[-1].finish == "length" else "stop"
+        last = max(set(range(len(running.turns))) - set(running.abandoned))
+        finish = "length" if running.turns[last].finish == "length" else "stop"
         given = reward_of(running.environment)
         reward = given[0] if reward is None else reward
         if reward is None:

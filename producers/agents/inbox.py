@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rollstream.producers.agents.episode import Episode
-from rollstream.producers.agents.pending import EndpointBusy, EpisodeMoved, PendingTurn, fail
+from rollstream.producers.agents.episode import Episode, PendingTurn, fail
+from rollstream.producers.agents.requests import EndpointBusy, EpisodeMoved
 
-WAITING_MAX = 8192  # tickets; an open episode has one at a time
+WAITING_MAX = 8192  # tickets
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,14 @@ class AgentInbox:
             taken.append(self._waiting.popleft())
         return taken
 
+    def wake(self) -> None:
+        """End the present or next `wait`: the loop has something to do."""
+        self._arrived.set()
+
     def wait(self, timeout_s: float) -> bool:
-        """Return when a ticket waits, or after `timeout_s`; whether one waits."""
+        """Return when a ticket waits or `wake` was called, or after `timeout_s`; whether it did not
+        time out.
+        """
         return self._arrived.wait(timeout_s)
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Reads the bodies of the endpoint's routes into one form (`TurnRequest`): OpenAI's chat
-completions, completions and responses, and vLLM's token route. Pure.
+completions, completions and responses, and vLLM's token route. Pure. Also names why a request is
+refused.
 
 The run decides how tokens are sampled, since it trains them. What a client asks otherwise is
 overridden, and its name is recorded with the turn. What cannot be left out without changing what
@@ -20,6 +21,24 @@ Route = Literal["chat", "completion", "response", "tokens"]
 
 class RequestRefused(RollstreamError, ValueError):
     """Raised for a request that cannot be served; the message states why."""
+
+
+class SessionSealed(RollstreamError, PermissionError):
+    """Raised for a request of an episode that has ended, or whose attempt was replaced."""
+
+
+class EpisodeMoved(RollstreamError, ConnectionError):
+    """Raised for a request that was not answered because the episode continues on another rollout;
+    the same request is answered there.
+    """
+
+
+class EndpointBusy(RollstreamError, BlockingIOError):
+    """Raised when too many requests wait."""
+
+
+class LimitReached(RollstreamError, ValueError):
+    """Raised for a turn that a limit of the run does not allow."""
 
 
 @dataclass(frozen=True, slots=True)

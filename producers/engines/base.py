@@ -32,8 +32,9 @@ class GenerationRequest:
     If the trajectory is resumed, `logprobs` and `spans` are those of the generated tokens among
     `tokens`; the engine never samples or emits these tokens again. `group` lets an engine prefill
     the prompt of a group once. The random number of a token depends on the run's `seed`, the
-    trajectory's name and the token's index in `tokens`; a branch of an episode has a name of its
-    own, `noise`. With `hold` the engine keeps the trajectory after a `stop`, until `append` adds
+    trajectory's name and the token's index in `tokens`. An episode may have several requests, whose
+    `trajectory` only names them in the engine: each of its turns draws by a name of its own,
+    `noise`. With `hold` the engine keeps the trajectory after a `stop`, until `append` adds
     the environment's tokens or `abort` drops it. Meanwhile it uses no slot, and its KV is kept
     while there is room and computed again if there was none. All new tokens are generated under
     `version`, one of `Engine.versions`; with None, each under the newest version at that moment.
@@ -221,9 +222,10 @@ class Engine(Protocol):
         """
         ...
 
-    def append(self, trajectory: str, tokens: Tokens) -> None:
+    def append(self, trajectory: str, tokens: Tokens, noise: str = "") -> None:
         """Add the environment's tokens to a held trajectory that finished a turn (`stop`);
-        generation continues after them, in the next slot that becomes free.
+        generation continues after them, in the next slot that becomes free. With `noise` the new
+        turn draws its random numbers by this name.
         """
         ...
 

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -63,10 +64,12 @@ class QueuedSequence:
         left = self.request.sampling.tokens_max - self.generated
         return max(0, min(left, self.context_max - self.length))
 
-    def append(self, tokens: Tokens) -> Tokens:
+    def append(self, tokens: Tokens, noise: str) -> Tokens:
         """Add the environment's tokens after a stop. Returns the tokens for which the context has
-        room; the others are dropped.
+        room; the others are dropped. The next turn draws by the name `noise`, unless it is empty.
         """
+        if noise:
+            self.request = replace(self.request, noise=noise)
         kept = tokens[: max(0, self.context_max - self.length)]
         self.length += len(kept)
         self.finish = None
@@ -181,7 +184,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         self._busy_s += time.thread_time() - began
         return self._sent()
 
-    def append(self, trajectory: str, tokens: Tokens) -> None:
+    def append(self, trajectory: str, tokens: Tokens, noise: str = "") -> None:
         sequence = self._parked.get(trajectory)
         if sequence is None:
             raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
@@ -190,7 +193,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
         _check_tokens(trajectory, tokens, self.vocabulary)
         del self._parked[trajectory]
         self._cached.pop(trajectory, None)
-        sequence.append(tokens)
+        sequence.append(tokens, noise)
         self._ready.append(sequence)
 
     def abort(self, trajectory: str) -> Emission | None:

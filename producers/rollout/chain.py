@@ -45,6 +45,8 @@ class ChainContent:
     failures: tuple[str, ...] = ()
     turns: tuple[Turn, ...] = ()
     branches: tuple[Branch, ...] = ()
+    attempts: tuple[int, ...] = ()
+    """The attempt in which each of the turns was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ def _content_of(chain: list[Partial], one: ChainRequest) -> ChainContent:
         chain[-1].failures,
         tuple(turn for link in chain for turn in link.turns),
         tuple(branch for link in chain for branch in link.branches),
+        tuple(link.attempt for link in chain for _ in link.turns),
     )
 
 

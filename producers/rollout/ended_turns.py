@@ -184,7 +184,7 @@ class EndedTurns:
             self._awaiting_scorer[trajectory] = record
             return
         self._awaiting_reward[trajectory] = (running, finish)
-        turns = turns_of(*running.content())
+        turns = turns_of(*running.judged_content())
         self.rewards.submit(_attempt_key(running), running.assignment.reference, turns)
 
     def _answered(

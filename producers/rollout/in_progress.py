@@ -53,7 +53,7 @@ class InProgress:
     """
     agents: AgentEpisodes | None = None
     """Runs the trajectories as episodes of a program, which asks for each turn; None: they are
-    answers to prompts. An episode is in `running` only while the engine generates a turn of it.
+    answers to prompts. An episode is in `running` only while the engine generates turns of it.
     """
     broken_chains: int = 0
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
@@ -200,16 +200,11 @@ class InProgress:
         trajectory to `ended_turns`; the engine keeps it only if the environment may reply.
         """
         if self.agents is not None:
-            if emission.trajectory not in self.running:
-                return  # tokens beyond those that the request asked for
-            emission = self.agents.cut(emission)
+            self.agents.turns.grow(emission)
+            return
         running = self.running[emission.trajectory]
         running.extend(emission)
-        if emission.finish is not None and self.agents is not None:
-            del self.running[emission.trajectory]
-            self.parked[emission.trajectory] = running
-            self.agents.turn_ended(running, emission.finish)
-        elif emission.finish is not None:
+        if emission.finish is not None:
             del self.running[emission.trajectory]
             if self.ended_turns.dialogue and emission.finish == "stop":
                 self.parked[emission.trajectory] = running
@@ -217,7 +212,8 @@ class InProgress:
 
     def run_agents(self, agents: AgentEpisodes) -> None:
         """Run all trajectories as episodes of a program."""
-        self.agents, self.running, self.parked = agents, agents.generating, agents.parked
+        self.agents = agents
+        self.running, self.parked = agents.turns.generating, agents.turns.parked
 
     def take_requests(self) -> None:
         """Take what the programs of episodes ask for: turns enter the engine, episodes end."""

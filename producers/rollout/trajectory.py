@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.rollout.chain import ChainContent, extend_spans
 from rollstream.streams import records
-from rollstream.streams.branches import path_to
+from rollstream.streams.branches import kept_tokens, path_to
 from rollstream.streams.values import (
     Address,
     Branch,
     Drafts,
     Floats,
-    Sampling,
     Sources,
     Span,
     Tokens,
@@ -82,6 +81,10 @@ class RunningTrajectory:
     """The answered requests of an episode of an agent."""
     branches: list[Branch] = field(default_factory=list[Branch])
     """Where the tokens of an episode branch."""
+    inherited: tuple[int, ...] = ()
+    """The attempts that answered the first of `turns`: those of the chain that is resumed."""
+    abandoned: tuple[int, ...] = ()
+    """Indices of the turns that the program which ended the episode has not reached."""
     flushed_turns: int = 0
     """Number of `turns` in partials."""
     flushed_branches: int = 0
@@ -127,6 +130,7 @@ class RunningTrajectory:
             running.generated = len(resumed.logprobs)
             running.environment, running.failures = resumed.environment, resumed.failures
             running.turns, running.branches = list(resumed.turns), list(resumed.branches)
+            running.inherited = resumed.attempts
             running.partial = assignment.partial
         running.flushed, running.flushed_generated = running.length, running.generated
         running.flushed_parts = len(running.parts)
@@ -163,7 +167,22 @@ class RunningTrajectory:
 
     def content(self) -> tuple[Tokens, Sources]:
         """Return all tokens so far, the prompt included, and the source of each."""
-        return np.concatenate(self.tokens), np.concatenate(self.sources)
+        if len(self.tokens) > 1:
+            self.tokens = [np.concatenate(self.tokens)]
+            self.sources = [np.concatenate(self.sources)]
+        return self.tokens[0], self.sources[0]
+
+    def newest_tokens(self, count: int) -> Tokens:
+        """Return the newest `count` tokens."""
+        return _tail(self.tokens, count, np.uint32)
+
+    def judged_content(self) -> tuple[Tokens, Sources]:
+        """Return the content without what only abandoned turns gained, which no judge sees."""
+        tokens, sources = self.content()
+        if not self.abandoned:
+            return tokens, sources
+        kept = kept_tokens(self.turns, self.branches, self.abandoned)
+        return tokens[kept], sources[kept]
 
     def extend(self, emission: Emission) -> None:
         """Append the tokens of an emission, and extend the spans by them."""
@@ -212,46 +231,29 @@ class RunningTrajectory:
         self.sources.append(np.full(len(tokens), source, np.uint8))
         self.length += len(tokens)
 
-    def undo_turn(self, start: int) -> None:
-        """Remove the tokens from index `start` on: those of a request that is not answered. They
-        are in no partial.
-        """
-        assert start >= self.flushed, "tokens in a partial stay"
-        tokens, sources = self.content()
-        generated = int(np.count_nonzero(sources[:start] == records.GENERATED))
-        self.tokens, self.sources = [tokens[:start]], [sources[:start]]
-        self.logprobs = [_joined(self.logprobs)[:generated]]
-        self.spans = [
-            Span(span.start, min(span.end, generated), span.version)
-            for span in self.spans
-            if span.start < generated
-        ]
-        del self.parts[self.flushed_parts :]
-        self.branches = [branch for branch in self.branches if branch.start < start]
-        self.length, self.generated = start, generated
-
-    def path_request(
-        self, index: int, sampling: Sampling, version: Version | None = None
-    ) -> GenerationRequest:
+    def path_request(self, at: int, added: Tokens) -> GenerationRequest:
         """Return the request that makes an engine continue the path that ends with the token at
-        `index`, which is the newest one. Paths draw different random numbers.
+        index `at` (-1: begin one) with the tokens `added`, which the trajectory does not have yet.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
-        path = path_to(index, self.branches)
+        path = path_to(at, self.branches)
         number = np.cumsum(sources == records.GENERATED) - 1
         chosen = number[path[sources[path] == records.GENERATED]]
+        source = records.ENVIRONMENT if len(path) else records.PROMPT
         return GenerationRequest(
             trajectory=assignment.trajectory,
             group=assignment.group,
-            tokens=tokens[path],
-            sources=sources[path],
-            sampling=sampling,
+            tokens=np.concatenate([tokens[path], added]),
+            sources=np.concatenate([sources[path], np.full(len(added), source, np.uint8)]),
+            sampling=assignment.sampling,
             seed=assignment.seed,
-            logprobs=_joined(self.logprobs)[chosen],
+            logprobs=self.generated_logprobs()[chosen],
             spans=_spans_of(self.spans, chosen),
-            version=version,
-            noise=f"{assignment.trajectory}/{self.branches[-1].start}" if self.branches else "",
         )
+
+    def generated_logprobs(self) -> Floats:
+        """Return the log-probability of each generated token."""
+        return _joined(self.logprobs)
 
     def has_unpublished(self) -> bool:
         """Whether a partial can be made now: there are tokens for it, and the previous partial is
@@ -359,6 +361,7 @@ class RunningTrajectory:
             waiting_s=self.waiting_s,
             turns=tuple(replace(turn, answer="") for turn in self.turns),
             branches=tuple(self.branches),
+            abandoned=self.abandoned,
         )
 
 

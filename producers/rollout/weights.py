@@ -8,7 +8,7 @@ Only announced versions are fetched, and a version is announced after `latest.js
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -32,7 +32,7 @@ from rollstream.storage.weights.streamed import StreamedTensors, WrongBase, stre
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, WeightsAnnounced
-from rollstream.streams.release import check_readable_by
+from rollstream.streams.release import SHARED_FEATURES, check_readable_by
 from rollstream.streams.values import Version
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,10 @@ class WeightsFollower:
         """Called after each fetch, in the background thread: creates the object of this rollout's
         name in the store again if dispatch deleted it (`storage/terms.py`).
         """
+        self.writes: Collection[str] = SHARED_FEATURES
+        """The features of the records that this rollout writes. A trainer that lacks one could not
+        read them: `read` then raises `NewerRelease` (invariant 14).
+        """
         self.unavailable: Version | None = None
         """The last version that `fetch_version` could not fetch."""
         self.fetched_bytes = 0
@@ -108,7 +112,7 @@ class WeightsFollower:
         for received in self._reader.follow():
             record = received.record
             if isinstance(record, Opened):
-                check_readable_by(record)
+                check_readable_by(record, self.writes)
             if isinstance(record, WeightsAnnounced) and (
                 self._newest is None or record.version > self._newest.version
             ):

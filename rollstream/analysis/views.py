@@ -152,9 +152,19 @@ SELECT s.trajectory, s."group", s.span.start AS start, s.span."end" AS "end",
        s.span.version.number AS version, s.span.version.term AS term, s.rollout,
        s.newest - s.span.version.number AS lag_finish,
        t.step - 1 - s.span.version.number AS lag_consumed, t.step,
-       t.step - 1 - s.span.version.number > (SELECT max_lag FROM settings) AS masked
+       t.step - 1 - s.span.version.number > (SELECT max_lag FROM settings) AS masked,
+       coalesce(list_sum(list_transform(s.left_out, lambda r:
+           greatest(0, least(s.span."end", r."end") - greatest(s.span.start, r.start)))), 0)::BIGINT
+           AS abandoned
 FROM (
-    SELECT trajectory, "group", rollout, trainer_version.number AS newest, unnest(spans) AS span
+    SELECT trajectory, "group", rollout, trainer_version.number AS newest, unnest(spans) AS span,
+           CASE WHEN len(abandoned) > 0 THEN list_filter(
+               list_transform(turns, lambda t, i: {
+                   'number': i - 1,
+                   'start': list_sum(list_transform(turns[:i], lambda u: u."end" - u.generated))
+                       - (t."end" - t.generated),
+                   'end': list_sum(list_transform(turns[:i], lambda u: u."end" - u.generated))
+               }), lambda r: list_contains(abandoned, r.number)) END AS left_out
     FROM completions
 ) s
 LEFT JOIN (SELECT trajectory, min(step) AS step FROM trained GROUP BY trajectory) t
@@ -162,7 +172,7 @@ USING (trajectory)
 """
 
 _LAG = """
-SELECT step, lag_consumed AS lag, sum(tokens)::BIGINT AS tokens,
+SELECT step, lag_consumed AS lag, sum(tokens - abandoned)::BIGINT AS tokens,
        count(DISTINCT trajectory) AS trajectories
 FROM spans WHERE step IS NOT NULL AND masked IS NOT TRUE
 GROUP BY ALL ORDER BY step, lag
@@ -182,7 +192,9 @@ FROM completions WHERE drafts IS NOT NULL
 
 _EPISODES = """
 SELECT c.trajectory, c."group", c.index, c.task, c.finish, c.reason_ AS reason, r.reward,
-       len(c.turns) AS turns, coalesce(len(c.branches), 0) AS branches,
+       len(c.turns) AS turns,
+       coalesce(len(list_filter(c.turns, lambda t: t.fork <> '')), 0) AS branches,
+       coalesce(len(c.abandoned), 0) AS abandoned,
        list_sum(list_transform(c.turns, lambda t: t.waiting_s)) AS waiting_s,
        list_sum(list_transform(c.turns, lambda t: t.generating_s)) AS generating_s,
        len(c.logprobs) AS tokens, c.finished_s - c.started_s AS seconds, c.rollout, c.attempt
@@ -195,9 +207,10 @@ SELECT trajectory, "group", place AS turn, t.turn.finish AS finish, t.turn.fork 
        t.turn.generated - t.turn.start AS prompt_tokens,
        t.turn."end" - t.turn.generated AS tokens, t.turn.waiting_s AS waiting_s,
        t.turn.generating_s AS generating_s, t.turn.overridden AS overridden,
-       t.turn.digest AS digest
+       t.turn.digest AS digest, coalesce(list_contains(t.abandoned, place - 1), FALSE) AS abandoned
 FROM (
-    SELECT trajectory, "group", unnest(turns) AS turn, generate_subscripts(turns, 1) AS place
+    SELECT trajectory, "group", unnest(turns) AS turn, generate_subscripts(turns, 1) AS place,
+           abandoned
     FROM completions WHERE len(turns) > 0
 ) t
 """

@@ -26,6 +26,7 @@ from rollstream.config.settings import Configuration
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
 from rollstream.streams.release import (
+    ABANDONED,
     ADAPTERS,
     AGENTS,
     NEEDED_FEATURES,
@@ -85,7 +86,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
     for _ in range(SWAPS_MAX):
         found, etag = _read(store, configuration.run)
         own = (ADAPTERS,) if configuration.model.lora.rank else ()
-        own += (AGENTS,) if configuration.agent.is_active else ()
+        own += (AGENTS, ABANDONED) if configuration.agent.is_active else ()
         own += (REDUNDANCY,) if configuration.task.redundancy else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(

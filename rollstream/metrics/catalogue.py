@@ -136,6 +136,8 @@ ROLLOUT = (
         ("rollout_agent_turns_total", "turns", "turns of agents generated"),
         ("rollout_agent_repeated_total", "requests",
          "requests of agents that got a stored answer"),
+        ("rollout_agent_abandoned_total", "turns",
+         "turns of agents that are not trained, because the restarted program took another way"),
         ("rollout_agent_forks_total", "turns", "turns that began a branch, by cause", "cause"),
         ("rollout_agent_seconds_total", "s",
          "time between turns (`waiting`) and from request to answer (`generating`)", "kind"),

@@ -43,7 +43,8 @@ class FailedCause:
 class EpisodeComparison:
     """Compares failed trajectories with trained ones. `reward_near` is the mean reward of trained
     samples whose group has a failed one, `reward_trained` that of all. `released` counts
-    trajectories that redundancy released. Dialogues and episodes of agents lasted `open_s` in all,
+    trajectories that redundancy released, `abandoned` turns of trained episodes that are not
+    trained. Dialogues and episodes of agents lasted `open_s` in all,
     of which they waited for their environments or programs for `waiting_s`.
     """
 
@@ -57,6 +58,7 @@ class EpisodeComparison:
     reward_trained: float | None = None
     waiting_s: float = 0.0
     open_s: float = 0.0
+    abandoned: int = 0
 
     @property
     def waiting_share(self) -> float | None:
@@ -87,6 +89,7 @@ class EpisodeHistory:
     """Sum and number of the trained samples' own rewards, by group."""
     _waiting_s: float = 0.0
     _open_s: float = 0.0
+    _abandoned: int = 0
 
     def apply(self, record: records.Record) -> None:
         match record:
@@ -123,6 +126,7 @@ class EpisodeHistory:
             reward_trained=_mean(list(self._rewards.values())),
             waiting_s=self._waiting_s,
             open_s=self._open_s,
+            abandoned=self._abandoned,
         )
 
     def _count(self, cause: str) -> int:
@@ -140,6 +144,7 @@ class EpisodeHistory:
             self._hit.add(record.group)
         elif record.trajectory in self._used:
             self._trained.append(len(record.logprobs))
+            self._abandoned += len(record.abandoned)
             if record.reward is not None:
                 total, number = self._rewards.get(record.group, (0.0, 0))
                 self._rewards[record.group] = total + record.reward, number + 1
@@ -208,6 +213,9 @@ def episode_card(found: EpisodeComparison) -> str:
         facts.append(("mean reward in groups with a failure", text))
     if found.released:
         facts.append(("released, because enough others had ended", str(found.released)))
+    if found.abandoned:
+        text = f"{found.abandoned}, not trained"
+        facts.append(("turns that a restarted program left behind", text))
     if found.waiting_share is not None:
         generating = 1 - found.waiting_share
         text = f"{found.waiting_share:.0%}, generating or queued {generating:.0%}"

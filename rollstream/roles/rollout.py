@@ -74,6 +74,7 @@ from rollstream.storage.weights.adapters import fetch_base, stream_base
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
+from rollstream.streams.release import ABANDONED, SHARED_FEATURES
 from rollstream.streams.values import Version
 
 if TYPE_CHECKING:
@@ -238,13 +239,15 @@ def _open_follower(context: RoleContext) -> WeightsFollower:
     """Large versions are not kept in this process: they are streamed into the tensors of the engine
     `torch`, and written to a file that the processes of vLLM map.
     """
-    engine = context.configuration.rollouts.engine
+    c = context.configuration
+    engine = c.rollouts.engine
     follower = WeightsFollower(
         context.bus,
         context.store,
         streamed_above=STREAMED_BYTES if engine == "torch" else None,
         mapped_above=STREAMED_BYTES if engine == "vllm" else None,
     )
+    follower.writes = SHARED_FEATURES | ({ABANDONED} if c.agent.is_active else set())
     # After each fetch: takes the rollout's name again, should its object have been deleted.
     follower.hold_name = lambda: hold_name(context.store, ROLLOUTS, context.name)
     return follower

@@ -1,6 +1,7 @@
 """A rollout of episodes in a process of its own, to be killed:
-`python -m testbed.agents.process FOLDER PORT TERM EPISODES` resumes the episodes from the log in
-the folder, or starts them in term 1, until it is killed. `killed_episodes` does that several times
+`python -m testbed.agents.process FOLDER PORT TERM EPISODES [COMMAND…]` resumes the episodes from
+the log in the folder, or starts them in term 1, until it is killed. Without a command for each
+episode a service asks. `killed_episodes` does that several times
 while programs ask, and counts what was lost.
 """
 
@@ -22,6 +23,7 @@ from rollstream.import_path import module_environment
 from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.streams.branches import Indices, leaves
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
@@ -33,10 +35,10 @@ from testbed.waiting import wait_for
 SECRET = b"0123456789abcdef"
 
 
-def run(folder: Path, port: int, term: int, episodes: int) -> None:
+def run(folder: Path, port: int, term: int, episodes: int, command: tuple[str, ...]) -> None:
     """Runs the rollout until the process is killed."""
     bus = open_bus(f"sqlite:{folder / 'bus'}")
-    settings = AgentSettings(service=True, endpoint=f"127.0.0.1:{port}")
+    settings = AgentSettings(service=not command, command=command, endpoint=f"127.0.0.1:{port}")
     rollout = AgentRollout(bus, settings=settings, term=term, secret=SECRET).start()
     ended = {record.trajectory for record in records(bus, "trajectories")}
     for number in range(episodes):
@@ -78,11 +80,15 @@ class KillCounts:
 
 
 class _Program(threading.Thread):
-    """Asks for `turns` turns and repeats each request until it is answered."""
+    """Asks for `turns` turns of one conversation and repeats each request until it is answered. One
+    of an episode's two conversations ends it, after the `other`.
+    """
 
-    def __init__(self, url: str, name: str, turns: int, bus_url: str) -> None:
+    def __init__(
+        self, url: str, name: str, turns: int, bus_url: str, other: "_Program | None" = None
+    ) -> None:
         super().__init__(daemon=True)
-        self._bus_url = bus_url
+        self._bus_url, self._other = bus_url, other
         key = SessionKeys(SECRET).issue(SessionIdentity(name, 1, "rollout-0", 1))
         self._headers = {"authorization": f"Bearer {key}"}
         self.url, self.name_, self.turns = url, name, turns
@@ -91,7 +97,8 @@ class _Program(threading.Thread):
         self.is_done = False
 
     def run(self) -> None:
-        messages: list[dict[str, str]] = [{"role": "user", "content": f"I am {self.name_}"}]
+        said = f"I am {self.name_}{', aside' if self._other is None else ''}"
+        messages: list[dict[str, str]] = [{"role": "user", "content": said}]
         with httpx2.Client(timeout=30, trust_env=False) as client:
             while len(self.answers) < self.turns:
                 body = {"model": "m", "messages": messages}
@@ -100,7 +107,9 @@ class _Program(threading.Thread):
                 self.answers.append(text)
                 messages += [{"role": "assistant", "content": text},
                              {"role": "user", "content": f"turn {len(self.answers)}"}]  # fmt: skip
-            self._ask(client, "DELETE", f"/sessions/{self.name_}", {"reward": 1.0})
+            if self._other is not None:
+                self._other.join()
+                self._ask(client, "DELETE", f"/sessions/{self.name_}", {"reward": 1.0})
         self.is_done = True
 
     def _has_ended(self) -> bool:
@@ -130,23 +139,26 @@ class _Program(threading.Thread):
 def killed_episodes(
     folder: Path, kills: int, seed: int, episodes: int = 4, turns: int = 12
 ) -> KillCounts:
-    """Kills the rollout `kills` times at random moments while programs run episodes."""
+    """Kills the rollout `kills` times at random moments while programs run episodes, each of two
+    conversations of `turns` turns that ask at the same time.
+    """
     drawn, counts = random.Random(seed), KillCounts()
     bus_url = f"sqlite:{folder / 'bus'}"
     bus = open_bus(bus_url)
     bus.create(catalogue(1))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
-    programs = [
-        _Program(f"http://127.0.0.1:{port}", f"{number}.0", turns, bus_url)
-        for number in range(episodes)
-    ]
+    programs: list[_Program] = []
+    for number in range(episodes):
+        place = f"http://127.0.0.1:{port}", f"{number}.0", turns, bus_url
+        aside = _Program(*place)
+        programs += [aside, _Program(*place, aside)]
     process = _start(folder, port, 1, episodes)
     for program in programs:
         program.start()
     for term in range(2, kills + 2):
         before = sum(len(program.answers) for program in programs)
-        wanted = before + drawn.randrange(1, 1 + max(1, episodes * turns // (kills + 1)))
+        wanted = before + drawn.randrange(1, 1 + max(1, 2 * episodes * turns // (kills + 1)))
         wait_for(
             lambda wanted=wanted: (
                 sum(len(program.answers) for program in programs) >= wanted
@@ -179,7 +191,6 @@ def _start(folder: Path, port: int, term: int, episodes: int) -> "subprocess.Pop
 
 
 def _count(bus: Bus, programs: list[_Program], counts: KillCounts) -> None:
-    chat = letters_format()
     digests = Counter(
         (record.trajectory, turn.digest)
         for record in records(bus, "partials")
@@ -195,13 +206,23 @@ def _count(bus: Bus, programs: list[_Program], counts: KillCounts) -> None:
         if not isinstance(record, Trajectory) or refusal(record, TrainingBounds()) is not None:
             counts.lost += 1
             continue
-        said = [
-            chat.decode(record.tokens[turn.generated : turn.end].tolist()) for turn in record.turns
-        ]
-        if said != program.answers or record.branches:
+        paths = leaves(len(record.tokens), record.branches)
+        said = [_said(record, path) for path in paths]
+        if len(paths) != 2 or program.answers not in said or record.abandoned:
             counts.differing += 1
-            counts.notes.append(json.dumps([program.name_, len(said), len(record.branches)]))
+            counts.notes.append(json.dumps([program.name_, len(paths), record.abandoned]))
+
+
+def _said(record: Trajectory, path: Indices) -> list[str]:
+    """Returns the answers on a path."""
+    chat, ends = letters_format(), set(path.tolist())
+    return [
+        chat.decode(record.tokens[turn.generated : turn.end].tolist())
+        for turn in record.turns
+        if turn.end - 1 in ends
+    ]
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    folder_, port_, term_, episodes_, *command_ = sys.argv[1:]
+    run(Path(folder_), int(port_), int(term_), int(episodes_), tuple(command_))

@@ -50,6 +50,8 @@ class RunCounts:
     kills: Counter[str] = field(default_factory=Counter[str])
     answers: int = 0
     retried: int = 0
+    abandoned: int = 0
+    """Turns that restarted programs left behind."""
     lost: int = 0
     twice: int = 0
     sampled_again: int = 0
@@ -170,9 +172,12 @@ class _Partials(threading.Thread):
                 self.turns.update((*place, turn.digest) for turn in record.turns)
 
 
-def killed_run(base: Path, kills: int, seed: int, service: bool) -> RunCounts:
+def killed_run(
+    base: Path, kills: int, seed: int, service: bool, wanders: bool = False
+) -> RunCounts:
     """Runs until `kills` processes were killed and some steps more; `service`: the agent is an
-    outside service behind the role `endpoint`, else a function beside the rollout.
+    outside service behind the role `endpoint`, else a function beside the rollout, which with
+    `wanders` takes another way each time it is started.
     """
     drawn, counts, folder = random.Random(seed), RunCounts(), base / "run"
     kinds = [ROLLOUT, AGENT, SANDBOX] + [ENDPOINT] * service
@@ -184,9 +189,9 @@ def killed_run(base: Path, kills: int, seed: int, service: bool) -> RunCounts:
         *SETTINGS, f"model.path={random_model(base / 'model')}", "trainer.steps=1000",
         f"task.retries={kills + 5}", "agent.episode_s=15", "agent.setup_s=15",
         "rollouts.status_s=0.2", "dispatch.keep_s=5", f"task.environment=['{agent_service.NOTES}']",
-        "trainer.filter_equal_rewards=false", "trainer.lr=1e-4",
+        "trainer.filter_equal_rewards=false", "trainer.lr=1e-4", "sampling.tokens_max=250",
         *([f"agent.front={front}", "agent.service=true"] if service
-          else ["agent.episode=testbed.agents.service:episode"]),
+          else [f"agent.episode=testbed.agents.service:{'wandering' if wanders else 'episode'}"]),
     ]  # fmt: skip
     (base / "tiny.toml").write_text('run = "tiny"\n')
     line = run_line(base / "tiny.toml", folder, settings)
@@ -233,6 +238,7 @@ def _count(base: Path, partials: _Partials, counts: RunCounts) -> None:
         done.setdefault(record.trajectory, record)
     for record in done.values():
         counts.retried += len(record.failures)
+        counts.abandoned += len(record.abandoned)
         if record.finish == "dead":
             counts.lost += 1
             counts.notes.append(f"{record.trajectory} is dead: {record.reason}")

@@ -1,14 +1,16 @@
 """Programs of episodes for runs whose processes are killed (`run.py`). Each episode asks for
-`TURNS` turns, runs a command in a sandbox after each, and notes every answer in a file.
+`TURNS` turns in each of two conversations, runs a command in a sandbox after each pair, and notes
+every answer in a file.
 
-`episode` is the function of `agent.episode`. `python -m testbed.agents.service URL` is an outside
-service: it opens episodes at the address and runs up to `TOGETHER` of them.
+`episode` and `wandering` are functions for `agent.episode`. `python -m testbed.agents.service URL`
+is an outside service: it opens episodes at the address and runs up to `TOGETHER` of them.
 """
 
 import asyncio
 import base64
 import json
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,21 +30,26 @@ class SandboxKilled(RuntimeError):
     """Raised when a command in the sandbox has not ended by itself."""
 
 
-async def turns(ask: Any, key: str, prompt: str) -> float:
-    """Runs one episode; `ask(messages)` returns the answer to a request."""
-    messages: list[dict[str, str]] = [{"role": "user", "content": prompt}]
+async def turns(ask: Any, key: str, prompt: str, way: str = "") -> float:
+    """Runs one episode of two conversations, which ask at the same time; `ask(messages)` returns
+    the answer to a request. `way` is added to what the program says after the first turn.
+    """
+    talks = [[{"role": "user", "content": text}] for text in (prompt, f"aside {prompt}")]
     lengths = 0
     for number in range(TURNS):
-        answer = await ask(messages)
-        text: str = answer["choices"][0]["message"]["content"] or ""
-        _note(key, answer["id"], text)
+        answers: list[Any] = await asyncio.gather(*map(ask, talks))
+        texts = [answer["choices"][0]["message"]["content"] or "" for answer in answers]
+        for answer, text in zip(answers, texts, strict=True):
+            _note(key, answer["id"], text)
         command = ["/bin/sh", "-c", f"sleep 0.1; echo {number}"]
         found = await asyncio.to_thread(run, command)
         if not found.ok:
             raise SandboxKilled("the sandbox was killed")
-        lengths += len(text)
-        messages += [{"role": "assistant", "content": text},
-                     {"role": "user", "content": found.stdout.decode().strip()}]  # fmt: skip
+        lengths += sum(map(len, texts))
+        reply = found.stdout.decode().strip() + way
+        for messages, text in zip(talks, texts, strict=True):
+            messages.append({"role": "assistant", "content": text})
+            messages.append({"role": "user", "content": reply})
     return lengths % 7 / 7
 
 
@@ -55,7 +62,12 @@ def _note(key: str, answer: str, text: str) -> None:
         file.write(line)  # one write, so that lines of several processes do not mix
 
 
-async def episode(client: Any, task: dict[str, Any]) -> float:
+async def wandering(client: Any, task: dict[str, Any]) -> float:
+    """Runs an episode that takes another way each time it is started."""
+    return await episode(client, task, f"{random.random():.4f}")
+
+
+async def episode(client: Any, task: dict[str, Any], way: str = "") -> float:
     """Runs an episode with the client of the library openai."""
 
     async def ask(messages: list[dict[str, str]]) -> Any:
@@ -64,7 +76,7 @@ async def episode(client: Any, task: dict[str, Any]) -> float:
         )
         return found.model_dump()
 
-    return await turns(ask, client.api_key, task["prompt"])
+    return await turns(ask, client.api_key, task["prompt"], way)
 
 
 class _Ended(Exception):

@@ -50,7 +50,7 @@ class FakeEngine:
         self._emitted_s = self._clock()
         return [self._step(trajectory) for trajectory in list(self._running)[: self._slots]]
 
-    def append(self, trajectory: str, tokens: Tokens) -> None:
+    def append(self, trajectory: str, tokens: Tokens, noise: str = "") -> None:
         raise NotImplementedError("the fake engine has no dialogues")
 
     def abort(self, trajectory: str) -> Emission | None:

@@ -2,7 +2,6 @@
 the log decides.
 """
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -16,6 +15,7 @@ from rollstream.streams.writer import FencedWriter
 from testbed.agents.process import records
 from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, resumed
 from testbed.waiting import wait_for
+from tests.agents.held_bus import HeldBus
 
 RETRIES = TaskSettings(retries=1)
 
@@ -141,25 +141,9 @@ def test_a_late_reward_of_an_ended_episode_is_an_annotation(bus: Bus):
     assert (note.trajectory, note.name, note.values.tolist()) == ("0.0", "reward", [0.75])
 
 
-class _HeldPartials:
-    """A bus whose appends to `partials` wait until they are let go."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self.go = threading.Event()
-
-    def __getattr__(self, name: str):
-        return getattr(self._bus, name)
-
-    def append(self, topic: str, entries):
-        if topic == "partials":
-            assert self.go.wait(60)
-        return self._bus.append(topic, entries)
-
-
 @pytest.mark.parametrize("body", [{"reward": 1.0}, {"failed": "cancelled"}])
 def test_an_end_while_the_turn_before_is_on_its_way_to_the_log_waits_for_it(bus: Bus, body):
-    held = _HeldPartials(bus)
+    held = HeldBus(bus, "partials")
     with agent_rollout(held, task=RETRIES) as rollout, ThreadPoolExecutor(2) as threads:  # type: ignore
         rollout.assign(assignment())
         key = rollout.key()

@@ -15,7 +15,7 @@ from testbed.servers import bubblewrap
 def test_killed_rollouts_lose_no_answer_and_sample_none_again(tmp_path: Path):
     found = killed_episodes(tmp_path, kills=3, seed=1, episodes=3, turns=6)
     assert found.kills == 3
-    assert found.turns == 18
+    assert found.turns == 36  # in two conversations of each episode
     assert found.wrong == 0, found
 
 

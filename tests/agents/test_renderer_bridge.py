@@ -11,7 +11,12 @@ import pytest
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.agents.chat_format import ChatFormat, PlainChat, TemplateChat
-from rollstream.producers.agents.conversation import Conversation, PlannedPrompt, history_hashes
+from rollstream.producers.agents.conversation import (
+    Conversation,
+    HeldTokens,
+    PlannedPrompt,
+    history_hashes,
+)
 from rollstream.producers.agents.renderer_bridge import RendererBridge, with_renderer
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import load_task
@@ -56,10 +61,14 @@ def planned(
         generated=len(prompt), end=len(held), finish="stop", waiting_s=0, generating_s=0,
         fork="", overridden=(), answer="",
     )  # fmt: skip
-    conversation = Conversation(chat)
-    conversation.add(turn)
+    count = len(held)
+    tokens = HeldTokens(
+        np.array(held, np.uint32), np.zeros(count, np.uint8), np.zeros(count, np.float32), ()
+    )
+    conversation = Conversation(chat, tokens)
+    conversation.add([turn], tokens)
     asked = [ASKED, {**reply, "content": said or reply["content"]}, NEXT]
-    return held, conversation.plan_messages(asked, (), np.array(held, np.uint32), ())
+    return held, conversation.plan_messages(asked, ())
 
 
 def built_in(bridge: Callable[[list[int]], list[int] | None]) -> tuple[TemplateChat, FakeRenderer]:
@@ -110,7 +119,7 @@ def test_a_rewritten_history_is_not_bridged():
 def test_what_neither_bridges_nor_splices_forks(tmp_path: Path):
     tokenizer = chatml_tokenizer(tmp_path, THINKING)
     chat = TemplateChat(tokenizer, "hermes", RendererBridge(FakeRenderer(lambda held: None)))
-    assert planned(chat, "hm</think>\n\nyes<|im_end|>")[1].fork == "template"
+    assert planned(chat, "hm</think>\n\nyes<|im_end|>")[1].cause == "template"
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -138,7 +147,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_renderer_bridges_where_the_template_cannot(tmp_path: Path, name: str):
     plain = TemplateChat(chatml_tokenizer(tmp_path, THINKING), "hermes")
     answer = "hm</think>\n\nyes<|im_end|>"
-    assert planned(plain, answer)[1].fork == "template"
+    assert planned(plain, answer)[1].cause == "template"
     chat = with_renderer(plain, name)
     held, plan = planned(chat, answer)
     assert (plan.at, plan.fork) == (len(held) - 1, "")

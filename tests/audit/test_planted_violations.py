@@ -3,6 +3,7 @@ the position.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -13,9 +14,10 @@ from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import encode, record_hash
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Annotation, GroupClosed, Opened, StepDone
-from rollstream.streams.values import Address, AnnotationUsed, Span, Version
+from rollstream.streams.values import Address, AnnotationUsed, Branch, Span, Turn, Version
 from testbed.violations.healthy_run import (
     KEEP,
+    PROMPT,
     TOKENS,
     admitted,
     audited,
@@ -25,6 +27,7 @@ from testbed.violations.healthy_run import (
     prompt,
 )
 from testbed.violations.planted import append_raw, first
+from tests.audit.test_archived_violations import archive
 
 CLOSED = {"filtered": 1, "dead": 1, "expired": 1}
 TOKENS_MASKED = 6  # of two completions, half of each
@@ -170,3 +173,37 @@ def test_an_annotation_that_the_trainer_refuses_is_not_the_first_one() -> None:
         at, data = Address(0, offset), encode(note)
         fold.apply(AuditMessage("annotations", at, note, None, "", False, data))
     assert fold.result.violations == 0
+
+
+def abandons_its_first_turn() -> dict[str, Any]:
+    """The fields of a completion of two turns with three generated tokens each."""
+    edges = ((0, PROMPT, PROMPT + 3), (PROMPT + 3, PROMPT + 3, PROMPT + TOKENS))
+    return {
+        "turns": tuple(Turn(str(n), "", *edges[n], "stop", 0.0, 0.0) for n in (0, 1)),
+        "branches": (Branch(PROMPT + 3, PROMPT - 1),),
+        "abandoned": (0,),
+    }
+
+
+def test_tokens_of_abandoned_turns_count_as_neither_trained_nor_masked(folder: Path) -> None:
+    """Invariants 5 and 13, in the log and in the archive."""
+    run, left = open_run(folder, 2), abandons_its_first_turn()
+    members = [run.complete(completion(6, index, 2, **left)) for index in (0, 1)]
+    run.train(3, {6: members}, tokens=6, counts={"abandoned_tokens": 6})
+    run.publish_version(3, None)
+    run.bus.close()
+    logged = audited(folder)[5]
+    assert logged.violations == 0, places(logged)
+    assert logged.counts["of abandoned turns"] == 6
+    archive(folder)
+    archived = audited(folder)[5]
+    assert (archived.counts, archived.violations) == (logged.counts, 0)
+
+
+def test_training_abandoned_turns_is_a_violation(folder: Path) -> None:
+    run, left = open_run(folder, 2), abandons_its_first_turn()
+    members = [run.complete(completion(6, index, 2, **left)) for index in (0, 1)]
+    run.train(3, {6: members})
+    run.publish_version(3, None)
+    run.bus.close()
+    assert "states 12 tokens trained, not 6" in places(audited(folder)[5])[0]

@@ -35,7 +35,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.streams.records import Configured
-from rollstream.streams.release import RELEASE
+from rollstream.streams.release import ABANDONED, RELEASE
 from testbed.memory import MemoryStore
 
 
@@ -238,3 +238,12 @@ def test_a_removed_setting_in_recorded_essentials_is_a_difference_unless_it_is_t
     now, key = essential_settings(of()), "rollouts.vllm.kv_handover"
     assert setting_changes(now | {key: False}, now) == []
     assert [found.key for found in setting_changes(now | {key: True}, now)] == [key]
+
+
+def test_a_run_of_agents_needs_a_release_that_knows_abandoned_turns(store: ObjectStore) -> None:
+    """Invariant 14: a program that does not, refuses before it acts."""
+    read_or_create_identity(store, "run")
+    record_configuration(store, of())
+    assert ABANDONED not in json.loads(store.get(IDENTITY_KEY))["needs"]
+    record_configuration(store, of(agent={"service": True}, evaluation={"enabled": False}))
+    assert ABANDONED in json.loads(store.get(IDENTITY_KEY))["needs"]

@@ -11,16 +11,22 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.errors import EngineRefused, ObjectMissing
+from rollstream.errors import EngineRefused, NewerRelease, ObjectMissing
 from rollstream.producers.engines.base import WeightUpdate
 from rollstream.producers.engines.torch.streamed_weights import StreamedWrites
 from rollstream.producers.rollout.read_back import TensorRotation, compare_all_tensors
 from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.storage.terms import ROLLOUTS, RoleTerms, hold_name, next_term
 from rollstream.storage.weights.streamed import StreamedTensors
-from rollstream.streams.records import Applied, Assignment, RolloutStatus
+from rollstream.streams.bus import AppendEntry
+from rollstream.streams.codec import Envelope, encode
+from rollstream.streams.records import Applied, Assignment, Opened, RolloutStatus
+from rollstream.streams.release import ABANDONED, KNOWN_FEATURES, SHARED_FEATURES
+from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling, Version
+from testbed.memory import MemoryBus, MemoryStore
 from testbed.waiting import wait_for
 from tests.rollout.following import Followed, damage, damage_after_update
 
@@ -275,3 +281,17 @@ def test_a_repair_under_keep_version_never_moves_to_a_newer_version(run: Followe
             run.store.delete(entry.key)
     with pytest.raises(ObjectMissing, match=str(engine.version)):
         looked_until(rollout, lambda: False)
+
+
+def test_a_rollout_writes_no_abandoned_turns_beside_a_trainer_that_would_train_them() -> None:
+    """Invariant 14: a trainer that knows agents, but not `Trajectory.abandoned`."""
+    bus = MemoryBus()
+    bus.create(catalogue())
+    older = tuple(sorted(KNOWN_FEATURES - {ABANDONED}))
+    opened = encode(Opened("trainer", 1, "0.2.0", (), older), Envelope("trainer", 1, 0))
+    bus.append("weights", [AppendEntry(b"run", opened, 0)])
+    WeightsFollower(bus, MemoryStore()).read()
+    follower = WeightsFollower(bus, MemoryStore())
+    follower.writes = SHARED_FEATURES | {ABANDONED}
+    with pytest.raises(NewerRelease, match="agents/abandoned"):
+        follower.read()

@@ -7,7 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.streams.admissible import TrainingBounds, refusal
-from rollstream.streams.branches import branch_depths, branch_problem, leaves, path_to
+from rollstream.streams.branches import (
+    LEAVES_MAX,
+    abandoned_tokens,
+    branch_depths,
+    branch_problem,
+    kept_tokens,
+    leaves,
+    path_to,
+    reached_turns,
+)
 from rollstream.streams.records import GENERATED, PROMPT, Trajectory
 from rollstream.streams.values import Branch, Span, Turn, Version
 
@@ -84,9 +93,58 @@ def test_turns_that_do_not_cover_the_generated_tokens_are_refused():
 
 def test_each_turn_has_the_number_of_branches_on_its_path() -> None:
     """Turns of ten tokens: the second continues the first, the third branches from it, the fourth
-    from the third, the fifth begins anew.
+    from the third, the fifth begins anew, the sixth continues the second and is no fork.
     """
-    turns = [Turn("", "", at, at + 5, at + 10, "stop", 0.0, 0.0) for at in range(0, 50, 10)]
-    branches = (Branch(20, 9), Branch(30, 25), Branch(40, -1))
-    assert branch_depths(turns, branches) == [0, 0, 1, 2, 0]
+    forks = ("", "", "template", "template", "conversation", "")
+    turns = [
+        Turn("", "", 10 * n, 10 * n + 5, 10 * n + 10, "stop", 0.0, 0.0, fork)
+        for n, fork in enumerate(forks)
+    ]
+    branches = (Branch(20, 9), Branch(30, 25), Branch(40, -1), Branch(50, 19))
+    assert branch_depths(turns, branches) == [0, 0, 1, 2, 0, 0]
     assert branch_depths(turns[:2], ()) == [0, 0]
+
+
+def test_turns_of_two_conversations_that_alternate_are_two_paths() -> None:
+    """Ten turns of each, one after the other: 19 branches, of which one is a fork."""
+    branches = (Branch(2, -1), *(Branch(at, at - 3) for at in range(4, 40, 2)))
+    paths = leaves(40, branches)
+    assert [path.tolist() for path in paths] == [
+        [at for at in range(40) if at % 4 in (0, 1)],
+        [at for at in range(40) if at % 4 in (2, 3)],
+    ]
+    assert not branch_problem(40, branches)
+
+
+def test_the_paths_are_bounded_and_not_the_branches() -> None:
+    alternating = (Branch(2, -1), *(Branch(at, at - 3) for at in range(4, 1200, 2)))
+    assert not branch_problem(1200, alternating)
+    alone = tuple(Branch(at, -1) for at in range(2, 2 * LEAVES_MAX + 2, 2))
+    assert not branch_problem(2 * LEAVES_MAX, alone[:-1])
+    assert branch_problem(2 * LEAVES_MAX + 2, alone).startswith(f"{LEAVES_MAX + 1} paths")
+
+
+ABANDONED = replace(episode("ppgg" "pg" "pgg", (Branch(6, 3),)), abandoned=(1,))  # fmt: skip
+"""The second turn continues the first, the third too."""
+
+
+def test_abandoned_turns_are_admitted_and_only_what_others_reach_is_kept() -> None:
+    assert refusal(ABANDONED, TrainingBounds()) is None
+    turns, branches = ABANDONED.turns, ABANDONED.branches
+    assert reached_turns(turns, branches, [2]) == {0, 2}
+    assert kept_tokens(turns, branches, (1,)).tolist() == [True] * 4 + [False] * 2 + [True] * 3
+    assert abandoned_tokens(turns, (1,)).tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("abandoned", [(0,), (0, 1), (3,), (-1,), (1, 1), (0, 1, 2)])
+def test_abandoned_turns_that_cannot_be_are_refused(abandoned: tuple[int, ...]) -> None:
+    """One that a trained turn continues, one that there is not, one named twice, or all."""
+    refused = refusal(replace(ABANDONED, abandoned=abandoned), TrainingBounds())
+    assert refused is not None
+    assert refused.kind == "turns"
+
+
+def test_a_trajectory_without_turns_abandons_none() -> None:
+    refused = refusal(replace(ABANDONED, turns=(), branches=()), TrainingBounds())
+    assert refused is not None
+    assert refused.kind == "turns"

@@ -93,7 +93,7 @@ class Parrot:
             self._greedy.add(request.trajectory)
         self._emit_answer(request.trajectory)
 
-    def append(self, trajectory: str, tokens: Tokens) -> None:
+    def append(self, trajectory: str, tokens: Tokens, noise: str = "") -> None:
         self._emit_answer(trajectory)
 
     def abort(self, trajectory: str) -> None:
@@ -149,7 +149,7 @@ def test_requests_are_the_same_for_every_version_and_share_a_group_per_prompt():
 class Strict(Parrot):
     """Its tokenizer has none of the tokens that an environment replies with."""
 
-    def append(self, trajectory: str, tokens: Tokens) -> None:
+    def append(self, trajectory: str, tokens: Tokens, noise: str = "") -> None:
         raise EngineRefused(f"token {tokens[0]} is out of its vocabulary")
 
 

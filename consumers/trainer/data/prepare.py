@@ -127,7 +127,7 @@ def is_dropped(
     """Whether the policy `keep_version` drops the sample, because the other policies would mask a
     token of it.
     """
-    return not mask_by_lag(sample, version, max_lag, believed).mask.all()
+    return not np.array_equal(mask_by_lag(sample, version, max_lag, believed).mask, sample.mask)
 
 
 def lag_counts(sample: Sample, version: int) -> dict[int, int]:
@@ -245,7 +245,7 @@ def prepare_group(
     overlong = _overlong_names(records) if rule.masks_overlong else frozenset[str]()
     if all(sample.trajectory in overlong for sample in whole):
         return PreparedGroup(group, (), "filtered", "all answers are overlong", left_out)
-    shaped = values - [_overlong_loss(len(one.logprobs), rule) for one in whole]
+    shaped = values - [_overlong_loss(int(np.count_nonzero(one.mask)), rule) for one in whole]
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
     for unmasked, advantage in zip(whole, advantages(shaped, rule.advantage), strict=True):
@@ -255,9 +255,12 @@ def prepare_group(
         sample = _within_lag(replace(unmasked, advantage=float(advantage)), rule, version, believed)
         if sample is None:
             counts["dropped"] += 1
-        else:
-            counts["masked_tokens"] += int(np.count_nonzero(~sample.mask))
-            samples.append(sample)
+            continue
+        counts["masked_tokens"] += int(np.count_nonzero(unmasked.mask & ~sample.mask))
+        if not unmasked.mask.all():
+            left = int(np.count_nonzero(~unmasked.mask))
+            counts["abandoned_tokens"] = counts.get("abandoned_tokens", 0) + left
+        samples.append(sample)
     if not samples:
         return PreparedGroup(
             group, (), "expired", f"all above max_lag at version {version}", counts

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rollstream.errors import DecodeError
 from rollstream.streams.admissible import TrainingBounds, refusal
-from rollstream.streams.branches import leaves
+from rollstream.streams.branches import abandoned_tokens, leaves
 from rollstream.streams.records import Annotation, Trajectory
 from rollstream.streams.values import Branch, Floats, Sources, Span, Tokens
 
@@ -130,7 +130,8 @@ class Sample:
 
 
 def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """Returns the sample of a finished trajectory, with all its generated tokens trained.
+    """Returns the sample of a finished trajectory, with all its generated tokens trained, except
+    those of abandoned turns.
 
     `reward` (from annotations) replaces the record's own. Raises `DecodeError` for a record that no
     model can train (`streams/admissible.py`).
@@ -144,6 +145,9 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
     """Converts a record that `refusal` has already accepted, as `sample_of` does."""
     worth = record.reward if reward is None else reward
+    trained = np.ones(len(record.logprobs), np.bool_)
+    if record.abandoned:
+        trained = ~abandoned_tokens(record.turns, record.abandoned)
     return Sample(
         record.trajectory,
         record.group,
@@ -154,7 +158,7 @@ def admitted_sample(record: Trajectory, advantage: float, reward: float | None =
         float("nan") if worth is None else worth,
         advantage,
         record.temperature,
-        np.ones(len(record.logprobs), np.bool_),
+        trained,
         record.task,
         branches=record.branches,
     )

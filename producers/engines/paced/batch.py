@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import GenerationRequest
 from rollstream.producers.engines.paced.lengths import LengthSampler
@@ -36,7 +37,7 @@ class PacedSequence(QueuedSequence):
     ) -> None:
         super().__init__(request, context_max)
         self.vocabulary, self.lengths = vocabulary, lengths
-        self.key = np.array([trajectory_key(request.seed, request.noise_name)], np.uint64)
+        self.key = _key(request)
         self.prompt: Tokens = request.tokens[request.sources == PROMPT]
         self.emitted, self.cached = self.length, 0
         given = np.flatnonzero(request.sources != GENERATED)
@@ -55,8 +56,9 @@ class PacedSequence(QueuedSequence):
         if self.length >= self.end:
             self.finish = "stop" if self.length == self.stop_at else "length"
 
-    def append(self, tokens: Tokens) -> Tokens:
-        kept = super().append(tokens)
+    def append(self, tokens: Tokens, noise: str) -> Tokens:
+        kept = super().append(tokens, noise)
+        self.key = _key(self.request)
         self.emitted = self.length
         self._begin_turn(self.length)
         return kept
@@ -89,6 +91,10 @@ class PacedSequence(QueuedSequence):
         if self.finish == "stop" and end > begin:
             tokens[-1] = stops[int(drawn[-1] * len(stops))]
         return tokens.astype(np.uint32)
+
+
+def _key(request: GenerationRequest) -> NDArray[np.uint64]:
+    return np.array([trajectory_key(request.seed, request.noise_name)], np.uint64)
 
 
 SPARE_SHARE = 0.01

@@ -277,11 +277,12 @@ class TorchSequence(QueuedSequence):
         self.length += len(tokens)
         self.generated += len(tokens)
 
-    def append(self, tokens: Tokens) -> Tokens:
+    def append(self, tokens: Tokens, noise: str) -> Tokens:
         """Add the environment's tokens, as `QueuedSequence.append` does, and room for the next
         turn.
         """
         before = self.tokens[: self.length]
-        kept = super().append(tokens)
+        kept = super().append(tokens, noise)
+        self.key = trajectory_key(self.request.seed, self.request.noise_name)
         self.tokens = np.concatenate((before, kept, np.empty(self.room, np.uint32)))
         return kept

@@ -106,8 +106,8 @@ class VllmSequence(QueuedSequence):
             self.emitted_versions.append((stamp, self.stay_tokens - len(self.pending)))
         return tuple(self.emitted_versions)
 
-    def append(self, tokens: Tokens) -> Tokens:
-        kept = super().append(tokens)
+    def append(self, tokens: Tokens, noise: str) -> Tokens:
+        kept = super().append(tokens, noise)
         self.tokens += kept.tolist()
         return kept
 

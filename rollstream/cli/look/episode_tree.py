@@ -12,8 +12,8 @@ TEXT_MAX = 100  # characters of a turn's texts
 
 
 def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """Return a line per turn, indented by the number of branches before it on its path, and a last
-    one about the whole episode.
+    """Return lines per turn, indented by the number of forks on its path, and a last one about the
+    whole episode.
     """
     lines: list[str] = []
     depths = branch_depths(record.turns, record.branches)
@@ -21,10 +21,12 @@ def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) ->
         lines += [f"{'   ' * depth}{line}" for line in _turn_lines(number, turn, record, decode)]
     waiting = sum(turn.waiting_s for turn in record.turns)
     generating = sum(turn.generating_s for turn in record.turns)
-    forks = ", ".join(sorted({turn.fork for turn in record.turns if turn.fork}))
+    causes = [turn.fork for turn in record.turns if turn.fork]
+    forks = f" ({', '.join(sorted(set(causes)))})" if causes else ""
+    left = f", {len(record.abandoned)} abandoned" if record.abandoned else ""
     lines.append(
-        f"{len(record.turns)} turns, {len(record.branches)} branches"
-        f"{f' ({forks})' if forks else ''}; generating {generating:.2f} s, waiting {waiting:.2f} s"
+        f"{len(record.turns)} turns, {len(causes)} branches{forks}{left}; "
+        f"generating {generating:.2f} s, waiting {waiting:.2f} s"
     )
     return lines
 
@@ -33,11 +35,12 @@ def _turn_lines(
     number: int, turn: Turn, record: Trajectory, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
     fork = f", a branch ({turn.fork})" if turn.fork else ""
+    left = ", abandoned: not trained" if number - 1 in record.abandoned else ""
     asked = f", overridden: {', '.join(turn.overridden)}" if turn.overridden else ""
     yield (
         f"{number}. {turn.generated - turn.start} + {turn.end - turn.generated} tokens, "
         f"{turn.finish}, waited {turn.waiting_s:.2f} s, generated {turn.generating_s:.2f} s"
-        f"{fork}{asked}"
+        f"{fork}{left}{asked}"
     )
     yield f"   > {_short(decode(record.tokens[turn.start : turn.generated].tolist()))}"
     yield f"   < {_short(decode(record.tokens[turn.generated : turn.end].tolist()))}"

@@ -220,7 +220,8 @@ def _turns(
     """Returns the runs of tokens of one source, cut where a turn of an agent begins. An
     environment's turn waits from the last partial before it to the first one after it, where the
     log still has both; a turn of an agent's episode has its times in the record, and the number of
-    branches on its path (`depth`), with the cause of a branch (`fork`) where one begins.
+    forks on its path (`depth`), with the cause of a fork (`fork`) where one begins, and whether it
+    is `abandoned` and so not trained.
     """
     if not len(sequence.sources):
         return []
@@ -236,6 +237,7 @@ def _turns(
         one = {
             "kind": kind, "start": start, "end": end, "text_tokens": end - start,
             "seconds": chain.seconds(start, end), "wait_s": waited, "depth": 0, "fork": "",
+            "abandoned": False,
         }  # fmt: skip
         number = bisect_right(starts, start) - 1
         if number >= 0:
@@ -244,6 +246,7 @@ def _turns(
             one |= {
                 "depth": depths[number],
                 "fork": turn.fork if is_first else "",
+                "abandoned": record is not None and number in record.abandoned,
                 "wait_s": turn.waiting_s if is_first else None,
                 "seconds": turn.generating_s if kind == "generated" else None,
             }

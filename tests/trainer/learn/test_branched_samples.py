@@ -3,10 +3,14 @@ sequences of their own would give.
 """
 
 import numpy as np
+from msgspec.structs import replace
 
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.prepare import prepare_group, training_rule
 from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, path_rows, token_rows
-from rollstream.streams.values import Branch
+from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.streams.values import Branch, Turn
 from tests.streams.test_branches import episode
 
 RECORD = episode("ppgg" "pg" "gg" "pg", (Branch(6, 3), Branch(8, 1)))  # fmt: skip
@@ -46,3 +50,26 @@ def test_an_episode_without_branches_has_its_tokens_as_only_row():
     assert np.array_equal(row.tokens, sample.tokens)
     assert len(sample) == 5
     assert len(sample_of(RECORD, 1.0)) == 16
+
+
+def test_abandoned_turns_have_no_row_and_no_loss_and_are_counted_apart():
+    """Also under `keep_version`, which drops a sample with tokens above `max_lag`."""
+    left = replace(RECORD, abandoned=(1, 2), turns=turns_of_branches())
+    assert refusal(left, TrainingBounds()) is None
+    for keep in (False, True):
+        rule = training_rule(TrainerSettings(), 4, keep)
+        records = [replace(left, trajectory=f"0.{n}", index=n, reward=float(n)) for n in (0, 1)]
+        prepared = prepare_group(0, records, {}, rule, 1)
+        assert len(prepared.samples) == 2
+        assert prepared.counts["abandoned_tokens"] == 2 * 3
+        assert prepared.counts["masked_tokens"] == 0
+        for sample in prepared.samples:
+            assert sample.group_tokens == 2 * 3
+            rows = [row.tokens[row.trained].tolist() for row in path_rows(sample)]
+            assert rows == [[2, 3], [9]]
+
+
+def turns_of_branches() -> tuple[Turn, ...]:
+    """Four turns; the second continues the first, the others branch."""
+    edges = ((0, 2, 4), (4, 5, 6), (6, 6, 8), (8, 9, 10))
+    return tuple(Turn(str(place), "", *place, "stop", 0.0, 0.0) for place in edges)

@@ -135,7 +135,8 @@ function Turn({ turn, data, measure, shown }) {
         && html`<span>${versions.map((v) => `v${v.version}`).join(" → ")}</span>`}
       ${turn.seconds !== null && html`<span>${duration(turn.seconds)}</span>`}
       ${turn.wait_s !== null && html`<span>waited ${duration(turn.wait_s)}</span>`}
-      ${turn.fork && html`<span class="fork">a branch (${turn.fork})</span>`}</header>
+      ${turn.fork && html`<span class="fork">a branch (${turn.fork})</span>`}
+      ${turn.abandoned && html`<span class="fork">abandoned, not trained</span>`}</header>
     <div class=${`tokens ramp-${measure.ramp}`}>${pieces(turn, data, measure, Math.min(turn.end, shown), versions)}</div>
   </section>`;
 }

@@ -1,0 +1,333 @@
+"""Generates the turns that the programs of a rollout ask for (`EpisodeTurns`), several of one
+episode at a time: each turn is a request of its own in the engine.
+
+The order of an episode's turns is that of their entry in the log, and their tokens become the
+episode's only then, turn after turn. One partial of an episode is on its way to the log at a time;
+turns that end meanwhile wait and share the next one. So the chain of partials stays one line, and
+every part of it that a kill leaves is whole: a turn is behind the turn that it continues, because a
+program can only continue an answer that it got.
+
+Without that wait two turns that end together would both publish a partial behind the same
+predecessor. A resume follows one of them back, and the other turn, which its program has seen, is
+sampled again.
+
+What a turn draws depends on no order: its random numbers are those of (seed, trajectory, digest of
+the request), at the positions of its tokens in its path. A request that is asked again after a kill
+draws the same ones, whatever else was generated before or beside it.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from msgspec.structs import replace
+
+from rollstream.errors import EngineRefused
+from rollstream.producers.agents.answers import assistant_message
+from rollstream.producers.agents.conversation import history_hashes
+from rollstream.producers.agents.episode import (
+    AgentCounts,
+    Episode,
+    OpenTurn,
+    PendingTurn,
+    fail,
+    held_tokens,
+    stored_answer,
+    succeed,
+)
+from rollstream.producers.agents.requests import LimitReached
+from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.engines.base import Emission, Engine
+from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.streams.values import Turn
+
+SHORT_TOKENS = 32
+"""Fewest tokens of a request for which the engine keeps the KV for the next one. It may generate as
+many more than asked, which are dropped: more than that costs more than the prompt's prefill.
+"""
+
+
+@dataclass(slots=True)
+class EpisodeTurns:
+    """Holds the turns that the engine generates. Used by the rollout's loop."""
+
+    engine: Engine
+    publisher: RolloutPublisher
+    settings: AgentSettings
+    counts: AgentCounts
+    keep_version: bool
+    clock: Callable[[], float]
+    wake: Callable[[], None]
+    """Called when a partial is in the log; the next one can follow."""
+    generating: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    """The episodes of which the engine generates a turn."""
+    parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
+    """The other open episodes, which wait for their program."""
+    _episodes: dict[str, Episode] = field(default_factory=dict[str, Episode])
+    """By the name of a turn in the engine."""
+    _waiting: dict[str, Episode] = field(default_factory=dict[str, Episode])
+    """The episodes with ended turns that wait for a partial."""
+
+    def begin(self, episode: Episode, pending: PendingTurn) -> None:
+        """Let the engine generate a turn (step 1 of `episodes.py`)."""
+        try:
+            check_limits(episode, self.settings)
+        except LimitReached as error:
+            fail(pending.outcome, error)
+            return
+        at = pending.plan.at
+        since_s = episode.opened_s if episode.answered_s is None else episode.answered_s
+        waiting_s = 0.0 if episode.open_turns else max(0.0, pending.asked_s - since_s)
+        fork = pending.plan.cause if episode.is_fork(at) else ""
+        turn = OpenTurn(pending, self._name(episode, at, fork), fork, waiting_s)
+        try:
+            self._submit(episode, turn)
+        except EngineRefused as error:
+            self._drop(episode, turn)
+            episode.limit = str(error)
+            fail(pending.outcome, LimitReached(str(error)))
+            return
+        episode.generating[turn.engine_name] = turn
+        self._episodes[turn.engine_name] = episode
+        self.generating[episode.name] = episode.running
+        self.parked.pop(episode.name, None)
+
+    def _name(self, episode: Episode, at: int, fork: str) -> str:
+        """Return the turn's name in the engine: that of the request whose KV it continues, else one
+        that is free.
+        """
+        if not fork and at in episode.held:
+            return episode.held[at]
+        if not episode.open_turns:
+            self._release(episode)  # the program has left the paths that it followed before
+        used = episode.engine_names
+        names = (f"{episode.name}/{number}" if number else episode.name for number in count())
+        return next(name for name in names if name not in used)
+
+    def _submit(self, episode: Episode, turn: OpenTurn) -> None:
+        """Continue in the engine's KV if the path is one that it holds, else prefill it."""
+        running, plan, request = episode.running, turn.pending.plan, turn.pending.request
+        noise = f"{episode.name}/{request.digest}"
+        wanted = min(request.tokens_max or episode.tokens_left, episode.tokens_left)
+        if episode.held.get(plan.at) == turn.engine_name:
+            del episode.held[plan.at]
+            if len(plan.tokens):
+                turn.is_kept = True
+                self.engine.append(turn.engine_name, plan.tokens, noise)
+                return
+            self.engine.abort(turn.engine_name)
+        version = None
+        if episode.version is None:
+            episode.version = running.spans[0].version if running.spans else self.engine.version
+        if self.keep_version and self.engine.is_side_by_side:
+            version = episode.version
+        whole = running.path_request(plan.at, plan.tokens)
+        is_short = wanted < min(episode.tokens_left, SHORT_TOKENS)
+        most = len(whole.logprobs) + (wanted if is_short else episode.tokens_left)
+        turn.is_kept = not is_short
+        self.engine.submit(
+            dataclasses.replace(
+                whole,
+                trajectory=turn.engine_name,
+                sampling=dataclasses.replace(whole.sampling, tokens_max=most),
+                hold=not is_short,
+                version=version,
+                noise=noise,
+            )
+        )
+
+    def grow(self, emission: Emission) -> None:
+        """Append an emission to its turn. Tokens beyond those that the request asked for are
+        dropped, and with them the turn ends in the engine, too.
+        """
+        episode = self._episodes.get(emission.trajectory)
+        if episode is None:
+            return  # the turn has ended
+        turn = episode.generating[emission.trajectory]
+        within = cut_at_limit(turn, emission)
+        if within is not emission:
+            self.engine.abort(turn.engine_name)
+            turn.is_kept = False
+        turn.emissions.append(within)
+        turn.count += len(within.tokens)
+        if within.finish is None:
+            return
+        turn.finish, turn.ended_s = within.finish, self.clock()
+        turn.is_kept = turn.is_kept and within.finish == "stop"
+        del episode.generating[turn.engine_name], self._episodes[turn.engine_name]
+        if not episode.generating:
+            self.parked[episode.name] = self.generating.pop(episode.name)
+        episode.ended.append(turn)
+        self._waiting[episode.name] = episode
+        self._commit(episode)
+
+    def commit_waiting(self) -> None:
+        """Publish the turns whose predecessors have reached the log meanwhile."""
+        for episode in list(self._waiting.values()):
+            self._commit(episode)
+
+    def _commit(self, episode: Episode) -> None:
+        """Publish one partial with all ended turns (step 2), unless one is on its way. Once it is
+        in the log, the answers leave (3, 4).
+        """
+        running = episode.running
+        if running.flushing:
+            return
+        del self._waiting[episode.name]
+        ended, episode.ended = episode.ended, []
+        answered = [
+            (one.pending, turn) for one in ended if (turn := self._taken(episode, one)) is not None
+        ]
+        if not answered:
+            return
+        running.turns += [turn for _, turn in answered]
+        held, now = held_tokens(running), self.clock()
+
+        def on_durable() -> None:
+            episode.conversation.add([turn for _, turn in answered], held)
+            episode.answered_s = now
+            for pending, turn in answered:
+                succeed(pending.outcome, turn)
+            self.wake()
+
+        self.publisher.episode(running, on_durable)
+
+    def _taken(self, episode: Episode, ended: OpenTurn) -> Turn | None:
+        """Append an ended turn's tokens to the episode, at most as many as it may still have; None
+        if that is none.
+        """
+        running, plan, left = episode.running, ended.pending.plan, episode.tokens_left
+        if left < 1:
+            self._drop(episode, ended)
+            fail(ended.pending.outcome, _out_of_tokens(episode))
+            return None
+        if ended.count > left:
+            self._drop(episode, ended)
+            _shorten(ended, left)
+        start = running.length
+        running.extend_prompt(plan.tokens, plan.at)
+        for emission in ended.emissions:
+            running.extend(emission)
+        turn = answered_turn(episode, ended, start)
+        if ended.is_kept:
+            episode.held[running.length - 1] = ended.engine_name
+        self.counts.add(turn)
+        return turn
+
+    def _drop(self, episode: Episode, turn: OpenTurn) -> None:
+        """Drop a turn from the engine, if it is there."""
+        self.engine.abort(turn.engine_name)
+        turn.is_kept = False
+
+    def _release(self, episode: Episode) -> None:
+        """Drop the KV that the engine holds for the episode."""
+        for name in episode.held.values():
+            self.engine.abort(name)
+        episode.held.clear()
+
+    def close(self, episode: Episode, seal: Exception) -> None:
+        """Drop all that the engine has of the episode, and fail the requests whose turns are not in
+        the trajectory.
+        """
+        self.generating.pop(episode.name, None)
+        self.parked.pop(episode.name, None)
+        self._waiting.pop(episode.name, None)
+        self._release(episode)
+        for turn in episode.open_turns:
+            self._drop(episode, turn)
+            self._episodes.pop(turn.engine_name, None)
+            fail(turn.pending.outcome, seal)
+        episode.generating.clear()
+        episode.ended.clear()
+
+
+def check_limits(episode: Episode, settings: AgentSettings) -> None:
+    """Raise `LimitReached` if the run's limits allow the episode no further turn."""
+    if len(episode.running.turns) + len(episode.open_turns) >= settings.turns_max:
+        episode.limit = f"turns_max of {settings.turns_max} reached"
+        raise LimitReached(f"agent.{episode.limit}")
+    if episode.tokens_left < 1:
+        raise _out_of_tokens(episode)
+
+
+def _out_of_tokens(episode: Episode) -> LimitReached:
+    most = episode.running.assignment.sampling.tokens_max
+    episode.limit = f"tokens_max of {most} generated tokens reached"
+    return LimitReached(f"sampling.{episode.limit}")
+
+
+def cut_at_limit(turn: OpenTurn, emission: Emission) -> Emission:
+    """Return the emission without the tokens beyond those that the request asked for; the turn then
+    ends by `length`. The engine is not told the limit of a request, so that it can keep the KV for
+    the next one.
+    """
+    wanted = turn.pending.request.tokens_max
+    if wanted is None:
+        return emission
+    left = wanted - turn.count
+    if len(emission.tokens) < left or (len(emission.tokens) == left and emission.finish):
+        return emission
+    return _first_tokens(emission, left)
+
+
+def _first_tokens(emission: Emission, most: int) -> Emission:
+    """Return the emission with its first tokens alone, which end a turn by `length`."""
+    return dataclasses.replace(
+        emission,
+        tokens=emission.tokens[:most],
+        logprobs=emission.logprobs[:most],
+        finish="length",
+        drafts=None if len(emission.tokens) > most else emission.drafts,
+    )
+
+
+def _shorten(turn: OpenTurn, most: int) -> None:
+    """Leave a turn its first `most` tokens: turns that were generated together have used up what
+    the episode may generate.
+    """
+    kept: list[Emission] = []
+    for emission in turn.emissions:
+        if most > 0:
+            kept.append(_first_tokens(emission, most))
+        most -= len(emission.tokens)
+    turn.emissions, turn.finish = kept, "length"
+
+
+def answered_turn(episode: Episode, ended: OpenTurn, start: int) -> Turn:
+    """Return the turn that answers a request: the episode's newest tokens, from index `start` on,
+    parsed, with the hash of the history that they end.
+    """
+    request, running, plan = ended.pending.request, episode.running, ended.pending.plan
+    chat = episode.conversation.chat
+    generated = start + len(plan.tokens)
+    tokens = running.newest_tokens(running.length - generated).tolist()
+    parsed = chat.parse(chat.decode(tokens), request.tools, f"call_{request.digest[:12]}_")
+    calls = tuple(
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in parsed.tool_calls
+    )
+    answer = {"content": parsed.content, "reasoning": parsed.reasoning, "tool_calls": calls}
+    turn = Turn(
+        digest=request.digest,
+        history="",
+        start=start,
+        generated=generated,
+        end=running.length,
+        finish="length" if ended.finish == "length" else "tool_calls" if calls else "stop",
+        waiting_s=ended.waiting_s,
+        generating_s=max(0.0, ended.ended_s - ended.pending.asked_s),
+        fork=ended.fork,
+        overridden=request.overridden,
+        answer=json.dumps(answer),
+    )
+    if not request.messages:
+        return turn
+    said = assistant_message(stored_answer(turn))
+    return replace(turn, history=history_hashes([*request.messages, said], request.tools)[-1])
