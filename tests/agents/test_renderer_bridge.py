@@ -84,7 +84,7 @@ def test_what_continues_the_held_tokens_is_used():
     chat, fake = built_in(lambda held: [*held, 7, 8])
     held, plan = planned(chat, "yes<|end|>")
     assert fake.asked == 1
-    assert (plan.at, plan.tokens.tolist(), plan.fork) == (len(held) - 1, [7, 8], "")
+    assert (plan.at, plan.tokens.tolist(), plan.cause) == (len(held) - 1, [7, 8], "conversation")
 
 
 def raising(held: list[int]) -> list[int]:
@@ -106,14 +106,14 @@ def test_anything_else_is_spliced_by_the_template(bridge: Callable[[list[int]], 
     chat, fake = built_in(bridge)
     held, plan = planned(chat, "yes<|end|>")
     assert fake.asked == 1
-    assert (plan.at, plan.tokens.tolist(), plan.fork) == (len(held) - 1, spliced(), "")
+    assert (plan.at, plan.tokens.tolist(), plan.cause) == (len(held) - 1, spliced(), "conversation")
 
 
 def test_a_rewritten_history_is_not_bridged():
     chat, fake = built_in(lambda held: [*held, 7, 8])
     _, plan = planned(chat, "yes<|end|>", said="no")
     assert fake.asked == 0
-    assert plan.fork == "history_rewritten"
+    assert plan.cause == "history_rewritten"
 
 
 def test_what_neither_bridges_nor_splices_forks(tmp_path: Path):
@@ -150,7 +150,7 @@ def test_a_renderer_bridges_where_the_template_cannot(tmp_path: Path, name: str)
     assert planned(plain, answer)[1].cause == "template"
     chat = with_renderer(plain, name)
     held, plan = planned(chat, answer)
-    assert (plan.at, plan.fork) == (len(held) - 1, "")
+    assert (plan.at, plan.cause) == (len(held) - 1, "conversation")
     after = "\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert plan.tokens.tolist() == chat.encode(after)
 
