@@ -363,6 +363,9 @@ def _check_objective(t: TrainerSettings) -> Iterator[SettingProblem]:
             "them too"
         )
         yield SettingProblem("trainer.advantage", must)
+    if t.advantage == "batch" and t.process_rewards:
+        must = "must not be 'batch' with process_rewards: its divisor is that of whole answers"
+        yield SettingProblem("trainer.advantage", must)
 
 
 def _check_training(c: Configuration) -> Iterator[SettingProblem]:
