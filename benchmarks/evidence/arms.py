@@ -56,9 +56,10 @@ class Arm:
     reference: str = ""
 
 
+# After 306 297 tokens a synchronous run had .92 of at most .95 to .96, where differences shrink.
 WORLDS = {
     one.name: one
-    for one in (World("remainder-0.6M", QUICKSTART, ("evaluation.prompts=200",), 300_000),)
+    for one in (World("remainder-0.6M", QUICKSTART, ("evaluation.prompts=200",), 200_000),)
 }
 WORLDS_WANTED = 3
 """Two tasks and two sizes of a model: with fewer the question of lag is not decided."""

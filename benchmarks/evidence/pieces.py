@@ -24,7 +24,7 @@ from benchmarks.evidence.rows import RUNS, EvidenceRow, row_path, write_row
 from benchmarks.runs.measured import evaluated
 from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
-from rollstream.revision import code_revision
+from rollstream.config.config import CODE_REVISION
 from rollstream.storage.metrics_file import read_metrics
 from testbed.run_process import kill_all, run_line
 
@@ -83,9 +83,10 @@ def run_piece(piece: Piece, scratch: Path, report: Callable[[str], None]) -> Pat
     with QuerySession(locate_run(str(folder)), report) as session:
         steps = read_steps(session, piece.world.tokens)
         facts: pa.Table = session.arrow(_FACTS, lambda relation: relation.to_arrow_table())
+        revision = str(session.location.configuration.get(CODE_REVISION))
     step = int(steps["step"][-1])
     held_out = evaluated(folder, [step], piece.world.samples)[step]
-    row = _row(piece, steps, held_out, time.monotonic() - began)
+    row = _row(piece, steps, held_out, revision)
     return write_row(row, facts)
 
 
@@ -95,6 +96,7 @@ def warm_model(piece: Piece, scratch: Path) -> Path:
     done = folder / "model" / "warmup.json"
     if not done.exists():
         settings = [*piece.world.settings, f"seed={piece.seed}", "trainer.steps=1"]
+        settings += ["evaluation.enabled=false"]
         command = run_line(piece.world.configuration, folder, settings)
         subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
     return folder / "model"
@@ -136,7 +138,7 @@ def trained_tokens(folder: Path) -> int:
 
 def read_steps(session: QuerySession, tokens_wanted: int) -> dict[str, list[Any]]:
     """The metrics of the steps up to the first behind which `tokens_wanted` tokens are trained."""
-    columns = ("step", "state_hash", *STEP_METRICS)
+    columns = ("step", "state_hash", *STEP_METRICS, "seconds")
     answer = session.answer(f"SELECT {', '.join(columns)} FROM steps ORDER BY step")
     rows = [row for rows in answer.batches for row in rows]
     total, kept = 0.0, 0
@@ -147,7 +149,7 @@ def read_steps(session: QuerySession, tokens_wanted: int) -> dict[str, list[Any]
 
 
 def _row(
-    piece: Piece, steps: Mapping[str, list[Any]], held_out: Mapping[str, Any], seconds: float
+    piece: Piece, steps: Mapping[str, list[Any]], held_out: Mapping[str, Any], revision: str
 ) -> EvidenceRow:
     metrics = {name: [_rounded(value) for value in steps[name]] for name in STEP_METRICS}
     return EvidenceRow(
@@ -165,11 +167,11 @@ def _row(
         steps=metrics,
         state_hash=str(steps["state_hash"][-1]),
         facts="",
-        seconds=round(seconds, 1),
-        code_revision=code_revision(),
+        seconds=round(sum(steps["seconds"]), 1),
+        code_revision=revision,
         machine={
             "python": sys.version.split()[0],
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "cpu": platform.machine(),
             "cores": str(os.cpu_count()),
         },

@@ -38,8 +38,9 @@ class EvidenceRow(msgspec.Struct, frozen=True):
     it. `by_prompt` has (right answers, answers, mean reward) of each held-out prompt, and `prompts`
     a hash of these.
 
-    `steps` has a metric of every step up to `step` in each list. `facts` is the hash of the
-    Parquet file. `machine` names what rounds differently elsewhere.
+    `steps` has a metric of every step up to `step` in each list, `seconds` the time that these
+    steps took. `facts` is the hash of the Parquet file. `machine` names what rounds differently
+    elsewhere.
     """
 
     world: str
