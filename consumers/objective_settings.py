@@ -1,9 +1,11 @@
 """Settings of the training objective: advantage, importance weight, surrogate, masks against
 outliers, normaliser, regularisers (`ObjectiveSettings`), and the published objectives as presets of
-these settings (`OBJECTIVE_PRESETS`). docs/explanation/learning.md has the formulas.
+these settings (`OBJECTIVE_PRESETS`). `named_version` reads the settings that name another policy.
+docs/explanation/learning.md has the formulas.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,8 +19,9 @@ LOSS_NAMES = "truncated_is", "ppo_clip", "dppo"
 ADVANTAGE_NAMES = "grpo", "centred", "leave_one_out", "batch"
 
 PresetName = Literal[
-    "", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "topr", "dppo", "reinforce_pp", "rloo"
-]
+    "", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "topr", "dppo", "decoupled_ppo",
+    "reinforce_pp", "rloo",
+]  # fmt: skip
 
 
 class ObjectiveSettings(Settings):
@@ -73,12 +76,25 @@ class ObjectiveSettings(Settings):
     ratio_penalty: float = Field(default=0.0, ge=0)
     """Weight of (log π/μ)² of each trained token, which is minimised."""
     reference_kl: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference policy, the model of version 0, which is minimised. Above 0
-    the trainer keeps that model too; one process must train (`processes = 1`).
+    """Weight of the KL to the policy `reference`, which is minimised. Above 0 the trainer keeps
+    that model too; one process must train (`processes = 1`).
+    """
+    reference: str = "v0"
+    """The reference policy: `vN`, version N (until it exists: version 0); `every K`, the newest
+    version whose number is a multiple of K; or another model, a folder or Hub name as `model.path`.
+    """
+    reference_kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL acts: as a term of the `loss`, or in the `reward` of each token, so that it
+    lowers the advantages of the tokens before it (docs/explanation/learning.md).
     """
     reference_kl_form: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL per token, with d = log π/reference: `k1` d, `k2` d²/2, `k3`
     exp(−d) − 1 + d (docs/explanation/learning.md).
+    """
+    proximal: str = ""
+    """Decoupled PPO: the policy from which `ppo_clip` bounds the update, instead of the one that
+    emitted the token: `every K` as in `reference` (1: the version that is trained from), or
+    `behaviour`, the token's own version as the trainer computes it. Empty: not decoupled.
     """
     overlong: Literal["train", "mask"] = "train"
     """`mask`: answers that ended at a limit of their length count in their group's mean, but have
@@ -158,6 +174,16 @@ OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
         "advantage": "centred",
         "aggregate": "token",
     },
+    # Decoupled PPO, AReaL, arXiv 2505.24298, eq. 5: clipped around the version trained from, times
+    # the weight proximal/behaviour. The paper does not bound that weight; 5 is the bound of its
+    # authors' examples, which leave out what is above.
+    "decoupled_ppo": {
+        **PPO_CLIP,
+        "proximal": "every 1",
+        "ratio_max": 5.0,
+        "advantage": "grpo",
+        "aggregate": "token",
+    },
     # REINFORCE++-baseline, arXiv 2501.03262: group mean, then the std of the whole batch.
     "reinforce_pp": {**PPO_CLIP, "advantage": "batch", "aggregate": "token"},
     # RLOO, arXiv 2402.14740: a whole answer is one action.
@@ -171,3 +197,44 @@ OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
 """Preset → the settings of `trainer` that it gives. Each has its source; terms that need a
 reference model or a critic are not among them.
 """
+
+
+BEHAVIOUR = "behaviour"
+"""`trainer.proximal` for each token's own version."""
+
+
+def named_version(policy: str, version: int) -> int | None:
+    """Returns the number of the version that `policy` (`vN` or `every K`) means while `version` is
+    trained from; None if it is another name. So a step's policies follow from its number alone.
+    """
+    if found := re.fullmatch(r"v(\d+)", policy):
+        number = int(found[1])
+        return number if number <= version else 0
+    if found := re.fullmatch(r"every ([1-9]\d*)", policy):
+        return version - version % int(found[1])
+    return None
+
+
+def past_policies(settings: ObjectiveSettings) -> tuple[str, ...]:
+    """Returns the policies besides the trained one that the objective needs, by their names."""
+    reference = (settings.reference,) if settings.reference_kl else ()
+    return (*reference, settings.proximal) if settings.proximal else reference
+
+
+def versions_needed(
+    settings: ObjectiveSettings, versions: Collection[int], max_lag: int | None
+) -> set[int]:
+    """Returns the numbers of the past versions that a trainer needs which continues from one of
+    these `versions` and goes on to the highest. It has the version that it continues from itself,
+    and a reference of version 0 is the starting model.
+    """
+    needed: set[int] = set()
+    for policy in past_policies(settings) if versions else ():
+        if policy == BEHAVIOUR:
+            needed.update(range(max(0, min(versions) - (max_lag or 0)), max(versions) + 1))
+        else:
+            named = {version: named_version(policy, version) for version in versions}
+            needed.update(
+                number for version, number in named.items() if number and number != version
+            )
+    return needed

@@ -89,6 +89,10 @@ class TrainerSettings(ObjectiveSettings):
     """A group with fewer live trajectories is closed as dead."""
     updates_per_step: Annotated[int, FIXED] = Field(default=1, ge=1)
     """Optimiser updates per published version; the step's groups are divided among them."""
+    epochs: Annotated[int, FIXED] = Field(default=1, ge=1, le=64)
+    """How often a step trains its groups: each further epoch repeats the step's updates on the same
+    micro-batches. Each repetition is in the ledger.
+    """
     choose: str = "oldest"
     """Which complete groups are trained first: `oldest`, `freshest`, or `module:function`."""
     micro_batch_tokens: int = Field(default=4096, ge=1)
@@ -121,12 +125,16 @@ class TrainerSettings(ObjectiveSettings):
     """
     device: Annotated[str, INCIDENTAL] = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Device of the learner: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA if available)."""
+    optimiser: Annotated[Literal["adamw", "muon"], FIXED] = "adamw"
+    """`adamw`, or `muon` for the matrices of hidden layers and AdamW for embeddings, head, norms
+    and biases (docs/explanation/learning.md).
+    """
     lr: float = Field(default=5e-4, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's β₁ and β₂."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's weight decay."""
+    """Weight decay, decoupled from the gradient."""
     lr_ramp_steps: int = Field(default=5, ge=0)
     """Linear warm-up of the learning rate, in updates."""
     lr_final: float = Field(default=0.2, ge=0, le=1)
@@ -155,6 +163,11 @@ class TrainerSettings(ObjectiveSettings):
     """Longest wait of one of several trainer processes for another, in seconds
     (docs/how-to/several-gpus.md).
     """
+
+    @property
+    def updates_in_step(self) -> int:
+        """Returns the number of optimiser updates of a step, those of all epochs."""
+        return self.updates_per_step * self.epochs
 
     @property
     def busy_threads(self) -> int:

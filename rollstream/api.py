@@ -5,7 +5,8 @@ only when they are first used.
 For a task of your own: `Task`, `TaskPrompt`, `Turns`, `Reply`, `Score`, `Document`, `TaskText`,
 `TrainedTokenizer`, `shuffled`, and `sandbox`, which runs what a model wrote. For a scoring
 function: `Finished`, the trajectory that it gets. For a loss: `SurrogateInputs`, what it gets, and
-`check_surrogate`, which tries its contract. To read a run as Arrow tables: `open_run`. To append a
+`check_surrogate`, which tries its contract; for an advantage `check_advantage`, for a rule of
+choice `GroupCandidate` and `check_choice`. To read a run as Arrow tables: `open_run`. To append a
 late reward to a run's log: `open_bus`, `publish`, `Annotation`.
 """
 
@@ -31,6 +32,11 @@ from rollstream.streams.records import Annotation
 from rollstream.streams.writer import publish
 
 if TYPE_CHECKING:
+    from rollstream.consumers.trainer.data.rule_checks import (
+        check_advantage as check_advantage,
+        check_choice as check_choice,
+    )
+    from rollstream.consumers.trainer.data.selection import GroupCandidate as GroupCandidate
     from rollstream.consumers.trainer.learn.surrogate_check import (
         check_surrogate as check_surrogate,
     )
@@ -40,6 +46,7 @@ __all__ = [
     "Annotation",
     "Document",
     "Finished",
+    "GroupCandidate",
     "Reply",
     "Score",
     "SurrogateInputs",
@@ -48,6 +55,8 @@ __all__ = [
     "TaskText",
     "TrainedTokenizer",
     "Turns",
+    "check_advantage",
+    "check_choice",
     "check_surrogate",
     "open_bus",
     "open_run",

@@ -89,6 +89,18 @@ class Superseded(RecordStruct, tag="superseded/1"):
     detail: str
 
 
+class TakesRepeated(RecordStruct, tag="takes_repeated/1"):
+    """The trainer trains an update's takes once more, for a further update of the optimiser: its
+    `epoch` counted from 0, which is their first training. `micro_batches` are their numbers, in the
+    order of training; superseded takes are not among them.
+    """
+
+    step: int
+    update: int
+    epoch: int
+    micro_batches: tuple[int, ...]
+
+
 class StepDone(RecordStruct, tag="step_done/1"):
     """A version is complete. `state_hash` covers the trainer's fp32 weights (masters) and its
     optimiser; `metrics` and `counts` are those of this step.

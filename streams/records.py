@@ -20,6 +20,7 @@ from rollstream.streams.ledger_records import (
     Take as Take,
     TakeFailed as TakeFailed,
     TakeRetried as TakeRetried,
+    TakesRepeated as TakesRepeated,
 )
 from rollstream.streams.status_records import (
     RelayStatus as RelayStatus,
@@ -313,6 +314,7 @@ Record = (
     | TakeRetried
     | TakeFailed
     | Superseded
+    | TakesRepeated
     | StepDone
     | GroupClosed
     | Dead
@@ -338,6 +340,7 @@ TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
         TakeRetried,
         TakeFailed,
         Superseded,
+        TakesRepeated,
         StepDone,
         GroupClosed,
         Opened,

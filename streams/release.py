@@ -30,7 +30,13 @@ the trainer's state.
 """
 
 NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
-    "ledger": ("superseded/1", "take_failed/1", "take_retried/1", WEIGHTS_HASH),
+    "ledger": (
+        "superseded/1",
+        "take_failed/1",
+        "take_retried/1",
+        "takes_repeated/1",
+        WEIGHTS_HASH,
+    ),
 }
 """The features that a reader of a single-holder role's topic must know, by topic: every schema
 written there that is not in `FIRST_RELEASE_SCHEMAS`, and the words for changed meanings.

@@ -22,6 +22,7 @@ from rollstream.streams.records import (
     Take,
     TakeFailed,
     TakeRetried,
+    TakesRepeated,
     Trajectory,
     WeightsAnnounced,
 )
@@ -87,6 +88,7 @@ SAMPLES: tuple[Record, ...] = (
     TakeRetried(4, 0, 1),
     TakeFailed(4, 0, (1, 2), "RuntimeError: out of memory"),
     Superseded(4, 0, (1, 2), (7,), "the learner failed 3 times on it"),
+    TakesRepeated(4, 0, 1, (0, 1)),
     StepDone(4, V3, "ff", 2, {"loss": 0.5}, {"trained": 16}, 30.5),
     GroupClosed(9, "expired", "lag 5", 4),
     Dead("trajectories", 1, 40, "checksum differs", np.frombuffer(b"\x00junk", np.uint8)),

@@ -9,7 +9,7 @@ component; that of the loss to the sum of the sizes of its parts, which nearly c
 from collections.abc import Iterator
 
 from benchmarks.case import Case, alone
-from testbed.objectives.reference import OBJECTIVES
+from testbed.objectives.further_policies import OBJECTIVES
 from testbed.objectives.updates import all_differences, drawn_update
 
 GOAL = 1e-6

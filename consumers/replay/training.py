@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from rollstream.consumers.replay.recorded_steps import PlannedStep, ReplayCourse, replay_batches
 from rollstream.consumers.trainer.checkpoint import TrainerState
-from rollstream.consumers.trainer.data.sample import sample_of
+from rollstream.consumers.trainer.data.sample import Sample, sample_of
 from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.learn.forward import policy_scorer
 from rollstream.consumers.trainer.learn.row_layout import token_rows
@@ -27,7 +27,13 @@ from rollstream.consumers.trainer.ledger import Ledger, LedgerTail, hashes_state
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.consumers.trainer.publisher import StepPublisher, StepSnapshot
 from rollstream.streams.bus import Bus
-from rollstream.streams.records import Configured, Position, StepDone, Trajectory
+from rollstream.streams.records import (
+    Configured,
+    Position,
+    StepDone,
+    TakesRepeated,
+    Trajectory,
+)
 from rollstream.streams.values import Version
 
 
@@ -67,6 +73,14 @@ class ReplayOutput:
                 ),
             ]
         )
+
+    def record_repetition(self, step: int, update: int, epoch: int, batches: int) -> None:
+        """Append to the replay's ledger that an update's micro-batches are trained once more,
+        unless an interrupted replay has appended it.
+        """
+        numbers = tuple(range(batches))
+        if self.recorded.repeated.get((step, update, epoch)) != numbers:
+            self.ledger.append([TakesRepeated(step, update, epoch, numbers)])
 
     def state(self, step: int, updates: int) -> TrainerState:
         """Returns the JSON part of a checkpoint, with the position in the replay's ledger from
@@ -110,12 +124,23 @@ class ReplayTrainer:
         step_metrics.add_recorded(planned.closed, step)
         self.output.record_plan(planned)
         metrics: dict[str, float] = {}
+        kept: list[list[list[Sample]]] = []
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
+            kept.append([])
             for batch in replay_batches(self.source, mine, course, planned, step_metrics):
                 learner.submit(batch)
+                if course.settings.epochs > 1:
+                    kept[-1].append(batch)
             self.output.publisher.await_lent()  # the update overwrites memory lent to a checkpoint
             metrics = learner.finish_update()
+        for epoch in range(1, course.settings.epochs):
+            for update, batches in enumerate(kept):
+                self.output.record_repetition(step, update, epoch, len(batches))
+                for batch in batches:
+                    learner.submit(batch)
+                self.output.publisher.await_lent()
+                metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **step_metrics.metrics(), **times}
         is_hashed = hashes_state(learner.state_bytes, planned.done)

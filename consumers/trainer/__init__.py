@@ -3,8 +3,8 @@
 The modules in the order of a step: `build` restores the newest checkpoint and the ledger behind it,
 `loop` runs the phases of each step, `data/` selects and prepares the samples, `learn/` computes
 gradients and updates, `publisher` publishes finished steps in a thread of its own through
-`versions`, `checkpoint` and `ledger`; `metrics` are those of a step. `sharded/` is a learner of
-several processes.
+`versions`, `checkpoint` and `ledger`; `metrics` are those of a step. `past_versions` reads versions
+for the loss. `sharded/` is a learner of several processes.
 
 Most modules import torch.
 """

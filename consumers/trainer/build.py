@@ -31,6 +31,7 @@ from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.loop import Trainer
+from rollstream.consumers.trainer.past_versions import NeededVersions, PublishedVersions
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError
@@ -131,7 +132,8 @@ def build_trainer(
     if initial.ranks is not None:
         settings = plan.hash_with(initial.model_files)
         initial.ranks.announce_start(provenance.term, initial.model_hash, settings, checkpoints)
-    learner = open_learner(initial.model, plan.trainer)
+    past = PublishedVersions(lambda: (store,), plan.weights.dtype)
+    learner = open_learner(initial.model, plan.trainer, past)
     state = load_first(store, learner, checkpoints, initial.ranks)  # 2
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
@@ -191,6 +193,7 @@ def _fence_store(
         else HeldVersions(bus, monotonic)
     )
     by_readers = PinnedByReaders(store, monotonic)
+    for_loss = NeededVersions(store, plan.trainer, plan.rule.max_lag)
     versions = VersionWriter(
         store,
         announcements,
@@ -198,7 +201,7 @@ def _fence_store(
         provenance.term,
         plan.weights,
         initial.model_files,
-        lambda: held() | by_readers(),
+        lambda: held() | by_readers() | for_loss(),
     )
     versions.open()
     return versions

@@ -25,6 +25,7 @@ from rollstream.streams.records import (
     StepDone,
     Superseded,
     Take,
+    TakesRepeated,
 )
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
@@ -55,6 +56,10 @@ class LedgerTail:
     """How often each take failed: a take that fails too often is given up."""
     superseded: SupersededTakes = field(default_factory=SupersededTakes)
     """The takes that were given up, so that no term trains them."""
+    repeated: dict[tuple[int, int, int], tuple[int, ...]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[int, ...]]
+    )
+    """The micro-batches of the newest repetition by step, update and epoch."""
     since: Position = field(default_factory=Position)
     """The position from which the ledger was read."""
 
@@ -70,6 +75,8 @@ class LedgerTail:
                 self.closed.append(closed)
             case Superseded() as superseded:
                 self.superseded.apply(superseded)
+            case TakesRepeated() as again:
+                self.repeated[again.step, again.update, again.epoch] = again.micro_batches
             case Configured() as configured:
                 self.configured = configured
             case _:

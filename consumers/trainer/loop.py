@@ -70,8 +70,9 @@ class StepLoop(ABC, Generic[FeederT]):
     def _step(self, step: int, stop: threading.Event) -> bool:
         """Train one step; returns False if `stop` was set before its end (the next start then
         repeats its takes). The phases (docs/reference/invariants.md, A trainer's step): for each
-        update of the step, feed the learner with takes and update the weights; then hash the state
-        (if `hashes_state`), copy the weights into a snapshot, and hand it to the publisher.
+        update of the step, feed the learner with takes and update the weights; repeat this for each
+        further epoch; then hash the state (if `hashes_state`), copy the weights into a snapshot,
+        and hand it to the publisher.
         """
         started, step_metrics = self.monotonic(), StepMetrics()
         step_metrics.add_recorded(self.recorded.closed, step)
@@ -84,18 +85,31 @@ class StepLoop(ABC, Generic[FeederT]):
             waited += self._feed(progress, step_metrics, stop)
             if not progress.is_complete():
                 return False
-            skipped = metrics.get("updates_skipped", 0.0)
-            self.publisher.await_lent()  # a checkpoint may be in writing from the learner's state
-            metrics |= learner.finish_update()  # only the first update reports the mismatch
-            metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
+            self._finish_update(metrics)
+        takes = learner.micro_batches
+        for epoch in range(1, settings.epochs):
+            for update in range(settings.updates_per_step):
+                if stop.is_set():
+                    return False
+                self.take_feeder.train_again(step, update, epoch, self.recorded)
+                self._finish_update(metrics)
         seconds = self.monotonic() - started
         times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **step_metrics.metrics(), **times}
         # A skipped update has no finite gradient norm, and the JSON header of a record cannot hold
         # NaN.
         finite = {name: value for name, value in everything.items() if math.isfinite(value)}
-        self._hand_over(step, step_metrics, finite)
+        self._hand_over(step, takes, step_metrics, finite)
         return True
+
+    def _finish_update(self, metrics: dict[str, float]) -> None:
+        """Update the weights, and put the update's metrics in place of those of the step's earlier
+        ones; skipped updates add up.
+        """
+        skipped = metrics.get("updates_skipped", 0.0)
+        self.publisher.await_lent()  # a checkpoint may be in writing from the learner's state
+        metrics |= self.take_feeder.learner.finish_update()  # only the first reports the mismatch
+        metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
 
     def _feed(
         self, progress: UpdateProgress, step_metrics: StepMetrics, stop: threading.Event
@@ -116,7 +130,9 @@ class StepLoop(ABC, Generic[FeederT]):
                 waited += self.monotonic() - began
         return waited
 
-    def _hand_over(self, step: int, step_metrics: StepMetrics, metrics: dict[str, float]) -> None:
+    def _hand_over(
+        self, step: int, takes: int, step_metrics: StepMetrics, metrics: dict[str, float]
+    ) -> None:
         """Submit a snapshot of the finished step to the publisher, with a checkpoint if one is due.
         The publisher compares the hashes of a repeated step with those in the ledger.
         """
@@ -126,7 +142,7 @@ class StepLoop(ABC, Generic[FeederT]):
             step=step,
             version=Version(step, self.term),
             state_hash=learner.state_hash() if hashes_state(learner.state_bytes, known) else "",
-            takes=learner.micro_batches,
+            takes=takes,
             metrics=metrics,
             counts=dict(step_metrics.counts),
             time_s=0.0,

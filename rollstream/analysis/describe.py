@@ -30,6 +30,10 @@ def describe(record: records.Record) -> str:
             return _serving(record)
         case records.Configured() | records.Take() | records.StepDone() | records.GroupClosed():
             return _ledger(record)
+        case records.TakesRepeated():
+            numbers = _listed(record.micro_batches)
+            where = f"step {record.step}, update {record.update}"
+            return f"take {numbers} of {where} is trained again, in epoch {record.epoch}"
         case records.TakeRetried() | records.TakeFailed() | records.Superseded():
             return _failure(record)
         case _:

@@ -64,6 +64,8 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--groups", metavar="N", type=int, default=GROUPS, help=help)
     help = "train a LoRA adapter of this rank in place of all parameters"
     command.add_argument("--lora", metavar="RANK", type=int, default=0, help=help)
+    help = "keep a reference policy for a KL term beside the trained model, on one training GPU"
+    command.add_argument("--reference", action="store_true", help=help)
     help = "Gbit/s of the object store (default 10)"
     command.add_argument("--store-gbps", metavar="G", type=float, default=10.0, help=help)
     help = "Gbit/s between two machines (default 100)"
@@ -160,6 +162,7 @@ def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
         network_gbps=arguments.network_gbps,
         lora_rank=arguments.lora,
         groups=arguments.groups,
+        reference=arguments.reference,
     )
 
 

@@ -4,7 +4,8 @@
 files, environment and `--set`, `config` merges, checks and compares configurations. `errors`
 formats errors as one line each. `run_folder` writes `config.json` and knows the files of a run,
 `run_model` finds the model that it starts from; `identity` is the run's id in its store.
-`policy_defaults` has defaults that follow `rollouts.on_update`.
+`policy_defaults` has defaults that follow `rollouts.on_update`, `objective_checks` finds parts of a
+training objective that do not go together.
 """
 
 from typing import TYPE_CHECKING

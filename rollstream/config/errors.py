@@ -36,12 +36,12 @@ _KINDS = {
     "model": "a table",
 }
 
-NO_PENALTY = "there is no reference-model penalty (docs/explanation/limits.md)"
 ROLLOUTS_OF_A_STEP = "trainer.groups_per_step × trainer.samples_per_group"
 FOREIGN_NAMES = {
     "adv_estimator": "trainer.advantage", "advantage_estimator": "trainer.advantage",
     "batch_size": ROLLOUTS_OF_A_STEP, "train_batch_size": "trainer.groups_per_step",
-    "beta": NO_PENALTY, "kl_coef": NO_PENALTY, "kl_loss_coef": NO_PENALTY,
+    "beta": "trainer.reference_kl", "kl_coef": "trainer.reference_kl",
+    "kl_loss_coef": "trainer.reference_kl", "kl_loss_type": "trainer.reference_kl_form",
     "clip_grad": "trainer.gradient_norm_max", "grad_clip": "trainer.gradient_norm_max",
     "max_grad_norm": "trainer.gradient_norm_max", "max_norm": "trainer.gradient_norm_max",
     "clip_ratio_low": "trainer.clip_low", "epsilon": "trainer.clip_low",
@@ -60,7 +60,7 @@ FOREIGN_NAMES = {
     "max_prompt_length": "rollouts.context_max − sampling.tokens_max",
     "max_steps": "trainer.steps", "total_training_steps": "trainer.steps",
     "model_name_or_path": "model.path", "output_dir": "folder", "reward_funcs": "task.reward",
-    "num_iterations": "trainer.updates_per_step", "ppo_epochs": "trainer.updates_per_step",
+    "num_iterations": "trainer.epochs", "ppo_epochs": "trainer.epochs",
     "save_freq": "checkpoints.every", "save_steps": "checkpoints.every",
     "save_total_limit": "checkpoints.keep", "scale_rewards": "trainer.advantage",
     "tensor_parallel_size": "rollouts.vllm.tensor_parallel", "train_files": "task.options.path",
@@ -194,8 +194,7 @@ def _foreign_hint(key: str, value: Any) -> str:
     """
     name = key.rpartition(".")[2]
     if name in FOREIGN_NAMES:
-        ours = FOREIGN_NAMES[name]
-        return ours if ours == NO_PENALTY else f"here it is {ours}"
+        return f"here it is {FOREIGN_NAMES[name]}"
     if not isinstance(value, dict):
         return ""
     inside = cast(dict[str, Any], value)

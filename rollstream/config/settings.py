@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollstream.consumers.objective_settings import ADVANTAGE_NAMES, LOSS_NAMES
+from rollstream.config.objective_checks import objective_problems
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
@@ -336,38 +336,6 @@ def _check_admission(c: Configuration) -> Iterator[SettingProblem]:
         yield SettingProblem("dispatch.ready_groups_max", must)
 
 
-def _check_objective(t: TrainerSettings) -> Iterator[SettingProblem]:
-    """Yields parts of the objective that do not fit together, or exist under no name."""
-    for name, known in (("loss", LOSS_NAMES), ("advantage", ADVANTAGE_NAMES)):
-        value = getattr(t, name)
-        if value not in known and ":" not in value:
-            must = f"must be one of {', '.join(known)}, or 'module:function'"
-            yield SettingProblem(f"trainer.{name}", must)
-    if t.ratio == "none" and t.loss != "truncated_is":
-        must = (
-            "must not be 'none' unless trainer.loss is 'truncated_is': a ratio of 1 clips nothing"
-        )
-        yield SettingProblem("trainer.ratio", must)
-    if t.ratio_min > t.ratio_max:
-        yield SettingProblem("trainer.ratio_min", f"must be ≤ trainer.ratio_max ({t.ratio_max:g})")
-    for name in ("ratio_bounds_negative", "mask_ratio", "mask_sequence", "overlong_penalty"):
-        bounds = getattr(t, name)
-        if bounds is not None and not 0 <= bounds[0] <= bounds[1]:
-            must = "must be two numbers, 0 ≤ lower ≤ upper"
-            yield SettingProblem(f"trainer.{name}", must)
-    if t.overlong_penalty is not None and t.overlong_penalty[0] == t.overlong_penalty[1]:
-        yield SettingProblem("trainer.overlong_penalty", "must name two different lengths")
-    if t.advantage == "batch" and (t.entropy_bonus or t.ratio_penalty or t.reference_kl):
-        must = (
-            "must not be 'batch' with entropy_bonus, ratio_penalty or reference_kl: it would scale "
-            "them too"
-        )
-        yield SettingProblem("trainer.advantage", must)
-    if t.advantage == "batch" and t.process_rewards:
-        must = "must not be 'batch' with process_rewards: its divisor is that of whole answers"
-        yield SettingProblem("trainer.advantage", must)
-
-
 def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     t = c.trainer
     if t.groups_per_step < t.updates_per_step:
@@ -376,15 +344,17 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     if t.samples_per_group < 2:
         must = f"must be ≥ 2: advantage {t.advantage} compares the samples of a group"
         yield SettingProblem("trainer.samples_per_group", must)
-    yield from _check_objective(t)
+    kept = c.checkpoints.every * (c.checkpoints.keep + 1)
+    for key, must in objective_problems(t, c.dispatch.max_lag, c.weights.versions_max, kept):
+        yield SettingProblem(key, must)
     if t.survivors_min > t.samples_per_group:
         must = f"must be ≤ trainer.samples_per_group ({t.samples_per_group})"
         yield SettingProblem("trainer.survivors_min", must)
     if t.processes > 1 and t.learner == "paced":
         must = "must be 1 with trainer.learner = 'paced': it has no model to share"
         yield SettingProblem("trainer.processes", must)
-    if t.processes > 1 and t.reference_kl:
-        must = "must be 1 with trainer.reference_kl > 0: ranks do not share the reference's model"
+    if t.processes > 1 and (t.epochs > 1 or t.optimiser != "adamw"):
+        must = "must be 1 with trainer.epochs > 1 or another trainer.optimiser than 'adamw'"
         yield SettingProblem("trainer.processes", must)
     if t.processes > 1 and ":" in t.device:
         must = "must be 'cpu', 'cuda' or 'auto' with trainer.processes > 1: each takes its own GPU"

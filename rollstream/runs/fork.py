@@ -64,7 +64,9 @@ from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
 
-UNCHANGEABLE_SETTINGS = ("model", "trainer.updates_per_step")
+UNCHANGEABLE_SETTINGS = (
+    "model", "trainer.updates_per_step", "trainer.epochs", "trainer.optimiser",
+)  # fmt: skip
 """Settings that a fork cannot change: with other values the checkpoint would have no meaning."""
 OWN_SETTINGS = ("run", "bus", "store")
 """Settings that every fork has of its own; they do not count as changes."""

@@ -17,12 +17,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollstream.analysis import fields
 from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
-from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_folder import RunFolder, store_url
 from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse
 from rollstream.consumers.replay.training import ReplayTrainer
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
+from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.errors import ConfigurationError
 from rollstream.roles.context import run_rule, set_torch_threads
 from rollstream.roles.train import starting_model
@@ -35,6 +36,7 @@ from rollstream.runs.replay_output import (
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.checkpoints import newest_checkpoint
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.tensors import local_tensors
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.reader import classify_message
@@ -239,6 +241,7 @@ class ReplayStart:
     checkpoint: str | None
     step: int
     behind: ReplayProgress
+    past: PublishedVersions
 
     def begun(self) -> dict[str, Any]:
         """Returns the start as the folder's `replay.json` records it."""
@@ -259,18 +262,29 @@ def find_replay_start(
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(asked.before.trainer.threads)
     model = starting_model(asked.before, asked.folder.path)
-    learner = open_learner(model, asked.before.trainer)
+    past = replayed_versions(store, *own)
+    learner = open_learner(model, asked.before.trainer, past)
     done = newest_replay_checkpoint(*own) if before is not None else None
     if done is not None and before is not None:
         learner.load_state(done.tensors)
-        return ReplayStart(before["checkpoint"], before["start"], done), learner
+        return ReplayStart(before["checkpoint"], before["start"], done, past), learner
     found = newest_checkpoint(store, asked.first).checkpoint
     if found is None:
-        return ReplayStart(None, 0, ReplayProgress(0, {}, None)), learner
+        return ReplayStart(None, 0, ReplayProgress(0, {}, None), past), learner
     learner.load_state(found.tensors)
-    return ReplayStart(
-        str(found.id), found.id.step, ReplayProgress(found.id.step, {}, None)
-    ), learner
+    progress = ReplayProgress(found.id.step, {}, None)
+    return ReplayStart(str(found.id), found.id.step, progress, past), learner
+
+
+def replayed_versions(store: ObjectStore, folder: RunFolder, c: Configuration) -> PublishedVersions:
+    """Returns the versions for the learner of a replay in `folder`: those that the replay has
+    published, and those of the run in `store`.
+    """
+
+    def stores() -> tuple[ObjectStore, ...]:
+        return open_store(store_url(c, folder.path), c.sync), store
+
+    return PublishedVersions(stores, c.weights.dtype)
 
 
 def run_replay(
@@ -295,7 +309,7 @@ def run_replay(
             yield from replay.train(learner, own, steps)
             state = learner.state()
         if asked.is_experiment:
-            with closing(_changed_learner(asked)) as changed:
+            with closing(_changed_learner(asked, start.past)) as changed:
                 changed.load_state(local_tensors(state))
                 steps = recorded.planned(range(max(done, first) + 1, asked.last + 1), asked.last)
                 yield from replay.train(changed, wanted, steps)
@@ -311,7 +325,7 @@ def differing_steps(
     return [step for step in range(first, last + 1) if not recorded.has_state(again.done[step][-1])]
 
 
-def _changed_learner(asked: ReplayRequest) -> Learner:
+def _changed_learner(asked: ReplayRequest, past: PublishedVersions) -> Learner:
     """Returns a learner with the requested settings, still in the state of the starting model."""
     model = starting_model(asked.before, asked.folder.path)
-    return open_learner(model, asked.now.trainer)
+    return open_learner(model, asked.now.trainer, past)

@@ -32,6 +32,7 @@ from rollstream.config.run_folder import (
 )
 from rollstream.config.run_model import model_folder
 from rollstream.config.settings import Configuration
+from rollstream.consumers.objective_settings import BEHAVIOUR
 from rollstream.consumers.replay import recorded_steps
 from rollstream.consumers.replay.offline_log import GatherRules, LabelledSource, gather_sources
 from rollstream.consumers.replay.training import (
@@ -44,6 +45,7 @@ from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.consumers.trainer.data.retention import HeldVersions
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.ledger import Ledger, missing_lines
+from rollstream.consumers.trainer.past_versions import NeededVersions, PublishedVersions
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
 from rollstream.errors import ConfigurationError, LeaseHeld
@@ -109,7 +111,10 @@ def open_replay_output(
         term = next_term(store, "replay", "replay")
         writer = FencedWriter(bus, "weights", "trainer", term)
         files = config_and_tokenizer_files(model_folder(c, folder.path))
-        versions = VersionWriter(store, writer, c.run, term, c.weights, files, HeldVersions(bus))
+        held, for_loss = HeldVersions(bus), NeededVersions(store, c.trainer, c.dispatch.max_lag)
+        versions = VersionWriter(
+            store, writer, c.run, term, c.weights, files, lambda: held() | for_loss()
+        )
         versions.open()  # 1
         ledger = Ledger(bus, term)
         left = ledger.open(behind.ledger or Position())  # 2
@@ -302,9 +307,16 @@ class OfflineTraining:
         trajectories suffice; yields the record of each step once it is trained.
         """
         c = self.configuration
+        if c.trainer.proximal == BEHAVIOUR:
+            raise ConfigurationError(
+                f"trainer.proximal must not be {BEHAVIOUR!r} offline: the versions that emitted "
+                "these trajectories are not stored here"
+            )
         disable_progress_bar()
         set_torch_threads(c.trainer.threads)
-        learner = open_learner(starting_model(c, self.folder.path), c.trainer)
+        own = store_for_writing(c, self.folder.path)
+        past = PublishedVersions(lambda: (own,), c.weights.dtype)
+        learner = open_learner(starting_model(c, self.folder.path), c.trainer, past)
         behind = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
         if behind.ledger is not None:
             learner.load_state(behind.tensors)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.sizes.shapes import ModelShape
@@ -110,6 +111,8 @@ class TrainerForm:
     lora_rank: int | None = None
     offload: bool = False
     """True if masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
+    other_policies: int = 0
+    """Models beside the trained one (`learn/other_policies.py`)."""
 
     @property
     def item(self) -> int:
@@ -134,6 +137,7 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
         workers=settings.workers if ranks == 1 else 1,
         lora_rank=lora_rank or None,
         offload=settings.cpu_offload,
+        other_policies=len(past_policies(settings)),
     )
 
 
@@ -154,6 +158,9 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
     if form.lora_rank is not None:
         base = 0 if form.offload and form.ranks > 1 else _held_parameters(shape, form.ranks)
         lines.append(MemoryLine("frozen base", form.item * base))
+    if form.other_policies:
+        each = form.item * (shape.parameters + shape.adapter_parameters(form.lora_rank or 0))
+        lines.append(MemoryLine("reference and proximal policy", form.other_policies * each))
     passes = _pass_lines(shape, form)
     if form.ranks > 1:
         lines += _gathered_lines(shape, form, total(passes))
@@ -374,7 +381,9 @@ def vllm_lines(
     factors = padded * shape.layers * sides if lora_rank else 0
     head = FLOAT32 * shape.embedding_parameters
     weights = item * shape.layers * shape.layer_parameters + BFLOAT16 * shape.root_parameters
-    passes = VLLM_STEP_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * _step_width(shape))
+    # The widest row of a layer: gate and up, or queries, keys and values.
+    width = max(shape.feed_forward, shape.query_size + 2 * shape.kv_size)
+    passes = VLLM_STEP_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * width)
     return (
         MemoryLine(WEIGHTS, (weights + head) / tensor_parallel),
         MemoryLine("adapters in one step", ADAPTERS_TOGETHER * BFLOAT16 * factors),
@@ -382,11 +391,6 @@ def vllm_lines(
         MemoryLine("logits", LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary / tensor_parallel),
         MemoryLine("graphs and workspaces", VLLM_FIXED_BYTES),
     )
-
-
-def _step_width(shape: ModelShape) -> float:
-    """Returns the widest row of a layer: gate and up, or queries, keys and values."""
-    return max(shape.feed_forward, shape.query_size + 2 * shape.kv_size)
 
 
 def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:

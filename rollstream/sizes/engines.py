@@ -51,6 +51,7 @@ class PlanRequest:
     """The input of a plan: a model, `cards` equal cards, and sequences of up to `context` tokens.
     The two rates are in Gbit/s: from a machine to the store, and between two machines. `lora_rank`
     0 trains all parameters; with `fp8` rollouts serve 8-bit weights. A step trains `groups` groups.
+    With `reference` the one training card holds the model of a reference policy too.
     """
 
     shape: ModelShape
@@ -62,6 +63,7 @@ class PlanRequest:
     lora_rank: int = 0
     fp8: bool = False
     groups: int = GROUPS
+    reference: bool = False
 
     @property
     def trajectories(self) -> int:

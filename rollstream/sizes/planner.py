@@ -146,6 +146,8 @@ def _trainer_cards(request: PlanRequest) -> Sequence[int]:
     frozen model, too.
     """
     cards = request.cards
+    if request.reference:  # ranks do not share another policy's model
+        return range(1, 2)
     if request.lora_rank:
         alone = trainer_form(request, 1, recompute=True)
         if total(sums.trainer_lines(request.shape, alone)) <= usable(request.card):
@@ -224,6 +226,8 @@ def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None
     """Returns `form` with the largest micro-batch that fits a card; None if not even one sequence
     of full context does.
     """
+    if form.other_policies and form.ranks > 1:
+        return None
     tokens = sums.micro_batch_max(request.shape, form, usable(request.card), request.context)
     return replace(form, micro_batch_tokens=tokens) if tokens else None
 
@@ -237,6 +241,7 @@ def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerFo
         ranks=ranks,
         recompute=recompute,
         lora_rank=request.lora_rank or None,
+        other_policies=int(request.reference),
     )
 
 

@@ -28,6 +28,8 @@ ADAPTER_LR, FULL_LR = 1e-5, 1e-6
 was measured (`rates.DELTA_SHARE`), and an adapter needs up to ten times the rate of all weights
 ("LoRA Without Regret", Thinking Machines, 2025; docs/how-to/train-with-lora.md).
 """
+REFERENCE_KL = 0.04
+"""Weight of the KL to the reference policy: β of DeepSeekMath (arXiv 2402.03300, section 4.2)."""
 RELAY_PORT = 9470
 """Port of a relay's server. A choice: that of the examples in docs/explanation/relay.md."""
 RELAY_VERSIONS = 2.2
@@ -204,6 +206,7 @@ def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str
             "gradient_checkpointing": layout.form.recompute,
             "micro_batch_tokens": layout.form.micro_batch_tokens,
             "lr": ADAPTER_LR if request.lora_rank else FULL_LR,
+            **({"reference_kl": REFERENCE_KL} if request.reference else {}),
         },
         "weights": {"dtype": "bfloat16"},
         "relay": relay,

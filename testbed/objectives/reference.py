@@ -1,5 +1,6 @@
-"""The published objectives, written again from their papers in float64, one function each. Import
-it as `testbed.objectives.reference` everywhere.
+"""The published objectives, written again from their papers in float64, one function each; those
+with a further policy are in `further_policies.py`, which lists all. Import it as
+`testbed.objectives.reference` everywhere.
 
 Nothing here comes from the trainer: bounds, advantages and normalisers are stated again. Groups
 have one size, so a mean over answers is a mean over prompts, as the papers have it. An objective is
@@ -10,7 +11,7 @@ gradient that the paper means.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,13 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer: its reward, log μ of its tokens under the policy that drew them, and their
-    log-probabilities under the reference policy of a KL term.
+    log-probabilities under the reference policy of a KL term and under a proximal policy.
     """
 
     reward: float
     old: tuple[float, ...]
     reference: tuple[float, ...] = ()
+    proximal: tuple[float, ...] = ()
 
 
 Group = Sequence[Answer]
@@ -37,8 +39,6 @@ Objective = Callable[[Sequence[Group], Policy, Policy], Tensor]
 
 GUARD = 1e-4
 """Added to a standard deviation. The papers divide by the plain one; TRL and others add this."""
-KL_WEIGHT = 0.04
-"""β of DeepSeekMath, arXiv 2402.03300, section 4.2."""
 CISPO_MAX = 5.0
 AIPO_MAX = 4.0
 DPPO_DIVERGENCE = 0.2
@@ -139,32 +139,6 @@ def grpo(groups: Sequence[Group], new: Policy, now: Policy) -> Tensor:
             answers.append(mean(clipped_tokens(answer, logprobs, a, 0.2, 0.2)))
         prompts.append(mean(answers))
     return -mean(prompts)
-
-
-def kl_estimate(form: str, logprob: Tensor, reference: float) -> Tensor:
-    """The estimates k1, k2 and k3 of KL(π ‖ reference) from a token of π, with x = reference/π:
-    −log x, (log x)²/2 and x − 1 − log x (Schulman, "Approximating KL divergence", 2020).
-    """
-    x = torch.exp(reference - logprob)
-    return {"k1": -torch.log(x), "k2": torch.log(x) ** 2 / 2, "k3": x - 1 - torch.log(x)}[form]
-
-
-def grpo_with_kl(form: str) -> Objective:
-    """DeepSeekMath, arXiv 2402.03300, eq. 3 with its KL term: eq. 4 is k3, the estimate of each
-    token, weighted by β and averaged like the clipped terms.
-    """
-
-    def loss(groups: Sequence[Group], new: Policy, now: Policy) -> Tensor:
-        prompts: list[Tensor] = []
-        for group, policy in zip(groups, new, strict=True):
-            answers: list[Tensor] = []
-            for answer, logprobs in zip(group, policy, strict=True):
-                pairs = zip(logprobs, answer.reference, strict=True)
-                answers.append(mean([kl_estimate(form, one, given) for one, given in pairs]))
-            prompts.append(mean(answers))
-        return grpo(groups, new, now) + KL_WEIGHT * mean(prompts)
-
-    return loss
 
 
 def dr_grpo(groups: Sequence[Group], new: Policy, now: Policy) -> Tensor:
@@ -339,31 +313,6 @@ def dual_clip(groups: Sequence[Group], new: Policy, now: Policy) -> Tensor:
 
 def token_count(groups: Sequence[Group]) -> int:
     return sum(len(answer.old) for group in groups for answer in group)
-
-
-OBJECTIVES: Mapping[str, Objective] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "dapo": dapo,
-    "gspo": gspo,
-    "cispo": cispo,
-    "aipo": aipo,
-    "topr": topr,
-    "dppo": dppo,
-    "reinforce_pp": reinforce_pp,
-    "rloo": rloo,
-}
-"""Preset → its loss."""
-
-OTHER_OBJECTIVES: Mapping[str, Objective] = {
-    "truncated_is": truncated_is,
-    "ppo_clip": dapo,
-    "dual_clip": dual_clip,
-    "dapo_by_prompt": dapo_by_prompt,
-    "aipo_by_answer": aipo_by_answer,
-    **{f"grpo_{form}": grpo_with_kl(form) for form in ("k1", "k2", "k3")},
-}
-"""Other settings of the trainer that a paper has → their loss."""
 
 
 def loss_and_gradient(

@@ -15,16 +15,14 @@ from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.loss import surrogate_loss
+from rollstream.consumers.trainer.learn.loss import OtherLogprobs, surrogate_loss
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Span, Version
+from testbed.objectives.further_policies import KL_WEIGHT, OBJECTIVES, OTHER_OBJECTIVES
 from testbed.objectives.reference import (
     DR_GRPO_LENGTH,
-    KL_WEIGHT,
-    OBJECTIVES,
-    OTHER_OBJECTIVES,
     Answer,
     Group,
     Objective,
@@ -40,13 +38,16 @@ OTHER_SETTINGS: Mapping[str, Mapping[str, object]] = {
     "dual_clip": {"loss": "ppo_clip", "clip_dual": 1.5},
     "dapo_by_prompt": {"loss": "ppo_clip", "aggregate": "prompt"},
     "aipo_by_answer": {**OBJECTIVE_PRESETS["aipo"], "aggregate": "constant"},
+    "decoupled_unbounded": {**OBJECTIVE_PRESETS["decoupled_ppo"], "ratio_max": 1e9},
     **{
-        f"grpo_{form}": {
+        f"grpo_{form}{'_in_reward' if place == 'reward' else ''}": {
             **OBJECTIVE_PRESETS["grpo"],
             "reference_kl": KL_WEIGHT,
             "reference_kl_form": form,
+            "reference_kl_in": place,
         }
         for form in ("k1", "k2", "k3")
+        for place in ("loss", "reward")
     },
 }
 """Settings besides the presets → what they set."""
@@ -78,6 +79,7 @@ class Difference:
 def drawn_update(seed: int = 5, prompts: int = 6, answers: int = 6) -> Update:
     """Groups whose ratios lie on both sides of every bound, with advantages of both signs."""
     rng, of_reference = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    of_proximal = np.random.default_rng([seed, 2])
     groups: list[Group] = []
     policy: list[list[Tensor]] = []
     for prompt in range(prompts):
@@ -85,7 +87,7 @@ def drawn_update(seed: int = 5, prompts: int = 6, answers: int = 6) -> Update:
         drawn = [_answer(rng, MEANS[(i + prompt) % len(MEANS)]) for i in range(answers)]
         groups.append(
             [
-                Answer(float(r), old, _reference(of_reference, old))
+                Answer(float(r), old, _beside(of_reference, old, 0.5), _beside(of_proximal, old, 1))
                 for r, (old, _) in zip(rewards, drawn, strict=True)
             ]
         )
@@ -103,9 +105,9 @@ def _answer(rng: np.random.Generator, mean: float) -> tuple[tuple[float, ...], T
     return tuple(old.tolist()), torch.from_numpy(new)
 
 
-def _reference(rng: np.random.Generator, old: Sequence[float]) -> tuple[float, ...]:
-    """The reference's log-probabilities of an answer's tokens, on both sides of log π."""
-    moved = np.minimum(np.array(old) + rng.normal(0, 0.5, len(old)), -0.01)
+def _beside(rng: np.random.Generator, old: Sequence[float], distance: float) -> tuple[float, ...]:
+    """Another policy's log-probabilities of an answer's tokens, on both sides of log μ."""
+    moved = np.minimum(np.array(old) + rng.normal(0, distance, len(old)), -0.01)
     return tuple(moved.astype(np.float32).tolist())
 
 
@@ -152,15 +154,19 @@ def trainer_loss(update: Update, settings: TrainerSettings, parts: int = 1) -> t
     """
     samples = samples_of(update, settings)
     logprobs = [one for group in update.policy for one in group]
-    references = [torch.tensor(answer.reference) for group in update.groups for answer in group]
+    answers = [answer for group in update.groups for answer in group]
     size = -(-len(samples) // parts)
     summed, gradients, sums = 0.0, list[Tensor](), None
     for first in range(0, len(samples), size):
         new = torch.cat(logprobs[first : first + size]).requires_grad_()
         inputs = loss_inputs(samples[first : first + size], version=1)
         scores = TokenScores(new, torch.zeros_like(new))
-        reference = torch.cat(references[first : first + size])
-        loss, found = surrogate_loss(scores, inputs, settings, reference)
+        mine = answers[first : first + size]
+        others = OtherLogprobs(
+            torch.cat([torch.tensor(answer.reference) for answer in mine]),
+            torch.cat([torch.tensor(answer.proximal) for answer in mine]),
+        )
+        loss, found = surrogate_loss(scores, inputs, settings, others)
         gradients.append(torch.autograd.grad(loss, new)[0].double())
         summed += float(loss.detach())
         sums = found if sums is None else sums + found

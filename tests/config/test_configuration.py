@@ -11,7 +11,7 @@ from rollstream.config.config import (
     load,
     setting_scope,
 )
-from rollstream.config.errors import FOREIGN_NAMES, NO_PENALTY
+from rollstream.config.errors import FOREIGN_NAMES
 from rollstream.config.run_model import missing_model
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import setting_types
@@ -98,7 +98,7 @@ def test_a_wrong_value_is_named_with_its_place(toml, text, message):
         ),
         ("[trainer]\nbatch_size = 1", "trainer.groups_per_step × trainer.samples_per_group"),
         ("num_generations = 8", "here it is trainer.samples_per_group"),
-        ("[algorithm]\nkl_coef = 0.1", "algorithm.kl_coef: there is no reference-model penalty"),
+        ("[algorithm]\nkl_coef = 0.1", "algorithm.kl_coef: here it is trainer.reference_kl"),
         (
             "[actor_rollout_ref.rollout]\nn = 8\ngpu_memory_utilization = 0.5",
             "rollout.gpu_memory_utilization: here it is rollouts.vllm.memory_share",
@@ -116,7 +116,7 @@ def test_each_foreign_name_leads_to_settings_that_exist():
     assert not {key for key in known if key.rpartition(".")[2] in FOREIGN_NAMES}
     for ours in FOREIGN_NAMES.values():
         named = [word for word in ours.split() if "." in word and not word.startswith("(")]
-        assert ours == "folder" or ours == NO_PENALTY or named
+        assert ours == "folder" or named
         assert set(named) - {"task.options.path"} <= known.keys()
 
 

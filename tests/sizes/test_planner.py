@@ -7,11 +7,13 @@ from functools import cache
 
 import pytest
 
+from rollstream.consumers.settings import TrainerSettings
 from rollstream.sizes import arithmetic as sums, planner, proposal, rates
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
 from rollstream.sizes.engines import PlanRequest, usable
 from rollstream.sizes.planner import RunPlan, plan_run
+from rollstream.sizes.proposed_files import toml_files
 from rollstream.sizes.shapes import SHAPES
 
 
@@ -129,6 +131,23 @@ def test_state_divides_by_ranks_and_a_version_has_two_bytes_a_parameter() -> Non
     assert versions.full == 2 * shape.parameters
     assert versions.adapter == 2 * shape.adapter_parameters(16)
     assert rates.transfer_s(versions.full, 8) == pytest.approx(versions.full / 1e9)
+
+
+def test_a_reference_is_a_second_model_on_the_only_training_card() -> None:
+    shape = SHAPES["qwen2.5-1.5b"]
+    plain = TrainerForm(micro_batch_tokens=4096)
+    both = replace(plain, other_policies=2, compute="float32")
+    lines = {line.what: line.bytes for line in sums.trainer_lines(shape, both)}
+    assert lines["reference and proximal policy"] == 2 * 4 * shape.parameters
+    asked = replace(request("qwen2.5-1.5b", "8xH100"), reference=True)
+    found, without = plan_run(asked), plan("qwen2.5-1.5b", "8xH100")
+    assert found.layout is not None
+    assert without.layout is not None
+    assert found.layout.trainer_cards == 1
+    second = proposal.figures(found)["trainer_bytes"]["reference and proximal policy"]
+    assert second == 2 * shape.parameters
+    assert sums.form_of(TrainerSettings(reference_kl=0.1), 1).other_policies == 1
+    assert "reference_kl = 0.04" in next(iter(toml_files(found, "plan.toml").values()))
 
 
 def test_a_card_is_found_by_its_longest_name() -> None:

@@ -12,7 +12,6 @@ from rollstream.storage.settings import (
     CheckpointSettings,
     LoraSettings,
     ModelSettings,
-    WeightsSettings,
 )
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
@@ -22,12 +21,19 @@ TOPICS = ArchiveSettings().topics
 
 
 def made(
-    folder: Path, *, archive: bool = False, truncate: bool = False, lora: LoraSettings | None = None
+    folder: Path,
+    *,
+    archive: bool = False,
+    truncate: bool = False,
+    lora: LoraSettings | None = None,
+    **trainer: object,
 ) -> Path:
-    """Checkpoints after steps 4 and 6 are kept; with both, truncated records are archived."""
+    """Checkpoints after steps 4 and 6 are kept; with both, truncated records are archived. More
+    settings are the `trainer`'s.
+    """
     dispatch = DISPATCH.model_copy(update={"keep_s": 0.05})
     changed = {
-        "trainer": {"steps": STEPS},
+        "trainer": {"steps": STEPS, **trainer},
         "checkpoint_every": 2,
         "dispatch": dispatch,
         "task": TASK,
@@ -64,6 +70,6 @@ def configuration_of(run: TinyRun) -> Configuration:
         rollouts=run.rollout,
         task=run.task,
         sampling=SamplingSettings(tokens_max=run.tokens_max),
-        weights=WeightsSettings(dtype="float32"),
+        weights=run.weights,
         checkpoints=CheckpointSettings(every=2),
     )

@@ -63,6 +63,7 @@ DISPATCH = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0)
 ROLLOUT = RolloutSettings(slots=8, context_max=64, status_s=0.1)
 TASK = TaskSettings()
 NO_LORA = LoraSettings()
+WEIGHTS = WeightsSettings(dtype="float32")
 NO_AGENT = AgentSettings()
 
 
@@ -103,6 +104,7 @@ class TinyRun:
     truncate: bool = False
     archived: tuple[str, ...] = ()
     lora: LoraSettings = NO_LORA
+    weights: WeightsSettings = WEIGHTS
     configuration_hash: str = "configuration"
     accept: Callable[[str], bool] = lambda before: True
     threads: list[threading.Thread] = field(default_factory=list)
@@ -165,7 +167,7 @@ class TinyRun:
             TrainerPlan(
                 self.trainer,
                 rule,
-                WeightsSettings(dtype="float32"),
+                self.weights,
                 CheckpointSettings(every=self.checkpoint_every),
                 truncate=self.truncate,
                 archived=self.archived,

@@ -1,11 +1,12 @@
 """From the log to samples, and the records that the trainer still needs.
 
 `groups` collects completions and annotations by group, `prepare` turns a group into samples with
-advantages, masked by lag, `sample` is one of them, `credit` has rewards of its turns or tokens.
+advantages, masked by lag, `sample` is one of them, `credit` has rewards of its turns or tokens,
+`ready_groups` holds records and samples.
 `selection` chooses groups and packs samples into micro-batches, `takes` records them in the ledger
-and submits them to the learner.
-`poisoned_takes` gives up takes that no learner can compute. `retention` pins versions, truncates
-topics and reads truncated records from the archive.
+and submits them to the learner. `poisoned_takes` gives up takes that no learner can compute.
+`retention` pins versions, truncates topics and reads truncated records from the archive.
+`rule_checks` tries a user's advantage or rule of choice.
 
 `takes` imports torch; the audit, which imports other modules of this package, must not.
 """
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         prepare_group as prepare_group,
         training_rule as training_rule,
     )
+    from rollstream.consumers.trainer.data.ready_groups import ReadyGroup as ReadyGroup
     from rollstream.consumers.trainer.data.retention import (
         ArchiveBackedBus as ArchiveBackedBus,
         HeldVersions as HeldVersions,
@@ -56,9 +58,6 @@ if TYPE_CHECKING:
         oldest as oldest,
         pack_micro_batches as pack_micro_batches,
     )
-    from rollstream.consumers.trainer.data.takes import (
-        ReadyGroup as ReadyGroup,
-        TakeFeeder as TakeFeeder,
-    )
+    from rollstream.consumers.trainer.data.takes import TakeFeeder as TakeFeeder
 
 __getattr__ = lazy_exports(__name__)

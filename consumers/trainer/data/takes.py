@@ -17,7 +17,6 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data import selection
 from rollstream.consumers.trainer.data.groups import (
     GroupIntake,
-    ReceivedCompletion,
     TrainerGroup,
     fetch_annotations,
     fetch_group,
@@ -28,7 +27,13 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
     TakeNumber,
     error_text,
 )
-from rollstream.consumers.trainer.data.prepare import PreparedGroup, TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
+from rollstream.consumers.trainer.data.ready_groups import (
+    ReadyGroup,
+    candidate_of,
+    closed_record,
+    members_of,
+)
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.base import Learner
 from rollstream.consumers.trainer.learn.workers import is_out_of_memory
@@ -36,33 +41,16 @@ from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.metrics import StepMetrics
 from rollstream.streams.admissible import BelievedVersions
 from rollstream.streams.bus import Bus
-from rollstream.streams.records import GroupClosed, Take, TakeFailed, TakeRetried
-from rollstream.streams.values import AnnotationUsed, GroupMembers, Member, Version
+from rollstream.streams.records import (
+    GroupClosed,
+    Take,
+    TakeFailed,
+    TakeRetried,
+    TakesRepeated,
+)
+from rollstream.streams.values import Member, Version
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyGroup:
-    """Holds a group that is complete or overdue (past its deadline): the completions that arrived,
-    the annotations used, and the samples that `prepare_group` made of them.
-    """
-
-    arrived: tuple[ReceivedCompletion, ...]
-    annotations: tuple[AnnotationUsed, ...]
-    prepared: PreparedGroup
-
-    def is_all_of(self, group: TrainerGroup) -> bool:
-        """Whether no record of the group has arrived since this was made. If one has, the group is
-        prepared again: a take states the positions read so far (`Take.read`) and must name every
-        record of its groups below them.
-        """
-        noted = sum(key[0] in group.arrived for key in group.annotations)
-        return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(sample.tokens) for sample in self.prepared.samples)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +71,10 @@ class TakeRepeater(ABC):
     """How often memory ran out on each recorded take in earlier terms (`TakeAttempts`)."""
     _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
     """The takes of the present step, in the order of their submission to the learner."""
+    _kept: list[tuple[TakeKey, list[Sample]]] = field(
+        default_factory=list[tuple[TakeKey, list[Sample]]]
+    )
+    """The samples of the present step's takes, if further epochs train them again."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     """The pending samples, by trajectory: those of taken groups that no take has used yet."""
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
@@ -106,6 +98,22 @@ class TakeRepeater(ABC):
         """
         for take in recorded.takes.pop((progress.step, progress.update), []):
             self.repeat(take, progress, step_metrics)
+
+    def train_again(self, step: int, update: int, epoch: int, recorded: LedgerTail) -> None:
+        """Train all takes of a finished update once more, as its `epoch` (1: the first repetition),
+        and record that before, unless the ledger held it when the term began (`recorded`).
+        """
+        kept = [(key, samples) for key, samples in self._kept if key[:2] == (step, update)]
+        numbers = tuple(number for key, _ in kept for number in key[2])
+        if recorded.repeated.get((step, update, epoch)) != numbers:
+            self.record_repetition(TakesRepeated(step, update, epoch, numbers))
+        for key, samples in kept:
+            self._submitted.append(key)
+            self.learner.submit(samples)
+
+    @abstractmethod
+    def record_repetition(self, again: TakesRepeated) -> None:
+        """Record that an update's takes are trained once more."""
 
     @abstractmethod
     def record_failure(self, failed: ComputeFailed) -> None:
@@ -184,9 +192,14 @@ class TakeRepeater(ABC):
         progress.use(trajectories)
         if self._submitted and self._submitted[0][0] != progress.step:
             self._submitted.clear()
-        self._submitted.append((progress.step, progress.update, (micro_batch,)))
+            self._kept.clear()
+        key = (progress.step, progress.update, (micro_batch,))
+        self._submitted.append(key)
         shortages = self.out_of_memory.get((progress.step, progress.update, micro_batch), 0)
-        self.learner.submit([self._samples.pop(t) for t in trajectories], shortages)
+        samples = [self._samples.pop(t) for t in trajectories]
+        if self.settings.epochs > 1:
+            self._kept.append((key, samples))
+        self.learner.submit(samples, shortages)
         for trajectory in trajectories:
             self._members.pop(trajectory)
 
@@ -238,6 +251,9 @@ class TakeFeeder(TakeRepeater):
         if takes and is_unfinished:
             self.ledger.append([TakeRetried(progress.step, progress.update, None)])
 
+    def record_repetition(self, again: TakesRepeated) -> None:
+        self.ledger.append([again])
+
     def record_failure(self, failed: ComputeFailed) -> None:
         """Append a `TakeFailed` for the takes on which the learner failed, before this trainer
         ends.
@@ -269,7 +285,7 @@ class TakeFeeder(TakeRepeater):
         full = self.settings.micro_batch_tokens
         chosen: Sequence[int] = ()
         if selection.worth_taking(progress.groups_left, len(ready), tokens, full):
-            candidates = [_candidate(r) for r in ready.values()]
+            candidates = [candidate_of(r) for r in ready.values()]
             chosen = self.choose(candidates, progress.groups_left)
         for group in chosen:
             self.intake.end(group)
@@ -299,7 +315,7 @@ class TakeFeeder(TakeRepeater):
             if not found.prepared.ending:
                 ready[number] = found
                 continue
-            closed.append(_closed(number, group, found.prepared, progress.step))
+            closed.append(closed_record(number, group, found.prepared, progress.step))
             records = [a.record for a in found.arrived]
             step_metrics.add_closed(closed[-1].reason, found.prepared.counts, records)
             self.intake.end(number)
@@ -357,7 +373,7 @@ class TakeFeeder(TakeRepeater):
                     update=progress.update,
                     micro_batch=progress.micro_batches + index,
                     members=members,
-                    groups=tuple(_group_members(r) for r in firsts),
+                    groups=tuple(members_of(r) for r in firsts),
                     annotations=tuple(used for r in firsts for used in r.annotations),
                     read=read if firsts else (),
                     believed=believed if firsts else None,
@@ -367,24 +383,3 @@ class TakeFeeder(TakeRepeater):
         for take in takes:
             named = [member.trajectory for member in take.members]
             self._train(named, progress, take.micro_batch)
-
-
-def _closed(number: int, group: TrainerGroup, prepared: PreparedGroup, step: int) -> GroupClosed:
-    """Returns the ledger record of a group that ends untrained."""
-    assert prepared.ending, f"group {number} is to be trained"
-    if group.is_complete():
-        return GroupClosed(number, prepared.ending, prepared.detail, step)
-    admitted = group.admitted
-    finished = f"{len(group.arrived)} of {len(admitted.trajectories)} finished"
-    detail = f"deadline of {admitted.deadline_s:g} s passed, {finished}; {prepared.detail}"
-    log.warning("group %d expired: %s", number, detail)
-    return GroupClosed(number, "expired", detail, step)
-
-
-def _candidate(ready: ReadyGroup) -> selection.GroupCandidate:
-    versions = [span.version.number for s in ready.prepared.samples for span in s.spans]
-    return selection.GroupCandidate(ready.prepared.group, min(versions))
-
-
-def _group_members(ready: ReadyGroup) -> GroupMembers:
-    return GroupMembers(ready.prepared.group, tuple(a.member for a in ready.arrived))

@@ -20,6 +20,7 @@ from rollstream.storage.weights.tensors import Tensors
 if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
     from transformers import PreTrainedModel
 
+    from rollstream.consumers.trainer.learn.other_policies import PastVersions
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
 
 
@@ -117,10 +118,12 @@ class Learner(Protocol):
 
 
 def open_learner(
-    model: "PreTrainedModel | PacedModel | ShardedModel", settings: TrainerSettings
+    model: "PreTrainedModel | PacedModel | ShardedModel",
+    settings: TrainerSettings,
+    past: "PastVersions | None" = None,
 ) -> Learner:
     """Returns the learner for this kind of model. Afterwards a `PreTrainedModel` belongs to the
-    learner: nothing else may use it.
+    learner: nothing else may use it. `past` gives the versions of the run that its loss needs.
     """
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)
@@ -130,7 +133,7 @@ def open_learner(
     if isinstance(model, transformers.PreTrainedModel):
         from rollstream.consumers.trainer.learn.learner import TorchLearner
 
-        return TorchLearner(model, settings)
+        return TorchLearner(model, settings, past)
     from rollstream.consumers.trainer.sharded.learner import ShardedLearner
 
     return ShardedLearner(model, settings)

@@ -26,9 +26,15 @@ from rollstream.consumers.trainer.learn.masters import (
     Optimiser,
     check_base_hash,
     hash_tensor,
+    hidden_matrices,
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
-from rollstream.consumers.trainer.learn.reference_policy import reference_scorer
+from rollstream.consumers.trainer.learn.other_policies import (
+    OtherPolicies,
+    PastVersions,
+    PastWeights,
+    ScoringForm,
+)
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
 from rollstream.consumers.trainer.learn.workers import (
@@ -51,6 +57,8 @@ class _MicroBatchJob:
     version: int
     number: int
     """Number of the micro-batch within its step."""
+    behind: PastWeights
+    """Weights of the versions that emitted the tokens, where the loss needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,12 @@ class TorchLearner:
     not loaded over another base.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: TrainerSettings,
+        past: PastVersions | None = None,
+    ) -> None:
         keep_freed_memory()
         check_own_loss(settings)
         self._settings = settings
@@ -83,7 +96,9 @@ class TorchLearner:
         compute: torch.dtype = getattr(torch, settings.compute)
         is_rounded = compute != torch.float32
         # Copied first: below, parameters become views and layers get other forwards.
-        self._reference = reference_scorer(model, settings, compute, self._device)
+        general = is_rounded or settings.compile
+        form = ScoringForm(compute, self._device, general, settings.varlen_attention)
+        self._others = OtherPolicies(model, settings, form, past)
         self._policy = policy_scorer(
             model,
             is_rounded,
@@ -92,7 +107,9 @@ class TorchLearner:
             settings.compile,
         )
         self._masters = Masters(model, compute, self._device, settings.cpu_offload)
-        self._optimiser = Optimiser(self._masters.flat, settings)
+        matrices = hidden_matrices(model) if settings.optimiser == "muon" else ()
+        slices = self._masters.slices
+        self._optimiser = Optimiser(self._masters.flat, settings, slices, matrices)
         self._gradient = torch.zeros_like(self._masters.flat)
         self._sums = LossStatistics()
         self._busy_before_s = 0.0
@@ -109,7 +126,7 @@ class TorchLearner:
     @property
     def version(self) -> int:
         """Number of the version that is trained from."""
-        return self.updates // self._settings.updates_per_step
+        return self.updates // self._settings.updates_in_step
 
     @property
     def flat(self) -> Tensor:
@@ -135,8 +152,10 @@ class TorchLearner:
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
+            self._others.follow(self.version, self._masters.named(self.flat))
         self.micro_batches += 1
-        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1))
+        behind = self._others.behind(samples)
+        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1, behind))
 
     def settle(self) -> None:
         """Wait until all submitted micro-batches are computed."""
@@ -147,6 +166,8 @@ class TorchLearner:
         gradients. Returns the update's metrics.
         """
         self._workers.wait()
+        if self._begins_step:  # nothing was submitted; later steps may need this version
+            self._others.follow(self.version, self._masters.named(self.flat))
         divisor = self._sums.divisor(self._settings.advantage)
         done = self._optimiser.update(self._gradient, divisor, self._sums.ess)
         self._masters.round()
@@ -161,7 +182,7 @@ class TorchLearner:
         self._gradient.zero_()
         self._sums = LossStatistics()
         self._busy_before_s = self.busy_s
-        self._begins_step = self.updates % self._settings.updates_per_step == 0
+        self._begins_step = self.updates % self._settings.updates_in_step == 0
         return metrics
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
@@ -235,26 +256,27 @@ class TorchLearner:
         results afterwards, one at a time in the order of submission.
         """
         try:
-            return self._compute_or_halve(job.samples, job.version)
+            return self._compute_or_halve(job)
         except Exception as error:
             raise ComputeFailed((job.number,), error) from error
 
-    def _compute_or_halve(self, samples: Sequence[Sample], version: int) -> _BatchResult:
+    def _compute_or_halve(self, job: _MicroBatchJob) -> _BatchResult:
         """Returns the gradients of the micro-batch's summed loss. Where memory is short, the
         gradients of its two halves are added instead, which rounds differently.
         """
         try:
-            return self._compute(samples, version)
+            return self._compute(job)
         except (RuntimeError, MemoryError) as error:
-            if len(samples) < 2 or not is_out_of_memory(error):
+            if len(job.samples) < 2 or not is_out_of_memory(error):
                 raise
-            log.warning("%d samples do not fit into memory together, halved", len(samples))
+            log.warning("%d samples do not fit into memory together, halved", len(job.samples))
         # Outside the except block: the exception's frames hold the tensors of the failed pass.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        half = len(samples) // 2
+        half = len(job.samples) // 2
         first, second = (
-            self._compute_or_halve(part, version) for part in (samples[:half], samples[half:])
+            self._compute_or_halve(replace(job, samples=part))
+            for part in (job.samples[:half], job.samples[half:])
         )
         if first.gradients and second.gradients:
             for mine, other in zip(first.gradients, second.gradients, strict=True):
@@ -262,17 +284,18 @@ class TorchLearner:
         sums = first.sums + second.sums + LossStatistics(halved=1.0)
         return _BatchResult(first.gradients or second.gradients, sums)
 
-    def _compute(self, samples: Sequence[Sample], version: int) -> _BatchResult:
+    def _compute(self, job: _MicroBatchJob) -> _BatchResult:
+        samples, version = job.samples, job.version
         inputs = to_device(loss_inputs(samples, version), self._device)
         if not inputs.sequences:
             return _BatchResult((), LossStatistics(masked=float(inputs.masked)))
         rows = to_device(token_rows(samples), self._device)
         # Scored before the policy, whose activations then are not in memory yet.
-        reference = None if self._reference is None else self._reference(rows)
+        others = self._others.logprobs(samples, rows, job.behind)
         scores = self._policy(rows)
-        loss, sums = surrogate_loss(scores, inputs, self._settings, reference)
+        loss, sums = surrogate_loss(scores, inputs, self._settings, others)
         # Only the first update of a step trains from weights that have a version number.
-        if self.updates % self._settings.updates_per_step == 0:
+        if self.updates % self._settings.updates_in_step == 0:
             sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
         gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
         return _BatchResult(gradients, sums)

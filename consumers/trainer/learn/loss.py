@@ -19,11 +19,12 @@ from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.row_layout import LossInputs
 from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.consumers.trainer.learn.surrogates import (
-    LOG_RATIO_MAX,
     SurrogateInputs,
+    bounded_log_ratio,
     find_surrogate,
     importance_log_ratio,
     kept_tokens,
+    kl_to_come,
     reference_kl,
 )
 
@@ -115,22 +116,42 @@ class LossStatistics:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class OtherLogprobs:
+    """Holds the log-probabilities [G] of the trained tokens under other policies, without gradient:
+    `reference`, needed where `reference_kl` is not 0, and `proximal`, needed where that is set.
+    """
+
+    reference: Tensor | None = None
+    proximal: Tensor | None = None
+
+
+NO_OTHERS = OtherLogprobs()
+
+
 def surrogate_loss(
     scores: TokenScores,
     inputs: LossInputs,
     settings: ObjectiveSettings,
-    reference: Tensor | None = None,
+    others: OtherLogprobs = NO_OTHERS,
 ) -> tuple[Tensor, LossStatistics]:
     """Returns the loss as a sum, not divided by its weight and differentiable in `scores`, and the
     statistics of its tokens, with that weight. `settings` choose the parts of the formula.
-    `reference` has the tokens' log-probabilities [G] under the reference policy; it must be given
-    if `settings.reference_kl` is not 0.
     """
     counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
-    token_log_ratio = (scores.logprobs - inputs.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    token_log_ratio = bounded_log_ratio(scores.logprobs, inputs.behaviour)
     log_ratio = importance_log_ratio(token_log_ratio, inputs, counts, settings.ratio)
-    surrogate = find_surrogate(settings.loss)
-    losses, clipped = surrogate(SurrogateInputs(scores.logprobs, log_ratio, inputs), settings)
+    in_reward = settings.reference_kl_in == "reward"
+    estimates = _kl_estimates(inputs.behaviour if in_reward else scores.logprobs, others, settings)
+    rewarded = inputs
+    if estimates is not None and in_reward:
+        lost = settings.reference_kl * kl_to_come(estimates, inputs, counts)
+        rewarded = replace(inputs, advantage=inputs.advantage - lost)
+    if settings.proximal:
+        losses, clipped = _decoupled(scores.logprobs, rewarded, counts, settings, others)
+    else:
+        tokens = SurrogateInputs(scores.logprobs, log_ratio, rewarded)
+        losses, clipped = find_surrogate(settings.loss)(tokens, settings)
     kept = kept_tokens(token_log_ratio.detach(), inputs, counts, settings)
     if kept is not None:
         losses = torch.where(kept, losses, 0.0)
@@ -138,16 +159,49 @@ def surrogate_loss(
         losses = losses + settings.ratio_penalty * token_log_ratio.square()
     if settings.entropy_bonus:
         losses = losses - settings.entropy_bonus * scores.entropy
-    estimates: Tensor | None = None
-    if settings.reference_kl:
-        assert reference is not None, "reference_kl needs the reference's log-probabilities"
-        estimates = reference_kl(scores.logprobs, reference, settings.reference_kl_form)
+    if estimates is not None and not in_reward:
         losses = losses + settings.reference_kl * estimates
     losses, total_weight = _aggregated(losses, inputs, counts, settings)
     outliers = 0.0 if kept is None else float((~kept).sum())
     sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
     distance = 0.0 if estimates is None else float(estimates.detach().double().sum())
     return losses.sum(), replace(sums, outliers=outliers, reference_kl=distance)
+
+
+def _kl_estimates(
+    logprobs: Tensor, others: OtherLogprobs, settings: ObjectiveSettings
+) -> Tensor | None:
+    """Returns the estimate of the KL to the reference for each token; None if there is no such
+    term. `logprobs` are those of the policy whose distance counts.
+    """
+    if not settings.reference_kl:
+        return None
+    assert others.reference is not None, "reference_kl needs the reference's log-probabilities"
+    return reference_kl(logprobs, others.reference, settings.reference_kl_form)
+
+
+def _decoupled(
+    logprobs: Tensor,
+    inputs: LossInputs,
+    counts: Tensor,
+    settings: ObjectiveSettings,
+    others: OtherLogprobs,
+) -> tuple[Tensor, Tensor]:
+    """Returns losses and flags of the surrogate around the proximal policy, times the weight
+    proximal/μ within `ratio_min` and `ratio_max` (decoupled PPO: arXiv 2110.00641; AReaL, arXiv
+    2505.24298, eq. 5).
+    """
+    proximal = others.proximal
+    assert proximal is not None, "proximal needs the proximal policy's log-probabilities"
+    moved = importance_log_ratio(
+        bounded_log_ratio(logprobs, proximal), inputs, counts, settings.ratio
+    )
+    tokens = SurrogateInputs(logprobs, moved, inputs)
+    losses, clipped = find_surrogate(settings.loss)(tokens, settings)
+    behind = bounded_log_ratio(proximal, inputs.behaviour)
+    ratio = importance_log_ratio(behind, inputs, counts, settings.ratio).exp()
+    weight = ratio.clamp(settings.ratio_min, settings.ratio_max)
+    return losses * weight, clipped | (weight != ratio)
 
 
 def _aggregated(

@@ -1,6 +1,6 @@
 """Holds the masters, all trained parameters of a model as float32 in one flat buffer (`Masters`),
-and updates them by AdamW (`Optimiser`). In one flat buffer, the norm of the gradient, its clipping
-and the update are a few operations, instead of several for each parameter.
+and updates them by AdamW or Muon (`Optimiser`). In one flat buffer, the norm of the gradient, its
+clipping and AdamW's update are a few operations, instead of several for each parameter.
 
 The parameters of the model are views of this buffer. If the model computes in another type than
 float32, or on another device than the buffer's, they are views of a second buffer, into which
@@ -8,9 +8,10 @@ float32, or on another device than the buffer's, they are views of a second buff
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -195,7 +196,7 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
     warm-up over the first `lr_ramp_steps` updates, times a linear decay from 1 at the first update
     to `lr_final` at the run's last one.
     """
-    last = settings.steps * settings.updates_per_step - 1
+    last = settings.steps * settings.updates_in_step - 1
     ramp = min(1.0, (update + 1) / max(1, settings.lr_ramp_steps))
     gone = min(1.0, update / last) if last > 0 else 0.0
     return settings.lr * ramp * (1 - (1 - settings.lr_final) * gone)
@@ -225,43 +226,89 @@ class UpdateResult:
     skipped: int
 
 
-class Optimiser:
-    """Updates the masters `flat` in place by AdamW (Loshchilov & Hutter, "Decoupled weight decay",
-    arXiv 1711.05101), with weight decay on all tensors. Gradients are clipped by their global norm.
+MUON_MOMENTUM = 0.95
+"""μ of Muon with Nesterov's momentum (Jordan et al., "Muon", 2024), torch's default too."""
 
-    The state to keep in a checkpoint, besides `flat`: Adam's moments `mean` and `square` (with the
+
+def hidden_matrices(model: nn.Module) -> frozenset[str]:
+    """Returns the names of the trained parameters that Muon updates: the matrices of hidden layers,
+    without embeddings and the head.
+    """
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    outer = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outer += [] if head is None else [head]
+    excluded = {id(parameter) for module in outer for parameter in module.parameters()}
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.ndim == 2 and id(parameter) not in excluded
+    )
+
+
+class Optimiser:
+    """Updates the masters `flat` in place: those of the `matrices` by Muon (Jordan et al., 2024),
+    all others by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv 1711.05101). Weight
+    decay is for all tensors. Gradients are clipped by their global norm.
+
+    Muon's updates are scaled to the size of AdamW's, so both have one learning rate (Liu et al.,
+    arXiv 2502.16982, section 2.2). Its momentum takes the place of Adam's first moment.
+
+    The state to keep in a checkpoint, besides `flat`: the moments `mean` and `square` (with the
     layout of `flat`), the number of all updates (`updates`) and of those not skipped (`applied`).
     """
 
-    def __init__(self, flat: Tensor, settings: TrainerSettings) -> None:
+    def __init__(
+        self,
+        flat: Tensor,
+        settings: TrainerSettings,
+        slices: Sequence[ParameterSlice] = (),
+        matrices: Collection[str] = (),
+    ) -> None:
         self._settings = settings
-        self._masters = torch.nn.Parameter(flat)
-        self._adam = torch.optim.AdamW(
-            [self._masters],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=1e-8,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
         self.mean, self.square = torch.zeros_like(flat), torch.zeros_like(flat)
-        self._applied = torch.zeros((), device=flat.device)
-        self._adam.state[self._masters] = {
-            "step": self._applied,
-            "exp_avg": self.mean,
-            "exp_avg_sq": self.square,
-        }
-        self.updates = 0
-
-    @property
-    def applied(self) -> int:
-        """Number of updates that were not skipped, which Adam's bias correction counts."""
-        return int(self._applied)
+        self.updates = self.applied = 0
+        self._adam = self._muon = None
+        places: list[ParameterSlice | None] = [None]  # the whole of `flat`
+        if matrices:
+            places = [place for place in slices if place.name not in matrices]
+        self._parts = [(nn.Parameter(_part(flat, place)), place) for place in places]
+        if places:
+            self._adam = torch.optim.AdamW(
+                [parameter for parameter, _ in self._parts],
+                lr=settings.lr,
+                betas=settings.betas,
+                eps=1e-8,
+                weight_decay=settings.weight_decay,
+                fused=True,
+            )
+            for parameter, place in self._parts:
+                self._adam.state[parameter] = {
+                    "step": torch.zeros((), device=flat.device),
+                    "exp_avg": _part(self.mean, place),
+                    "exp_avg_sq": _part(self.square, place),
+                }
+        named = [(nn.Parameter(p.view(flat)), p) for p in slices if p.name in matrices]
+        if named:
+            self._muon = torch.optim.Muon(
+                [parameter for parameter, _ in named],
+                lr=settings.lr,
+                weight_decay=settings.weight_decay,
+                momentum=MUON_MOMENTUM,
+                nesterov=True,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            for parameter, place in named:
+                self._muon.state[parameter] = {"momentum_buffer": place.view(self.mean)}
+        self._parts += named
 
     def load(self, updates: int, applied: int) -> None:
-        """Set the counters from a checkpoint; the caller fills `mean` and `square`."""
-        self.updates = updates
-        self._applied.fill_(applied)
+        """Set the counters from a checkpoint; the caller fills `mean` and `square`. Adam's bias
+        correction counts the updates that were not skipped.
+        """
+        self.updates, self.applied = updates, applied
+        if self._adam is not None:
+            for state in self._adam.state.values():
+                state["step"].fill_(applied)
 
     def update(self, gradient: Tensor, weight: float, ess: float) -> UpdateResult:
         """Apply one update by the mean gradient, `gradient` / `weight`, clipped. `gradient` is the
@@ -278,7 +325,16 @@ class Optimiser:
         if not weight or not math.isfinite(norm) or is_guarded(ess, self._settings):
             return UpdateResult(norm, rate, 1)
         clip = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS))
-        self._masters.grad = gradient.mul_(clip / weight)
-        self._adam.param_groups[0]["lr"] = rate
-        self._adam.step()  # pyright: ignore[reportUnknownMemberType]
+        gradient.mul_(clip / weight)
+        for parameter, place in self._parts:
+            parameter.grad = _part(gradient, place)
+        for optimiser in (self._adam, self._muon):
+            if optimiser is not None:
+                optimiser.param_groups[0]["lr"] = rate
+                optimiser.step()  # pyright: ignore[reportUnknownMemberType]
+        self.applied += 1
         return UpdateResult(norm, rate, 0)
+
+
+def _part(flat: Tensor, place: ParameterSlice | None) -> Tensor:
+    return flat if place is None else place.view(flat)

@@ -67,7 +67,7 @@ class PacedLearner:
 
     @property
     def version(self) -> int:
-        return self.updates // self._settings.updates_per_step
+        return self.updates // self._settings.updates_in_step
 
     @property
     def state_bytes(self) -> int:
@@ -87,7 +87,7 @@ class PacedLearner:
         """Returns at once: nothing is computed."""
 
     def finish_update(self) -> dict[str, float]:
-        self._spend(self._model.step_s / self._settings.updates_per_step)
+        self._spend(self._model.step_s / self._settings.updates_in_step)
         self.updates += 1
         change_weights(self._weights, self._model, self.updates)
         if (rest := self._until_s - self._clock()) > 0:
@@ -98,7 +98,7 @@ class PacedLearner:
             "masked_tokens": float(self._masked),
         }
         self._tokens = self._masked = self._sequences = 0
-        self._begins_step = self.updates % self._settings.updates_per_step == 0
+        self._begins_step = self.updates % self._settings.updates_in_step == 0
         return metrics
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:

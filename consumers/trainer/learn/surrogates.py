@@ -138,12 +138,32 @@ def reference_kl(logprobs: Tensor, reference: Tensor, form: str) -> Tensor:
     under both, differentiable in `logprobs` (`trainer.reference_kl_form`; Schulman, "Approximating
     KL divergence", 2020): `k1`, `k2` or `k3`.
     """
-    apart = (logprobs - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    apart = bounded_log_ratio(logprobs, reference)
     if form == "k1":
         return apart
     if form == "k2":
         return apart.square() / 2
     return torch.expm1(-apart) + apart
+
+
+@torch.no_grad()
+def kl_to_come(estimates: Tensor, inputs: LossInputs, counts: Tensor) -> Tensor:
+    """Returns for each trained token the sum of `estimates` [G] over it and the later trained
+    tokens of its sequence: what a KL in the reward of each token takes from the token's return
+    (REINFORCE++, arXiv 2501.03262). `counts` has the number of trained tokens of each sequence,
+    which lie one after the other.
+    """
+    exact = estimates.double()
+    up_to = exact.cumsum(0)
+    ends = up_to[counts.cumsum(0) - 1][inputs.sequence]
+    return (ends - up_to + exact).to(estimates.dtype)
+
+
+def bounded_log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
+    """Returns the log of the ratio of two policies from their log-probabilities [G], within
+    `LOG_RATIO_MAX`.
+    """
+    return (logprobs - others).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
 
 
 def sequence_sums(values: Tensor, inputs: LossInputs) -> Tensor:

@@ -36,7 +36,15 @@ from rollstream.metric_values import MetricValues
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import Received, TopicReader, from_begin
-from rollstream.streams.records import Configured, Opened, Position, Record, Take, TakeFailed
+from rollstream.streams.records import (
+    Configured,
+    Opened,
+    Position,
+    Record,
+    Take,
+    TakeFailed,
+    TakesRepeated,
+)
 from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
@@ -146,6 +154,9 @@ class TakeFollower(TakeRepeater):
         for take in takes:
             self.repeat(take, progress, step_metrics)
         return len(takes)
+
+    def record_repetition(self, again: TakesRepeated) -> None:
+        """Do nothing: rank 0 records it."""
 
     def record_failure(self, failed: ComputeFailed) -> None:
         """Let rank 0 record the failed takes: it alone appends to the ledger. This rank then ends

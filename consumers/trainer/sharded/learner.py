@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
@@ -86,10 +87,15 @@ class ShardedLearner:
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
-        if settings.reference_kl:  # `torchrun` starts ranks whatever `trainer.processes` is
+        if past_policies(settings):  # `torchrun` starts ranks whatever `trainer.processes` is
             raise ConfigurationError(
-                "trainer.reference_kl must be 0 where several processes train one model: they do "
-                "not share the reference's model; train with one process"
+                "trainer.reference_kl must be 0 and trainer.proximal empty where several processes "
+                "train one model: they do not share another policy's model; train with one process"
+            )
+        if settings.epochs > 1 or settings.optimiser != "adamw":
+            raise ConfigurationError(
+                "trainer.epochs must be 1 and trainer.optimiser 'adamw' where several processes "
+                "train one model; train with one process"
             )
         self._settings, self._ranks = settings, sharded.ranks
         self._waiting: list[_MicroBatch] = []  # those of the next round
@@ -107,7 +113,7 @@ class ShardedLearner:
     @property
     def version(self) -> int:
         """Number of the version that the current step trains from."""
-        return self.updates // self._settings.updates_per_step
+        return self.updates // self._settings.updates_in_step
 
     @property
     def busy_s(self) -> float:
@@ -150,7 +156,7 @@ class ShardedLearner:
             self._round()
         with self._ranks.collective():
             metrics = self._shard.finish()
-        self._begins_step = self.updates % self._settings.updates_per_step == 0
+        self._begins_step = self.updates % self._settings.updates_in_step == 0
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors | AdapterTensors:

@@ -233,7 +233,7 @@ class Shard:
         if counts:
             inputs = to_device(loss_inputs(samples, version), self._ranks.device)
             loss, sums = surrogate_loss(scores, inputs, self._settings)
-            if self.updates % self._settings.updates_per_step == 0:  # as in learner.py
+            if self.updates % self._settings.updates_in_step == 0:  # as in learner.py
                 sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
             self._sums += sums
         else:

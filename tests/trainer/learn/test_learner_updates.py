@@ -10,8 +10,9 @@ import torch
 
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.learn.learner import TorchLearner
-from rollstream.consumers.trainer.learn.masters import learning_rate
+from rollstream.consumers.trainer.learn.masters import hidden_matrices, learning_rate
 from rollstream.errors import ConfigurationError
+from rollstream.storage.lora import LoraSettings, attach_adapters
 from tests.trainer.learning_reference import (
     build,
     largest_difference,
@@ -77,6 +78,79 @@ def test_updates_equal_torch_adamw_on_transformers_gradients():
     theirs = {k: v.detach() for k, v in model.named_parameters()}
     assert largest_difference(ours, theirs) < 1e-5
     assert (learner.updates, learner.version) == (4, 2)
+
+
+@pytest.mark.parametrize("name", ["qwen3_tied", "gpt2"])
+def test_muon_updates_hidden_matrices_and_adamw_all_else(name):
+    """Against torch's optimisers on transformers' gradients. Muon computes in bfloat16, so last
+    bits of a gradient may change a hundredth of its update.
+    """
+    s = settings(optimiser="muon", lr=1e-2, weight_decay=0.1, steps=3)
+    updates = stream(3)
+    learner = TorchLearner(build(name), s)
+    train(learner, updates)
+    learner.close()
+    model = build(name)
+    layers = (".h.", ".layers.")
+    named = dict(model.named_parameters())
+    hidden = {n for n, p in named.items() if p.ndim == 2 and any(one in n for one in layers)}
+    assert hidden == hidden_matrices(model)
+    both = [
+        torch.optim.Muon(
+            [p for n, p in named.items() if n in hidden],
+            weight_decay=0.1,
+            momentum=0.95,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(
+            [p for n, p in named.items() if n not in hidden], betas=s.betas, weight_decay=0.1
+        ),
+    ]
+    for number, batches in enumerate(updates):
+        model.zero_grad()
+        reference_loss(model, [one for batch in batches for one in batch], s).backward()
+        for optimiser in both:
+            optimiser.param_groups[0]["lr"] = learning_rate(number, s)
+            optimiser.step()
+    ours, begin = learner.snapshot("float32"), dict(build(name).named_parameters())
+    for parameter, theirs in named.items():
+        moved = (theirs - begin[parameter]).norm()
+        if parameter.endswith("c_attn.bias"):
+            continue  # a key's bias has no gradient but rounding, which Adam makes large
+        bound = 0.05 if parameter in hidden else 0.02
+        assert (ours[parameter] - theirs).norm() < bound * moved, parameter
+
+
+def test_adapters_are_trained_by_muon_alone():
+    model = build()
+    attach_adapters(model, LoraSettings(rank=2), 5, torch.float32, "base")
+    learner = TorchLearner(model, settings(optimiser="muon", lr=1e-2))
+    before = learner.flat.clone()
+    train(learner, stream(2))
+    learner.close()
+    assert not torch.equal(before, learner.flat)
+    assert not learner.state()["optimiser.square." + next(iter(hidden_matrices(model)))].any()
+
+
+@pytest.mark.parametrize("name", ["qwen3_tied", "gpt2"])
+def test_a_restart_with_muon_resumes_bit_for_bit(name):
+    updates, chosen = stream(4), {"optimiser": "muon", "lr": 1e-2}
+    whole = trained(updates, name, **chosen)
+    first = trained(updates[:2], name, **chosen)
+    second = TorchLearner(build(name), settings(workers=3, **chosen))
+    second.load_state(first.state())
+    train(second, updates[2:])
+    second.close()
+    assert second.state_hash() == whole.state_hash() != trained(updates, name).state_hash()
+
+
+def test_epochs_are_updates_of_one_version():
+    s = settings(epochs=2, updates_per_step=2, steps=3, lr_final=0.5)
+    learner = TorchLearner(build(), s)
+    train(learner, stream(8))
+    learner.close()
+    assert (learner.updates, learner.version) == (8, 2)
+    assert learning_rate(11, s) == pytest.approx(0.5 * s.lr)
 
 
 def test_a_restart_from_the_state_resumes_bit_for_bit():
@@ -158,10 +232,10 @@ def test_a_failure_in_a_worker_surfaces_in_the_caller():
 class Tight(TorchLearner):
     """Its memory holds two samples."""
 
-    def _compute(self, samples, version):
-        if len(samples) > 2:
+    def _compute(self, job):
+        if len(job.samples) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return super()._compute(samples, version)
+        return super()._compute(job)
 
 
 def test_a_micro_batch_that_memory_is_too_short_for_is_trained_in_halves():

@@ -14,11 +14,10 @@ from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.prepare import advantages, prepare_group, training_rule
 from rollstream.streams.values import Span, Version
+from testbed.objectives.further_policies import OBJECTIVES, OTHER_OBJECTIVES, WEIGHT_MAX
 from testbed.objectives.reference import (
     CISPO_MAX,
     GUARD,
-    OBJECTIVES,
-    OTHER_OBJECTIVES,
     Answer,
     against_others,
     centred,
@@ -106,6 +105,21 @@ def test_every_part_acts(update: Update):
     assert any(a < 0 and ratio > 1.5 for a, ratio in own), "the dual clip acts"
 
 
+def test_the_parts_of_decoupled_ppo_act(update: Update):
+    """Ratios to the proximal policy lie on both sides of the clip, its weights of their bound."""
+    moved: list[tuple[float, float]] = []
+    weights: list[float] = []
+    for group, policy in zip(update.groups, update.policy, strict=True):
+        for answer, new, a in zip(group, policy, centred(group), strict=True):
+            for logprob, old, proximal in zip(
+                new.tolist(), answer.old, answer.proximal, strict=True
+            ):
+                moved.append((a, math.exp(logprob - proximal)))
+                weights.append(math.exp(proximal - old))
+    assert len(sides(moved, 0.8, 1.2)) == 6
+    assert min(weights) < 0.5 < WEIGHT_MAX < 6.0 < max(weights)
+
+
 def test_the_mask_of_dppo_acts_on_both_sides(update: Update):
     """Tokens beyond the bound are masked where they would move on, and kept where they return."""
     found = {
@@ -134,6 +148,11 @@ def test_the_mask_of_dppo_acts_on_both_sides(update: Update):
         ("topr", {"ratio_bounds_negative": None}),
         ("topr", {"ratio": "sequence"}),
         ("dppo", {"divergence_max": 0.25}),
+        ("decoupled_ppo", {"proximal": ""}),
+        ("decoupled_ppo", {"ratio_max": 6.0}),
+        ("decoupled_ppo", {"ratio_min": 0.5}),
+        ("grpo_k1_in_reward", {"reference_kl_in": "loss"}),
+        ("grpo_k2_in_reward", {"reference_kl_form": "k3"}),
         ("reinforce_pp", {"advantage": "grpo"}),
         ("rloo", {"advantage": "centred"}),
         ("rloo", {"ratio": "token"}),

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.consumers.objective_settings import LOSS_NAMES, OBJECTIVE_PRESETS
+from rollstream.consumers.objective_settings import (
+    ADVANTAGE_NAMES,
+    LOSS_NAMES,
+    OBJECTIVE_PRESETS,
+)
 from rollstream.consumers.trainer.data.prepare import advantages
+from rollstream.consumers.trainer.data.rule_checks import check_advantage, check_choice
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.data.selection import freshest, oldest
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.loss import surrogate_loss
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
@@ -213,6 +219,68 @@ def test_a_users_advantage_is_called_with_the_rewards_of_a_group():
     assert list(found) == [-1.0, 1.0, 0.0]
     with pytest.raises(ConfigurationError, match="one finite number for each"):
         advantages([0.1, 0.9], f"{__name__}:broken_advantage")
+
+
+CALLS = [0]
+
+
+def impure(rewards):
+    CALLS[0] += 1
+    return rewards - CALLS[0]
+
+
+def changing(rewards):
+    rewards -= rewards.mean()
+    return rewards.copy()
+
+
+def first_is_best(rewards):
+    return rewards - rewards[0]
+
+
+def divided_by_nothing(rewards):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (rewards - rewards.mean()) / rewards.std()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (impure, "pure"),
+        (changing, "changes the rewards"),
+        (first_is_best, "order"),
+        (divided_by_nothing, "one finite number"),
+        (lambda rewards: rewards.mean(), "one finite number"),
+    ],
+)
+def test_the_contract_names_what_an_advantage_breaks(function, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_advantage(function)
+
+
+def first_two(candidates, groups):
+    return [candidate.group for candidate in candidates][:2]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (first_two, "at most 1"),
+        (lambda candidates, groups: [9], "out of|at most"),
+        (lambda candidates, groups: [], "no group"),
+    ],
+)
+def test_the_contract_names_what_a_choice_breaks(function, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_choice(function)
+
+
+def test_built_in_rules_keep_their_contracts():
+    for kind in ADVANTAGE_NAMES:
+        check_advantage(lambda rewards, kind=kind: advantages(rewards, kind))
+    check_advantage(ranks)
+    for rule in (oldest, freshest):
+        check_choice(rule)
 
 
 def broken_advantage(rewards):

@@ -1,0 +1,72 @@
+"""Tries whether a user's advantage (`check_advantage`) or rule of choice (`check_choice`) keeps its
+contract, on a few groups; the user's own tests call them. A surrogate's check is
+`learn/surrogate_check.py`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rollstream.consumers.trainer.data.selection import GroupCandidate
+from rollstream.errors import ConfigurationError
+
+REWARDS = (0.0, 1.0), (0.3, -0.7, 2.0, 0.1, 1.5), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 1.0)
+CANDIDATES = tuple(GroupCandidate(group, version) for group, version in ((4, 2), (7, 0), (5, 1)))
+TOLERANCE = 1e-9
+
+
+def check_advantage(function: Callable[[NDArray[np.float64]], ArrayLike]) -> None:
+    """Raises `ConfigurationError`, which names the broken rule, unless the function
+
+    * returns one finite number for each reward of a group, also if all rewards are equal;
+    * returns the same for the same rewards, and leaves them as they were;
+    * gives each reward the same number in whatever order a group with different rewards has ended.
+    """
+    for rewards in REWARDS:
+        given = np.array(rewards)
+        found = _advantages(function, given)
+        if not np.array_equal(given, rewards):
+            _refuse("advantage", "it changes the rewards that it gets")
+        if not np.array_equal(found, _advantages(function, given)):
+            _refuse("advantage", "a second call returns other numbers; it must be pure")
+        turned = _advantages(function, given[::-1].copy())[::-1]
+        if len(set(rewards)) == len(rewards) and not np.allclose(found, turned, 0, TOLERANCE):
+            _refuse("advantage", "it depends on the order in which a group's samples ended")
+
+
+def _advantages(
+    function: Callable[[NDArray[np.float64]], ArrayLike], rewards: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    found = np.asarray(function(rewards), np.float64)
+    if found.shape != rewards.shape or not np.isfinite(found).all():
+        _refuse(
+            "advantage",
+            f"it returned {found!r} for {rewards}, not one finite number each",
+        )
+    return found
+
+
+def check_choice(rule: Callable[[Sequence[GroupCandidate], int], Iterable[int]]) -> None:
+    """Raises `ConfigurationError`, which names the broken rule, unless the function returns at most
+    as many different groups as it may, out of those offered, at least one, and the same ones in
+    each call with equal candidates.
+    """
+    offered = {candidate.group for candidate in CANDIDATES}
+    for most in range(1, len(CANDIDATES) + 2):
+        chosen = list(rule(CANDIDATES, most))
+        if len(chosen) > most or len(set(chosen)) < len(chosen) or not offered.issuperset(chosen):
+            _refuse(
+                "choose",
+                f"it returned {chosen}; it must return at most {most} of {sorted(offered)}",
+            )
+        if not chosen:
+            _refuse("choose", "it returned no group, so no step would ever be trained")
+        if chosen != list(rule(CANDIDATES, most)):
+            _refuse("choose", "a second call returns other groups; it must be pure")
+
+
+def _refuse(setting: str, rule: str) -> None:
+    raise ConfigurationError(
+        f"trainer.{setting}: {rule} (docs/explanation/learning.md, Your own parts)"
+    )

@@ -1,0 +1,231 @@
+"""Scores tokens under policies other than the trained one (`OtherPolicies`): the reference of a KL
+term (`trainer.reference`) and the proximal policy of decoupled PPO (`trainer.proximal`).
+
+A policy that is a version of the run has its weights as they were published, so rounded to
+`weights.dtype`; version 0 alone is the starting model itself. The version follows from the number
+of the version that is trained from (`named_version`). The learner copies a version that it makes
+itself, and reads earlier ones where the versions are stored: both are the same bits. So a resumed
+or replayed step has the policies of the recorded one, and a checkpoint need not hold them.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollstream.consumers.objective_settings import BEHAVIOUR, named_version
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.forward import PolicyScorer, policy_scorer
+from rollstream.consumers.trainer.learn.loss import OtherLogprobs
+from rollstream.consumers.trainer.learn.masters import Masters
+from rollstream.consumers.trainer.learn.row_layout import TokenRows, to_device, token_rows
+from rollstream.errors import ConfigurationError
+from rollstream.storage.lora import PREFIX
+from rollstream.storage.models import load_model
+from rollstream.streams.values import Version
+
+BEHAVIOURS_MAX = 8
+"""Most behaviour versions whose weights stay in memory, besides those of queued micro-batches. More
+than the lags of a usual run (`dispatch.max_lag` is 4), so that each version is read once.
+"""
+
+
+class PastVersions(Protocol):
+    """Gives a learner the weights of the run's versions; `dtype` is the type in which all of them
+    are published.
+    """
+
+    @property
+    def dtype(self) -> str: ...
+
+    def read(self, number: int, term: int | None = None) -> Mapping[str, Tensor]:
+        """Returns the weights of the believed version of this number, or of this version if its
+        term is given. Raises `ConfigurationError` if it is not kept.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringForm:
+    """Holds how the trained model computes; the other policies compute alike."""
+
+    compute: torch.dtype
+    device: torch.device
+    general: bool
+    joins: bool
+
+
+PastWeights = Mapping[Version, Mapping[str, Tensor]]
+"""Version → its weights by name."""
+
+
+class OtherPolicies:
+    """Holds the policies that the objective in `settings` needs, each a copy of `model` (float32,
+    of version 0) or a model of its own. `follow` and `behind` are to be called from the learner's
+    thread, `logprobs` from any.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: TrainerSettings,
+        form: ScoringForm,
+        past: PastVersions | None,
+    ) -> None:
+        self._form, self._past = form, past
+        self._behind: OrderedDict[Version, Mapping[str, Tensor]] = OrderedDict()
+        self._reference = self._proximal = None
+        if settings.reference_kl:
+            self._reference = FrozenPolicy(model, settings.reference, form, past)
+        if settings.proximal:
+            self._proximal = FrozenPolicy(model, settings.proximal, form, past)
+
+    def follow(self, version: int, own: Mapping[str, Tensor]) -> None:
+        """Give each policy its weights for the step that trains from `version`, whose trained
+        parameters are `own`. No micro-batch may be in computation.
+        """
+        for policy in (self._reference, self._proximal):
+            if policy is not None:
+                policy.follow(version, own)
+
+    def behind(self, samples: Sequence[Sample]) -> PastWeights:
+        """Returns the weights that `logprobs` of these samples needs besides those of `follow`: of
+        the versions that emitted their tokens, where the proximal policy is the behaviour policy.
+        """
+        if self._proximal is None or not self._proximal.is_behaviour:
+            return {}
+        needed = {version for one in samples for version, count in _trained_spans(one) if count}
+        if self._past is None:
+            raise ConfigurationError("trainer.proximal: no versions are stored here")
+        found: dict[Version, Mapping[str, Tensor]] = {}
+        for version in sorted(needed):
+            weights = self._behind.pop(version, None)
+            if weights is None:
+                weights = self._past.read(version.number, version.term)
+            found[version] = self._behind[version] = weights
+        while len(self._behind) > BEHAVIOURS_MAX:
+            self._behind.popitem(last=False)
+        return found
+
+    def logprobs(
+        self, samples: Sequence[Sample], rows: TokenRows, behind: PastWeights
+    ) -> OtherLogprobs:
+        """Returns the log-probabilities of the samples' trained tokens, whose rows are `rows`."""
+        reference = None if self._reference is None else self._reference.score(rows)
+        if self._proximal is None:
+            return OtherLogprobs(reference)
+        if self._proximal.is_behaviour:
+            return OtherLogprobs(reference, self._proximal.score_each(samples, behind))
+        return OtherLogprobs(reference, self._proximal.score(rows))
+
+
+class FrozenPolicy:
+    """Scores tokens under the policy called `name`: a version (`named_version`), the version of
+    each token (`BEHAVIOUR`), or the model of that folder or Hub name. Adapters are copied with the
+    model; at version 0 they change nothing.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, name: str, form: ScoringForm, past: PastVersions | None
+    ) -> None:
+        self.is_behaviour = name == BEHAVIOUR
+        self._name, self._form, self._past = name, form, past
+        self._version = 0
+        is_version = self.is_behaviour or named_version(name, 0) is not None
+        frozen = copy.deepcopy(model).eval() if is_version else _loaded(name, model)
+        self._trained = {n: p for n, p in frozen.named_parameters() if p.requires_grad}
+        frozen.requires_grad_(False)
+        self._score: PolicyScorer = policy_scorer(frozen, general=form.general, joins=form.joins)
+        Masters(frozen, form.compute, form.device)  # rounds and moves them as the policy's
+        self._lock = threading.Lock()
+
+    def follow(self, version: int, own: Mapping[str, Tensor]) -> None:
+        """Take the weights for a step that trains from `version`; see `OtherPolicies.follow`."""
+        wanted = named_version(self._name, version)
+        if wanted is None or wanted == self._version:
+            return
+        if wanted == version:
+            self._fill(own)
+        elif self._past is not None:
+            self._fill(self._past.read(wanted))
+        else:
+            raise ConfigurationError(f"version {wanted} ({self._name!r}) is not stored here")
+        self._version = wanted
+
+    @torch.no_grad()
+    def score(self, rows: TokenRows) -> Tensor:
+        """Returns the log-probabilities [G] of the trained tokens."""
+        return self._score(rows).logprobs
+
+    def score_each(self, samples: Sequence[Sample], behind: PastWeights) -> Tensor:
+        """Returns the log-probabilities [G] of the trained tokens, each under the version of its
+        span; `behind` has the weights of all of them. Threads take turns, as they share the model.
+        """
+        numbers = {version: number for number, version in enumerate(behind)}
+        spans = [
+            (owner, numbers[version], count)
+            for owner, sample in enumerate(samples)
+            for version, count in _trained_spans(sample)
+            if count
+        ]
+        owners, versions, counts = np.array(spans, np.int64).T
+        owner, which = np.repeat(owners, counts), np.repeat(versions, counts)
+        result = torch.empty(len(which), device=self._form.device)
+        with self._lock:
+            for number, weights in enumerate(behind.values()):
+                chosen: list[int] = np.unique(owner[which == number]).tolist()
+                if not chosen:
+                    continue
+                self._fill(weights)
+                rows = to_device(token_rows([samples[i] for i in chosen]), self._form.device)
+                is_scored: NDArray[np.bool_] = np.isin(owner, chosen)
+                mine = torch.from_numpy(which[is_scored] == number).to(self._form.device)
+                places = np.flatnonzero(is_scored & (which == number))
+                result[torch.from_numpy(places).to(self._form.device)] = self.score(rows)[mine]
+        return result
+
+    @torch.no_grad()
+    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the weights of a version, rounded to the type in which versions are published."""
+        dtype = torch.float32 if self._past is None else getattr(torch, self._past.dtype)
+        for name, parameter in self._trained.items():
+            found = tensors[name] if name in tensors else tensors[PREFIX + name]
+            parameter.copy_(found.to(dtype))
+
+
+def _trained_spans(sample: Sample) -> list[tuple[Version, int]]:
+    """Returns for each span of the sample its version and the number of its trained tokens."""
+    return [
+        (span.version, int(np.count_nonzero(sample.mask[span.start : span.end])))
+        for span in sample.spans
+    ]
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    fields: Any = model.config.get_text_config()
+    return int(fields.vocab_size)
+
+
+def _loaded(path: str, model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model at `path`. Raises `ConfigurationError` if it has fewer tokens than the
+    trained one, so that it cannot score what that one writes.
+    """
+    other = load_model(path).eval()
+    least, found = _vocabulary(model), _vocabulary(other)
+    if found < least:
+        raise ConfigurationError(
+            f"trainer.reference: {path} has {found} tokens, the trained model {least}; the "
+            "reference must have the trained model's tokens"
+        )
+    return other

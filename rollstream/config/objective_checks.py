@@ -1,0 +1,95 @@
+"""Finds settings of the training objective that are valid alone and cannot work together
+(`objective_problems`). Pure, except that a reference's folder is looked for.
+"""
+
+from collections.abc import Iterator
+
+from rollstream.consumers.objective_settings import (
+    ADVANTAGE_NAMES,
+    BEHAVIOUR,
+    LOSS_NAMES,
+    named_version,
+    past_policies,
+)
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder
+
+Problem = tuple[str, str]
+"""The setting's key, and what its value must be."""
+
+
+def objective_problems(
+    t: TrainerSettings, max_lag: int | None, versions_max: int, checkpoint_steps: int
+) -> Iterator[Problem]:
+    """Yields each problem. Of the other settings it needs `dispatch.max_lag`,
+    `weights.versions_max`, and the number of steps that kept checkpoints lie back.
+    """
+    yield from _formula_problems(t)
+    yield from _policy_problems(t)
+    if t.proximal != BEHAVIOUR:
+        return
+    if max_lag is None:
+        must = (
+            f"must be a number with trainer.proximal = {BEHAVIOUR!r}: it bounds the versions kept"
+        )
+        yield "dispatch.max_lag", must
+    elif versions_max < checkpoint_steps + max_lag + 1:
+        must = (
+            f"must be ≥ {checkpoint_steps + max_lag + 1} with trainer.proximal = {BEHAVIOUR!r}: "
+            "(checkpoints.keep + 1) · checkpoints.every + dispatch.max_lag + 1 versions are read "
+            "again by a trainer that resumes"
+        )
+        yield "weights.versions_max", must
+
+
+def _formula_problems(t: TrainerSettings) -> Iterator[Problem]:
+    """Yields parts of the objective that do not fit together, or exist under no name."""
+    for name, known in (("loss", LOSS_NAMES), ("advantage", ADVANTAGE_NAMES)):
+        value = getattr(t, name)
+        if value not in known and ":" not in value:
+            must = f"must be one of {', '.join(known)}, or 'module:function'"
+            yield f"trainer.{name}", must
+    if t.ratio == "none" and t.loss != "truncated_is":
+        must = (
+            "must not be 'none' unless trainer.loss is 'truncated_is': a ratio of 1 clips nothing"
+        )
+        yield "trainer.ratio", must
+    if t.ratio_min > t.ratio_max:
+        yield "trainer.ratio_min", f"must be ≤ trainer.ratio_max ({t.ratio_max:g})"
+    for name in ("ratio_bounds_negative", "mask_ratio", "mask_sequence", "overlong_penalty"):
+        bounds = getattr(t, name)
+        if bounds is not None and not 0 <= bounds[0] <= bounds[1]:
+            must = "must be two numbers, 0 ≤ lower ≤ upper"
+            yield f"trainer.{name}", must
+    if t.overlong_penalty is not None and t.overlong_penalty[0] == t.overlong_penalty[1]:
+        yield "trainer.overlong_penalty", "must name two different lengths"
+    if t.advantage == "batch" and (t.entropy_bonus or t.ratio_penalty or t.reference_kl):
+        must = (
+            "must not be 'batch' with entropy_bonus, ratio_penalty or reference_kl: it would scale "
+            "them too"
+        )
+        yield "trainer.advantage", must
+    if t.advantage == "batch" and t.process_rewards:
+        must = "must not be 'batch' with process_rewards: its divisor is that of whole answers"
+        yield "trainer.advantage", must
+
+
+def _policy_problems(t: TrainerSettings) -> Iterator[Problem]:
+    """Yields what is wrong with the policies besides the trained one that the loss needs."""
+    if t.processes > 1 and past_policies(t):
+        must = (
+            "must be 1 with trainer.reference_kl > 0 or trainer.proximal: ranks do not share "
+            "another policy's model"
+        )
+        yield "trainer.processes", must
+    is_model = t.reference_kl > 0 and named_version(t.reference, 0) is None
+    if is_model and not (find_hf_folder(t.reference) / CONFIG).is_file():
+        must = "must be 'vN', 'every K', or a model: a folder, or a Hub name in the machine's cache"
+        yield "trainer.reference", must
+    if not t.proximal:
+        return
+    is_multiple = t.proximal.startswith("every ") and named_version(t.proximal, 0) is not None
+    if t.proximal != BEHAVIOUR and not is_multiple:
+        yield "trainer.proximal", f"must be empty, 'every K' with a K ≥ 1, or {BEHAVIOUR!r}"
+    if t.loss in LOSS_NAMES and t.loss != "ppo_clip":
+        yield "trainer.proximal", "must be empty unless trainer.loss is 'ppo_clip' or your own"
