@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import math
 import sys
 from collections.abc import Sequence
 
@@ -46,7 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case in module.cases(chosen.quick):
             if not BENCHMARKS[name].lists(case.case):
                 print(f"{case.case} is missing in benchmarks/catalogue.py", file=sys.stderr)
-            print(json.dumps(dataclasses.asdict(case)) if chosen.json else _row(case), flush=True)
+            print(_line(case) if chosen.json else _row(case), flush=True)
+
+
+def _line(case: Case) -> str:
+    """The case as JSON, which has no NaN: a case without data has the value null."""
+    found = dataclasses.asdict(case)
+    return json.dumps(found | ({"value": None} if math.isnan(case.value) else {}))
 
 
 def _row(case: Case) -> str:
@@ -65,7 +72,7 @@ def _row(case: Case) -> str:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
+    if value is None or math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 

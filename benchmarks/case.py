@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Case:
     """One line of output. `ratio` is value / reference_value. `goal` applies to `ratio` where there
-    is a reference, else to `value`; `goal` and `met` are None where no goal was set.
+    is a reference, else to `value`; `goal` and `met` are None where no goal was set. `met` is None,
+    too, where the data do not suffice to decide; without any data `value` is nan.
     """
 
     case: str

@@ -129,6 +129,19 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "evidence": Benchmark(
+        "benchmarks.evidence.evidence",
+        {
+            "evidence/evidence.py": {
+                "evidence_recount": "0",
+                "lag8_difference": "≤ 0.02",
+                "stress_uncorrected": "≤ -0.2",
+                "stress_default": "≥ -0.02",
+                "paired_variance": "≤ 0.5",
+                "ess_auroc": "≥ 0.9",
+            }
+        },
+    ),
     "explorer": Benchmark(
         "benchmarks.explorer.explorer",
         {

@@ -149,6 +149,10 @@ class TrainerSettings(ObjectiveSettings):
     """The reward is the sum of these annotations, each times its weight; `reward` is the sample's
     own reward where its rollout computed one.
     """
+    process_rewards: bool = False
+    """Annotations of `reward_terms` may have a value for each turn or for each generated token; the
+    advantage of a token then counts the rewards from it on (docs/how-to/late-rewards.md).
+    """
     filter_equal_rewards: bool = False
     """Close groups whose rewards are all equal as filtered: their advantages are all 0."""
     lease_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)

@@ -9,7 +9,7 @@ fails in a process of the pool, the answer is dead and the evaluation continues.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from rollstream.producers.tasks.base import (
     TaskPrompt,
     turns_of,
 )
+from rollstream.streams.codec import record_hash
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Sampling, Sources, Tokens
 
@@ -35,12 +36,13 @@ _IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
     """Holds the verdict on an answer to a held-out prompt, the answer's `length` in generated
-    tokens, and the name of its task if the run has a mixture of tasks.
+    tokens, the name of its task if the run has a mixture of tasks, and the number of its prompt.
     """
 
     verdict: RewardVerdict
     length: int
     task: str = ""
+    prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Evaluation:
     tokens), `shares` and `accuracy_by_task` are those of the sampled answers. `shares` has the mean
     of each score that the task names `style/…`; `accuracy_by_task` is empty with a single task. An
     answer without a reward (dead) counts as wrong, and adds to `dead`.
+
+    `by_prompt` has for each prompt, in their order, its number of right sampled answers (a reward
+    of 1 or more), their number, and their mean reward. `prompts` is a hash of the prompts' tokens:
+    evaluations of two runs may be paired by prompt where it is the same.
 
     Sampled accuracy (temperature 1) is the metric to watch. When the model's most likely style
     changes, all greedy answers change at once, although the model's skill does not.
@@ -61,6 +67,8 @@ class Evaluation:
     shares: dict[str, float]
     dead: int
     accuracy_by_task: dict[str, float] = field(default_factory=dict[str, float])
+    by_prompt: tuple[tuple[int, int, float], ...] = ()
+    prompts: str = ""
 
     def line(self, step: int, seconds: float | None) -> dict[str, object]:
         """Return the line of `metrics/eval.jsonl`; `seconds` count from the run's start, and are
@@ -79,6 +87,8 @@ class Evaluation:
             "length_p99": self.length_p99,
             "shares": {name: round(share, 6) for name, share in self.shares.items()},
             "dead": self.dead,
+            **({"prompts": self.prompts} if self.prompts else {}),
+            "by_prompt": [[right, n, round(mean, 6)] for right, n, mean in self.by_prompt],
         }
 
 
@@ -95,6 +105,17 @@ def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> 
         shares=_shares(sampled),
         dead=sum(answer.verdict.dead for answer in (*sampled, *greedy)),
         accuracy_by_task=_by_task(sampled),
+        by_prompt=_by_prompt(sampled),
+    )
+
+
+def _by_prompt(answers: Sequence[JudgedAnswer]) -> tuple[tuple[int, int, float], ...]:
+    rewards: dict[int, list[float]] = {}
+    for one in answers:
+        rewards.setdefault(one.prompt, []).append(_reward(one))
+    return tuple(
+        (sum(reward >= 1 for reward in found), len(found), float(np.mean(found)))
+        for _, found in sorted(rewards.items())
     )
 
 
@@ -106,7 +127,11 @@ def _by_task(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
 
 
 def _accuracy(answers: Sequence[JudgedAnswer]) -> float:
-    return float(np.mean([0.0 if a.verdict.dead else a.verdict.reward for a in answers]))
+    return float(np.mean([_reward(answer) for answer in answers]))
+
+
+def _reward(answer: JudgedAnswer) -> float:
+    return 0.0 if answer.verdict.dead else answer.verdict.reward
 
 
 def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
@@ -201,10 +226,18 @@ def evaluate(
     """
     answers_by_name = held_out_answers(task, plan)
     judged = _EvaluationRound(engine, rewards, answers_by_name).run(sleep)
-    return measure(
+    found = measure(
         [answer for name, answer in judged.items() if answers_by_name[name].sampled],
         [answer for name, answer in judged.items() if not answers_by_name[name].sampled],
     )
+    return replace(found, prompts=_prompts_hash(answers_by_name.values()))
+
+
+def _prompts_hash(answers: Iterable[HeldOutAnswer]) -> str:
+    """Return a hash of the tokens of all prompts, in their order."""
+    tokens = [answer.request.tokens for answer in answers if not answer.sampled]
+    ends = np.cumsum([len(one) for one in tokens]).astype(np.uint32)
+    return record_hash(np.concatenate([ends, *tokens]).tobytes())
 
 
 @dataclass(slots=True)
@@ -267,7 +300,7 @@ class _EvaluationRound:
             except EngineRefused as error:  # the reply has tokens that the engine refuses
                 self.engine.abort(name)
                 verdict = RewardVerdict(reason=f"environment: {error}")
-                self.judged[name] = JudgedAnswer(verdict, answer.generated(), answer.prompt.task)
+                self._end(name, answer, verdict)
             return
         if not answer.over:  # its last turn still holds a slot
             self.engine.abort(name)
@@ -275,4 +308,8 @@ class _EvaluationRound:
             answer.over = True
             self.to_judge.append(answer)
         else:
-            self.judged[name] = JudgedAnswer(outcome, answer.generated(), answer.prompt.task)
+            self._end(name, answer, outcome)
+
+    def _end(self, name: str, answer: HeldOutAnswer, verdict: RewardVerdict) -> None:
+        length, task = answer.generated(), answer.prompt.task
+        self.judged[name] = JudgedAnswer(verdict, length, task, answer.request.group)

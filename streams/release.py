@@ -77,10 +77,16 @@ REDUNDANCY = "redundancy"
 (`Admitted.needed`); in `run.json` only.
 """
 
+PROCESS_REWARDS = "process_rewards"
+"""The feature of a run that trains on annotations with a value for each turn or token: a reader
+without it would take the first value for the reward; in `run.json` only.
+"""
+
 KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
     ABANDONED,
     ADAPTERS,
     AGENTS,
+    PROCESS_REWARDS,
     REDUNDANCY,
     WEIGHTS_HASH,
 }

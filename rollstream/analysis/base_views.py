@@ -32,6 +32,8 @@ EVALUATION_COLUMNS = {
     "length_median": "DOUBLE",
     "length_p99": "DOUBLE",
     "shares": "MAP(VARCHAR, DOUBLE)",
+    "prompts": "VARCHAR",
+    "by_prompt": "DOUBLE[][]",
 }
 """Columns of `evaluations`, each from the field of that name in a line of `eval.jsonl`. A further
 column `line` holds the whole line as JSON.
@@ -201,5 +203,7 @@ def define_settings(connection: duckdb.DuckDBPyConnection, location: RunLocation
     """Create the table `settings`: one row with the settings that other views use, null without a
     configuration.
     """
-    connection.execute("CREATE TABLE settings (run VARCHAR, max_lag BIGINT)")
-    connection.execute("INSERT INTO settings VALUES (?, ?)", [location.run, location.max_lag])
+    columns = "run VARCHAR, max_lag BIGINT, process_rewards BOOLEAN"
+    connection.execute(f"CREATE TABLE settings ({columns})")
+    values = [location.run, location.max_lag, location.process_rewards]
+    connection.execute("INSERT INTO settings VALUES (?, ?, ?)", values)

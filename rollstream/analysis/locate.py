@@ -58,6 +58,11 @@ class RunLocation:
         """Returns the setting `dispatch.max_lag`; None if it is unbounded or unknown."""
         return cast("int | None", self.configuration.get("dispatch", {}).get("max_lag"))
 
+    @property
+    def process_rewards(self) -> bool:
+        """Returns the setting `trainer.process_rewards`."""
+        return bool(self.configuration.get("trainer", {}).get("process_rewards", False))
+
     def tokenizers(self) -> tuple[Path, ...]:
         """Returns the possible paths of the run's `tokenizer.json`, the preferred one first. If
         none of them exists, the files of the starting model in the run's store are written into the

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rollstream.analysis.fate_views import BIAS, FATES, PASS_AT_K
 from rollstream.streams.topics import NUMBER_MAX
 
 METRICS = (
@@ -71,11 +72,12 @@ SELECT trajectory, name, first.scorer AS scorer, first.value AS value, first.why
        first.written AS written
 FROM (
     SELECT trajectory, name, arg_min(
-        {{scorer: scorer, value: if(why = '', values[1]::DOUBLE, NULL), why: why,
-          written: timestamp}},
+        {{scorer: scorer, value: CASE WHEN why != '' THEN NULL WHEN by_part
+          THEN list_sum(values)::DOUBLE ELSE values[1]::DOUBLE END, why: why, written: timestamp}},
         (partition, "offset")
     ) AS first
-    FROM (SELECT *, coalesce(reason_, '') AS why FROM annotations)
+    FROM (SELECT *, coalesce(reason_, '') AS why,
+          (SELECT process_rewards FROM settings) AS by_part FROM annotations)
     WHERE {_is_valid("annotation/1")} AND (why != '' OR (
         len(values) > 0 AND len(list_filter(values, lambda v: NOT abs(v) <= {NUMBER_MAX})) = 0))
     GROUP BY trajectory, name
@@ -234,8 +236,9 @@ VIEWS: dict[str, SqlView] = {
         ),
         SqlView(
             "scores",
-            "the first annotation of each (trajectory, name), its first value",
-            ("annotations",),
+            "the first annotation of each (trajectory, name), its first value (of a run with "
+            "process_rewards their sum)",
+            ("annotations", "settings"),
             _SCORES,
         ),
         SqlView(
@@ -290,6 +293,24 @@ VIEWS: dict[str, SqlView] = {
             "one row per turn of an episode: its tokens, times, and the cause if it branched",
             ("completions",),
             _TURNS,
+        ),
+        SqlView(
+            "fates",
+            "one row per admitted trajectory: trained, filtered, dropped, released, dead or open",
+            ("admissions", "rewards", "trained", "spans", "groups"),
+            FATES,
+        ),
+        SqlView(
+            "bias",
+            "quantiles of length and difficulty of admitted, finished and trained trajectories",
+            ("fates",),
+            BIAS,
+        ),
+        SqlView(
+            "pass_at_k",
+            "pass@k, unbiased, of each wave of training and of each evaluation",
+            ("fates", "evaluations"),
+            PASS_AT_K,
         ),
     )
 }  # fmt: skip

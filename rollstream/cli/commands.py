@@ -61,7 +61,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         tail="print a topic's records, one readable line each",
         inspect="show a trajectory: text by version, reward, the steps that trained it",
         config="explain settings: value, where it is set, type, default, meaning",
-        diff="compare two runs: settings, outcomes, curves, state hashes",
+        diff="compare two runs: settings, outcomes, curves, pairs of prompts, state hashes",
         weights="list, show, verify, compare and export the kept weight versions",
         checkpoints="list and show the trainer's kept checkpoints",
     ),

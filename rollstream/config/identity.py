@@ -30,6 +30,7 @@ from rollstream.streams.release import (
     ADAPTERS,
     AGENTS,
     NEEDED_FEATURES,
+    PROCESS_REWARDS,
     REDUNDANCY,
     RELEASE,
     missing_features,
@@ -88,6 +89,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
         own = (ADAPTERS,) if configuration.model.lora.rank else ()
         own += (AGENTS, ABANDONED) if configuration.agent.is_active else ()
         own += (REDUNDANCY,) if configuration.task.redundancy else ()
+        own += (PROCESS_REWARDS,) if configuration.trainer.process_rewards else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs

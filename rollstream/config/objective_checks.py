@@ -69,6 +69,9 @@ def _formula_problems(t: TrainerSettings) -> Iterator[Problem]:
             "them too"
         )
         yield "trainer.advantage", must
+    if t.advantage == "batch" and t.process_rewards:
+        must = "must not be 'batch' with process_rewards: its divisor is that of whole answers"
+        yield "trainer.advantage", must
 
 
 def _policy_problems(t: TrainerSettings) -> Iterator[Problem]:

@@ -1,8 +1,8 @@
 """Reports of runs: one HTML page per run, a page for several runs, a comparison, a summary.
 
 `summary` folds log and metrics files into a `history` and derives the most important metrics,
-`failures` compares failed trajectories with trained ones, `comparison` derives the metrics that two
-runs share. `page` holds the HTML parts and draws charts, `timeline` draws the rollouts, `write`
-lays out the sections of a report. `comparison` also writes the page of several runs, `timeline`
-that of a simulation.
+`failures` compares failed trajectories with trained ones, `learning` fits reward curves and shows
+what was trained, `comparison` derives the metrics that two runs share. `page` holds the HTML parts
+and draws charts, `timeline` draws the rollouts, `write` lays out the sections of a report.
+`comparison` also writes the page of several runs, `timeline` that of a simulation.
 """

@@ -37,15 +37,22 @@ EXPORT_LINK = (
 )
 
 
-def write_report(history: RunHistory, summary: RunSummary, path: Path) -> None:
-    """Write the report to `path`; readers see the old file or the whole new one. It links to the
-    static export of the explorer, if there is one in the folder `EXPORT_FOLDER` beside it.
+def write_report(
+    history: RunHistory, summary: RunSummary, path: Path, learning: Sequence[str] = ()
+) -> None:
+    """Write the report to `path`, with the cards `learning`; readers see the old file or the whole
+    new one. It links to the explorer's static export, if one is in `EXPORT_FOLDER` beside it.
     """
     has_export = (path.parent / EXPORT_FOLDER / "index.html").is_file()
-    page.write_page(report_page(history, summary, has_export), path)
+    page.write_page(report_page(history, summary, has_export, learning), path)
 
 
-def report_page(history: RunHistory, summary: RunSummary, has_export: bool = False) -> str:
+def report_page(
+    history: RunHistory,
+    summary: RunSummary,
+    has_export: bool = False,
+    learning: Sequence[str] = (),
+) -> str:
     """Returns the report as HTML; sections without data are left out."""
     name = summary.run or "run"
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
@@ -60,6 +67,7 @@ def report_page(history: RunHistory, summary: RunSummary, has_export: bool = Fal
         _warnings(history),
         page.charts(_learning(history)),
         page.charts(_by_task(history)),
+        *learning,
         _timeline(history),
         page.charts([*_mechanics(history), *draft_charts(history.drafted)]),
         _outcomes(history),

@@ -1,5 +1,6 @@
 """The rows of each view over a run with known counts, archived, live or half and half."""
 
+import json
 import shutil
 
 import pyarrow.parquet as pq
@@ -10,9 +11,9 @@ from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
 from rollstream.streams.records import Admitted, GroupClosed, Superseded, Take
 from rollstream.streams.values import Address, GroupMembers, Member
-from rollstream.streams.writer import FencedWriter
+from rollstream.streams.writer import FencedWriter, publish
 from testbed.repository import EXAMPLES
-from tests.analysis.asked_run import archive, open_log
+from tests.analysis.asked_run import CONFIGURATION, archive, note, open_log
 
 
 def rows_of(folder, sql):
@@ -67,6 +68,18 @@ def test_a_scorer_that_gave_up_gives_the_reason(asked):
     assert asked("SELECT trajectory, value, reason FROM scores WHERE name = 'length'") == [
         ("1.1", None, "the scorer gave up")
     ]
+
+
+@pytest.mark.parametrize(("is_by_part", "reward"), [(False, 0.25), (True, 0.75)])
+def test_with_rewards_of_parts_the_reward_is_their_sum(is_by_part, reward, folders, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(folders["live"], folder)
+    configuration = CONFIGURATION | {"trainer": {"process_rewards": is_by_part}}
+    (folder / "config.json").write_text(json.dumps(configuration))
+    bus = open_log(folder)
+    publish(bus, "annotations", "0", note("0.0", "reward", [0.25, 0.5]))
+    bus.close()
+    assert rows_of(folder, "SELECT reward FROM rewards WHERE trajectory = '0.0'") == [(reward,)]
 
 
 def test_every_group_has_one_ending(asked):

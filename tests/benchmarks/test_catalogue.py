@@ -16,7 +16,10 @@ from testbed.repository import ROOT
 
 FOLDER = ROOT / "benchmarks"
 CASES = {"Case", "alone", "paired", "against", "_at_most"}
-BY_HAND = tuple(f"benchmarks{folder}.__main__" for folder in ("", ".gpu_check", ".chaos", ".soak"))
+BY_HAND = (
+    *(f"benchmarks{folder}.__main__" for folder in ("", ".gpu_check", ".chaos", ".soak")),
+    "benchmarks.evidence_runs",
+)
 """Files that are started from the Makefile or docs, besides those that these import or start."""
 
 

@@ -28,6 +28,11 @@ NOT_RUN = {
     ("docker", "compose"): "needs a Docker daemon: .github/workflows/compose.yml",
     ("torchrun", "--nnodes"): "needs several machines; tests/trainer starts ranks in one",
     ("python", "-m", "benchmarks.gpu_check"): "tests/benchmarks/test_gpu_check.py runs it",
+    (
+        "python",
+        "-m",
+        "benchmarks.evidence_runs",
+    ): "minutes a run",
     ("pkill", "-9"): "ends processes by name; tests/chaos kills roles of its own runs",
     ("export", "KAFKA_USER=rollstream"): "not ours",
     ("tensorboard", "--logdir"): "not ours; tests/metrics reads the files that it shows",

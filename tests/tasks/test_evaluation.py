@@ -67,7 +67,15 @@ def test_the_line_has_the_promised_fields():
         "length_p99": 4.0,
         "shares": {"full": 1.0},
         "dead": 0,
+        "by_prompt": [[1, 1, 1.0]],
     }
+
+
+def test_sampled_answers_are_counted_by_prompt():
+    right, dead = RewardVerdict(1.0), RewardVerdict(reason="hung")
+    some = [(0, right), (1, RewardVerdict(0.5)), (1, dead), (0, right), (1, right)]
+    answers = [JudgedAnswer(verdict, 4, "", prompt) for prompt, verdict in some]
+    assert measure(answers, answers).by_prompt == ((2, 2, 1.0), (1, 3, 0.5))
 
 
 def test_seconds_are_left_out_if_version_0_was_removed_before_the_first_evaluation(tmp_path):
@@ -124,7 +132,23 @@ def test_an_evaluation_judges_every_answer_greedy_ones_apart():
     assert figures.accuracy_sampled == pytest.approx(right / 100)
     assert figures.length_median == 9
     assert figures.shares == {"full": 1.0}
+    assert len(figures.by_prompt) == 100
+    assert sum(solved for solved, _, _ in figures.by_prompt) == 2 * right
     assert engine.aborted == []
+
+
+def test_evaluations_of_the_same_prompts_name_the_same_hash():
+    """Whatever the number of samples; other prompts are another set."""
+
+    def named(prompts: int, samples: int) -> str:
+        pool = RewardPool(TaskSettings())
+        engine = Parrot(greedy=ENCODE("12"), sampled=[*ENCODE(">000=000"), EOS])
+        plan = EvaluationPlan(prompts, samples, 420, 0)
+        figures = evaluate(Remainder(), plan, pool, engine)  # pyright: ignore
+        pool.close()
+        return figures.prompts
+
+    assert named(3, 1) == named(3, 2) != named(4, 1)
 
 
 def test_answers_of_several_turns_go_back_and_forth_with_the_environment():

@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rollstream.consumers.trainer.data.credit import (
+    PartRewards,
+    token_advantages,
+    whole_reward,
+)
 from rollstream.consumers.trainer.data.sample import (
     AnnotatedRewards,
     AnnotationsByKey,
@@ -166,6 +171,8 @@ class TrainingRule:
     """Whether answers that ended at a limit of their length have no loss."""
     overlong_penalty: tuple[int, int] | None = None
     """Generated tokens from which on an answer loses a part of its reward, and all of 1."""
+    by_part: bool = False
+    """Whether annotations hold rewards of turns or tokens (`trainer.process_rewards`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +189,11 @@ class PreparedGroup:
     counts: Mapping[str, int]
 
 
-LATER_SETTINGS: Mapping[str, object] = {"overlong": "train", "overlong_penalty": None}
+LATER_SETTINGS: Mapping[str, object] = {
+    "overlong": "train",
+    "overlong_penalty": None,
+    "process_rewards": False,
+}
 """Settings of `trainer` that a run of an earlier release does not have, with the values that mean
 what that release did.
 """
@@ -210,6 +221,7 @@ def training_rule(
         replace(bounds, keep_version=keep_version),
         settings.overlong == "mask",
         settings.overlong_penalty,
+        settings.process_rewards,
     )
 
 
@@ -231,7 +243,7 @@ def prepare_group(
     `filter_equal_rewards` is set and their rewards are equal, or if overlong answers are masked and
     all are; as expired if all their tokens are above `max_lag` or of replaced versions.
     """
-    found = annotated_rewards(records, noted, rule.names, rule.terms)
+    found = annotated_rewards(records, noted, rule.names, rule.terms, rule.by_part)
     whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
     unscored = len(found.lacking.keys() - refused.keys())
     left_out = {"dead_members": len(records) - len(whole) - unscored, "unscored": unscored}
@@ -239,20 +251,23 @@ def prepare_group(
     if len(whole) < rule.survivors_min:
         detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
         return PreparedGroup(group, (), "dead", detail, left_out)
-    values = np.array([sample.reward for sample in whole], np.float64)
+    rewarded = [
+        found.parts.get(one.trajectory) or whole_reward(len(one.logprobs), one.reward)
+        for one in whole
+    ]
+    values = np.concatenate([one.rewards for one in rewarded])
     if rule.filter_equal_rewards and np.ptp(values) == 0:
         return PreparedGroup(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
     overlong = _overlong_names(records) if rule.masks_overlong else frozenset[str]()
     if all(sample.trajectory in overlong for sample in whole):
         return PreparedGroup(group, (), "filtered", "all answers are overlong", left_out)
-    shaped = values - [_overlong_loss(int(np.count_nonzero(one.mask)), rule) for one in whole]
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
-    for unmasked, advantage in zip(whole, advantages(shaped, rule.advantage), strict=True):
+    for unmasked in _with_advantages(whole, rewarded, rule):
         if unmasked.trajectory in overlong:
             counts["overlong"] = counts.get("overlong", 0) + 1
             continue
-        sample = _within_lag(replace(unmasked, advantage=float(advantage)), rule, version, believed)
+        sample = _within_lag(unmasked, rule, version, believed)
         if sample is None:
             counts["dropped"] += 1
             continue
@@ -268,6 +283,25 @@ def prepare_group(
     tokens = sum(int(np.count_nonzero(sample.mask)) for sample in samples)
     trained = tuple(replace(sample, group_tokens=tokens) for sample in samples)
     return PreparedGroup(group, trained, "", "", counts)
+
+
+def _with_advantages(
+    whole: Sequence[Sample], rewarded: Sequence[PartRewards], rule: TrainingRule
+) -> list[Sample]:
+    """Returns the samples of a group with their advantages: one for each, or by part one for each
+    generated token. An overlong answer loses its penalty at its end.
+    """
+    shaped = [
+        one.plus(whole_reward(one.tokens, -_overlong_loss(np.count_nonzero(sample.mask), rule)))
+        for sample, one in zip(whole, rewarded, strict=True)
+    ]
+    each = advantages(np.concatenate([one.rewards for one in shaped]), rule.advantage)
+    if not rule.by_part:
+        return [replace(one, advantage=float(a)) for one, a in zip(whole, each, strict=True)]
+    return [
+        replace(one, advantage=float(found[0]), advantages=found)
+        for one, found in zip(whole, token_advantages(shaped, each), strict=True)
+    ]
 
 
 def _overlong_names(records: Sequence[Trajectory]) -> frozenset[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rollstream.consumers.trainer.data.credit import PartRewards, no_parts, part_rewards
 from rollstream.errors import DecodeError
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.branches import abandoned_tokens, leaves
@@ -36,11 +37,12 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
     """Holds for each live (not dead) trajectory either its reward or the reason why it has none
-    (`lacking`).
+    (`lacking`). `parts` has the rewards of its parts, if these count.
     """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     lacking: dict[str, str] = field(default_factory=dict[str, str])
+    parts: dict[str, PartRewards] = field(default_factory=dict[str, PartRewards])
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
@@ -65,9 +67,12 @@ def annotated_rewards(
     noted: AnnotationsByKey,
     names: Iterable[str],
     terms: Mapping[str, float],
+    by_part: bool = False,
 ) -> AnnotatedRewards:
     """Returns the reward of each live (not dead) trajectory: the weighted sum of its values in
     `terms`. A trajectory that lacks the value of any of `names` gets the reasons instead.
+
+    With `by_part` all values of a term count (`credit.py`); otherwise the first one alone.
     """
     found, needed = AnnotatedRewards(), tuple(names)
     for record in records:
@@ -75,6 +80,13 @@ def annotated_rewards(
             continue
         values = {name: _value(record, name, noted) for name in needed}
         reasons = [value for value in values.values() if isinstance(value, str)]
+        if by_part and not reasons:
+            parts = _parts(record, noted, terms)
+            if isinstance(parts, PartRewards):
+                found.parts[record.trajectory] = parts
+                found.rewards[record.trajectory] = parts.total
+                continue
+            reasons = [parts]
         if reasons:
             found.lacking[record.trajectory] = "; ".join(reasons)
             continue
@@ -96,6 +108,23 @@ def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | st
     return f"no annotation {name!r}" if note is None else f"{name}: {note.reason}"
 
 
+def _parts(
+    record: Trajectory, noted: AnnotationsByKey, terms: Mapping[str, float]
+) -> PartRewards | str:
+    """Returns the sum of the terms' rewards by part, or why one of them has none. Each term has a
+    value: of its annotation, or of the record.
+    """
+    total = no_parts(len(record.logprobs))
+    for name, weight in sorted(terms.items()):
+        note = noted.get((record.trajectory, name))
+        values = [record.reward or 0.0] if note is None or note.reason else note.values.tolist()
+        parts = part_rewards(record, values)
+        if isinstance(parts, str):
+            return f"{name}: {parts}"
+        total = total.plus(parts, weight)
+    return total
+
+
 Mask = NDArray[np.bool_]
 
 
@@ -105,6 +134,8 @@ class Sample:
     trajectory; `logprobs` (under μ, the behaviour policy, at `temperature`) and `mask` (True =
     trained) one per generated token. `spans` tile the generated tokens. `reward` is NaN if it is
     unknown. `group_tokens` is the number of trained tokens of its group, 0 if it is unknown.
+    `advantage` is that of all its tokens, unless `advantages` has one for each generated token;
+    then it is that of the first.
     """
 
     trajectory: str
@@ -121,6 +152,7 @@ class Sample:
     group_tokens: int = 0
     branches: tuple[Branch, ...] = ()
     """Where the tokens of an episode branch; its learner makes one row for each path."""
+    advantages: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         """Returns the number of tokens that a forward pass computes at most: those of all paths."""

@@ -179,17 +179,24 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
     counts = [count for _, count in trained]
     behaviour = [sample.logprobs[sample.mask] for sample in samples]
     lags = [lags_of(sample, version)[sample.mask] for sample in samples]
-    advantages = np.array([sample.advantage for sample, _ in trained], np.float32)
+    advantages = [np.zeros(0, np.float32), *(_advantages(one, count) for one, count in trained)]
     shares = np.array([1 / (sample.group_tokens or count) for sample, count in trained])
     return LossInputs(
         torch.from_numpy(np.concatenate(behaviour).astype(np.float32)),
-        torch.from_numpy(np.repeat(advantages, counts)),
+        torch.from_numpy(np.concatenate(advantages)),
         torch.from_numpy(np.repeat(np.arange(len(trained)), counts)),
         len(trained),
         torch.from_numpy(np.concatenate(lags)),
         torch.from_numpy(shares.astype(np.float32)),
         sum(len(sample.mask) for sample in samples) - sum(tokens),
     )
+
+
+def _advantages(sample: Sample, count: int) -> NDArray[np.float32]:
+    """Returns the advantage of each of the sample's `count` trained tokens."""
+    if sample.advantages is None:
+        return np.full(count, sample.advantage, np.float32)
+    return sample.advantages[sample.mask].astype(np.float32)
 
 
 def _trained_indices(sample: Sample) -> NDArray[np.int64]:

@@ -1,30 +1,76 @@
 """`rollstream diff A B`: compares two runs by their settings, the endings of their groups, the
 curves of their metrics, and the state hashes of their steps. Curves and hashes are compared over
-the steps that both runs have. The runs are only read; `compare_runs` computes the comparison, and
-this file prints it.
+the steps that both runs have.
+
+Prompts that both runs had are compared in pairs, with intervals (`analysis/paired_runs.py`), and
+the reward curves are fitted (`report/learning.py`). The runs are only read; this file prints what
+these and `compare_runs` computed.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rollstream.analysis.intervals import CONFIDENCE
+from rollstream.analysis.locate import locate_run
+from rollstream.analysis.output import json_value
+from rollstream.analysis.paired_runs import PairedFigure, RunFigures, paired_figures, read_figures
+from rollstream.analysis.session import QuerySession
 from rollstream.cli.arguments import CommandParser
-from rollstream.config.run_folder import run_folder
+from rollstream.cli.signals import warn
+from rollstream.config.run_folder import RunFolder, run_folder
+from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import sparkline
 from rollstream.report.comparison import RunComparison, compare_runs
+from rollstream.report.learning import FIT_HEAD, RewardFit, reward_fits
 from rollstream.report.summary import distinct_names, open_history
+
+
+@dataclass(frozen=True, slots=True)
+class RunDifference:
+    """All that the command prints: the comparison of histories, the paired figures, and the fits of
+    each run's reward curves.
+    """
+
+    compared: RunComparison
+    paired: tuple[PairedFigure, ...]
+    fits: tuple[Sequence[RewardFit], Sequence[RewardFit]]
+
+    def line(self) -> dict[str, Any]:
+        """Returns the difference as a JSON object; infinities and NaN are null."""
+        return self.compared.line() | {
+            "paired": [json_value(figure.line()) for figure in self.paired],
+            "fits": [[json_value(fit.line()) for fit in fits] for fits in self.fits],
+        }
 
 
 def add_arguments(command: CommandParser) -> None:
     command.add_examples(
-        "runs/quickstart-0 runs/quickstart-1", "runs/quickstart-0 runs/quickstart-1 --json"
+        "runs/quickstart-0 runs/quickstart-1",
+        "runs/quickstart-0 runs/quickstart-1 --margin 0.02",
+        "runs/quickstart-0 runs/quickstart-1 --json",
     )
     command.add_named_run("first", "A", "the first run")
     command.add_named_run("second", "B", "the second run")
+    command.add_argument(
+        "--margin",
+        metavar="REWARD",
+        type=float,
+        help="test that rewards differ by less than this (two one-sided tests at level 0.05)",
+    )
+    command.add_argument(
+        "--confidence",
+        metavar="SHARE",
+        type=float,
+        default=CONFIDENCE,
+        help="confidence of the intervals (default 0.95)",
+    )
     command.add_json()
 
 
@@ -32,9 +78,17 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the comparison. The exit code is 0 whether the runs differ or not; if an argument is
     not a run, `ConfigurationError` is raised (exit code 2).
     """
+    if not 0.5 <= arguments.confidence < 1:
+        raise ConfigurationError(f"--confidence must be .5 to 1, got {arguments.confidence:g}")
+    if arguments.margin is not None and not arguments.margin > 0:
+        raise ConfigurationError(f"--margin must be above 0, got {arguments.margin:g}")
     folders = run_folder(arguments.first), run_folder(arguments.second)
-    first, second = distinct_names(folders)
-    found = compare_runs((first, second), open_history(folders[0]), open_history(folders[1]))
+    first, second = open_history(folders[0]), open_history(folders[1])
+    found = RunDifference(
+        compare_runs(_names(folders), first, second),
+        _paired(folders, arguments.confidence, arguments.margin),
+        (reward_fits(first), reward_fits(second)),
+    )
     if arguments.json:
         print(json.dumps(found.line()))
     else:
@@ -42,11 +96,32 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def render(found: RunComparison) -> RenderableType:
+def _names(folders: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
+    first, second = distinct_names(folders)
+    return first, second
+
+
+def _paired(
+    folders: tuple[RunFolder, RunFolder], confidence: float, margin: float | None
+) -> tuple[PairedFigure, ...]:
+    first, second = (_figures(folder) for folder in folders)
+    return tuple(paired_figures(first, second, confidence, margin))
+
+
+def _figures(folder: RunFolder) -> RunFigures:
+    with QuerySession(locate_run(str(folder.path)), warn) as session:
+        return read_figures(session)
+
+
+def render(found: RunDifference) -> RenderableType:
     """Returns the comparison for terminals of at least 80 columns: settings that differ, groups by
-    ending, curves, and the first step at which the states differ.
+    ending, curves, paired prompts, fits, and the first step at which the states differ.
     """
-    return Group(_settings(found), Text(), _outcomes(found), Text(), _curves(found), _states(found))
+    compared = found.compared
+    parts = [_settings(compared), _outcomes(compared), _curves(compared), _pairs(found)]
+    parts += [_equivalence(found)] if any(one.equivalence for one in found.paired) else []
+    parts += [_fits(found)] if any(found.fits) else []
+    return Group(*(item for part in parts for item in (part, Text())), _states(compared))
 
 
 def _settings(found: RunComparison) -> RenderableType:
@@ -74,6 +149,49 @@ def _curves(found: RunComparison) -> RenderableType:
         a, b = curve.last
         course = f"{sparkline(curve.first, 8)} {sparkline(curve.second, 8)}".strip()
         table.add_row(curve.name, f"{a:.4g}", f"{b:.4g}", _change(a, b), course)
+    return table
+
+
+def _pairs(found: RunDifference) -> RenderableType:
+    """Returns the table of paired differences. `finds` is the smallest difference that so many
+    pairs find with a power of 80 %.
+    """
+    if not found.paired:
+        return Text("pairs: the runs have too few prompts in common")
+    confidence = found.paired[0].found.confidence
+    table = _table(
+        f"B − A over pairs of one prompt, {confidence:.0%} intervals of these two runs",
+        "figure", "pairs", "difference", "interval", "p", "finds",
+    )  # fmt: skip
+    for figure in found.paired:
+        one = figure.found
+        interval = f"{one.low:+.3g} to {one.high:+.3g}"
+        name = f"{figure.name}, {figure.where}"
+        cells = (f"{one.difference:+.3g}", interval, f"{one.p:.2g}", f"{one.detectable:.2g}")
+        table.add_row(name, str(one.pairs), *cells)
+    return table
+
+
+def _equivalence(found: RunDifference) -> RenderableType:
+    tests = [(one, one.equivalence) for one in found.paired if one.equivalence]
+    table = _table(
+        f"within ±{tests[0][1].margin:g}: two one-sided tests", "figure", "90 % interval", "p",
+        "equivalent", "power",
+    )  # fmt: skip
+    for figure, test in tests:
+        interval = f"{test.low:+.3g} to {test.high:+.3g}"
+        shown = "yes" if test.is_shown else "not shown"
+        name = f"{figure.name}, {figure.where}"
+        table.add_row(name, interval, f"{test.p:.2g}", shown, f"{test.power:.0%}")
+    return table
+
+
+def _fits(found: RunDifference) -> RenderableType:
+    table = _table("sigmoid fits of the reward, 95 % intervals", "run", *FIT_HEAD[:3], FIT_HEAD[5])
+    for run, fits in zip(found.compared.runs, found.fits, strict=True):
+        for fit in fits:
+            cells = fit.row()
+            table.add_row(run, *cells[:3], cells[5])
     return table
 
 

@@ -11,10 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rollstream.analysis.locate import locate_run
+from rollstream.analysis.session import QuerySession
 from rollstream.cli.arguments import RUN_HELP, CommandParser
+from rollstream.cli.signals import warn
 from rollstream.config.run_folder import run_folder
 from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import RUNS_MAX, OverlaidRun, write_overlay
+from rollstream.report.history import RunHistory
+from rollstream.report.learning import learning_cards
 from rollstream.report.summary import distinct_names, open_history, summarise
 from rollstream.report.write import write_report
 
@@ -48,7 +53,8 @@ def main(arguments: argparse.Namespace) -> int:
     ]
     if len(runs) == 1:
         output = Path(arguments.output) if arguments.output else folders[0].report
-        write_report(runs[0].history, runs[0].summary, output)
+        cards = _learning(str(folders[0].path), runs[0].history)
+        write_report(runs[0].history, runs[0].summary, output, cards)
     else:
         output = Path(arguments.output or "report.html")
         write_overlay(runs, output)
@@ -61,3 +67,8 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(run.summary.table())
     console.print(f"report: {output}", soft_wrap=True, highlight=False)
     return 0
+
+
+def _learning(run: str, history: RunHistory) -> list[str]:
+    with QuerySession(locate_run(run), warn) as session:
+        return learning_cards(history, session)

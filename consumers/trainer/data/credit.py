@@ -1,0 +1,102 @@
+"""Rewards of the parts of a trajectory: per turn of an episode or per generated token, and from
+them an advantage for each token (process supervision, DeepSeekMath, arXiv 2402.03300, section
+4.1.3). All functions are pure, like those of `prepare.py`, which uses them.
+
+With `trainer.process_rewards` an annotation of `reward_terms` may be a vector. One value is the
+reward of the whole trajectory and counts at its last token; as many as there are turns are those of
+the turns, each at the turn's last token; as many as there are generated tokens are those of the
+tokens. Any other number is no reward: the trajectory lacks it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollstream.streams.records import GENERATED, Trajectory
+
+Rewards = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartRewards:
+    """The rewards of a trajectory's parts. `ends` are the indices, ascending, of their last tokens
+    among its `tokens` generated tokens; `rewards` has the reward of each.
+    """
+
+    tokens: int
+    ends: NDArray[np.intp]
+    rewards: Rewards
+
+    @property
+    def total(self) -> float:
+        return float(self.rewards.sum())
+
+    def plus(self, other: "PartRewards", weight: float = 1.0) -> "PartRewards":
+        """Returns the sum with `weight` times another term of the same trajectory; parts with the
+        same end are one part.
+        """
+        ends = np.union1d(self.ends, other.ends)
+        rewards = np.zeros(len(ends))
+        rewards[np.searchsorted(ends, self.ends)] += self.rewards
+        rewards[np.searchsorted(ends, other.ends)] += weight * other.rewards
+        return PartRewards(self.tokens, ends, rewards)
+
+
+def no_parts(tokens: int) -> PartRewards:
+    """Returns the sum of no terms."""
+    return PartRewards(tokens, np.zeros(0, np.intp), np.zeros(0))
+
+
+def whole_reward(tokens: int, reward: float) -> PartRewards:
+    """Returns the reward of a trajectory of `tokens` generated tokens as that of its only part."""
+    return PartRewards(tokens, np.array([tokens - 1]), np.array([reward], np.float64))
+
+
+def part_rewards(record: Trajectory, values: Sequence[float]) -> PartRewards | str:
+    """Returns the rewards that a term's values mean for a finished trajectory; for a number of
+    values that fits neither the trajectory, nor its turns, nor its tokens, the reason.
+    """
+    tokens = len(record.logprobs)
+    given = np.asarray(values, np.float64)
+    if len(given) == 1:
+        return whole_reward(tokens, float(given[0]))
+    turns = turn_ends(record)
+    if len(given) == len(turns):
+        ends, at = np.unique(turns, return_inverse=True)
+        rewards = np.zeros(len(ends))
+        np.add.at(rewards, at, given)
+        return PartRewards(tokens, ends, rewards)
+    if len(given) == tokens:
+        return PartRewards(tokens, np.arange(tokens), given)
+    return f"{len(given)} values for {len(turns)} turns and {tokens} generated tokens"
+
+
+def turn_ends(record: Trajectory) -> NDArray[np.intp]:
+    """Returns the index, among the generated tokens, of the last one of each turn. Turns are those
+    of the record; without any, the runs of generated tokens between those of the environment. A
+    turn that generated nothing ends with the one before it.
+    """
+    is_generated = record.sources == GENERATED
+    before = np.cumsum(is_generated)
+    if record.turns:
+        ends = np.array([turn.end for turn in record.turns], np.intp)
+    else:
+        ends = np.flatnonzero(is_generated & ~np.append(is_generated[1:], False)) + 1
+    return np.maximum(before[ends - 1] - 1, 0)
+
+
+def token_advantages(parts: Sequence[PartRewards], each: Rewards) -> list[Rewards]:
+    """Returns the advantages of the generated tokens of each trajectory of a group: that of a token
+    is the sum of those of the parts that end at or after it. `each` has the advantages of all
+    parts, trajectory after trajectory. With one part per trajectory all its tokens have its own.
+    """
+    found: list[Rewards] = []
+    first = 0
+    for one in parts:
+        at_ends = np.zeros(one.tokens)
+        at_ends[one.ends] = each[first : first + len(one.ends)]
+        found.append(np.cumsum(at_ends[::-1])[::-1])
+        first += len(one.ends)
+    return found
