@@ -4,6 +4,7 @@ trajectory.
 `locate` finds and opens a run's data. `session` runs SQL over the `views`; `base_views` join the
 rows of `archive_files` and all others, which a `LogView` reads. `trajectory` gathers everything
 about one trajectory, and has the `Run` that `rollstream.open_run` returns.
+`token_scores` keeps the trainer's scores of tokens beside a run.
 `fields` parses conditions on records, `describe` and `output` format records and results.
 """
 
