@@ -5,7 +5,7 @@ trajectory.
 `fate_views`; `base_views` join the rows of `archive_files` and all others, which a `LogView` reads.
 `trajectory` gathers everything about one trajectory, and has the `Run` that `rollstream.open_run`
 returns. `paired_runs` compares two runs by prompts, with the tests of `intervals`, `sigmoid_fit`
-fits reward curves.
+fits reward curves. `token_scores` keeps the trainer's scores of tokens beside a run.
 `fields` parses conditions on records, `describe` and `output` format records and results.
 """
 

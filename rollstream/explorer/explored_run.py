@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, open_run_view
 from rollstream.analysis.session import TokenText
+from rollstream.analysis.token_scores import TOKEN_SCORES_FILE
 from rollstream.cli.maintain.audit import audit_policy
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.errors import printable_value
@@ -67,6 +68,8 @@ class ExploredRun:
         self.trouble = ""
         self.snapshot: RunSnapshot | None = None
         self.state: RunState | None = None
+        self.step_metrics: Mapping[int, Mapping[str, Any]] = {}
+        """The metrics of the steps that the last answer had, by their offset in the ledger."""
         self._notify, self._clock = notify, clock
         self._stop = threading.Event()
         self._watched_s = clock()
@@ -99,6 +102,25 @@ class ExploredRun:
             return self.location.settings()
         found = {} if self.configuration is None else flat_settings(self.configuration)
         return {key: printable_value(key, value, _setting_text) for key, value in found.items()}
+
+    @property
+    def token_scores(self) -> Path | None:
+        """The path of the file with the trainer's scores of tokens, which need not exist; None if
+        only the URL of a store is known.
+        """
+        folder = self.location.folder
+        return None if folder is None else folder / TOKEN_SCORES_FILE
+
+    @property
+    def state_number(self) -> int:
+        """A number that changes with everything that answers about the index depend on: the index,
+        and the file of token scores.
+        """
+        try:
+            scores = 0 if self.token_scores is None else self.token_scores.stat().st_mtime_ns
+        except OSError:
+            scores = 0
+        return self.index.changes + scores
 
     @cached_property
     def rule(self) -> TrainingRule | None:

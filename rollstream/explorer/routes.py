@@ -30,7 +30,7 @@ from rollstream.streams.release import RELEASE
 
 KEPT_BYTES = 16 << 20
 KEPT = frozenset({"steps", "groups", "map", "lanes", "trajectories", "compare"})
-"""First words of routes whose answers depend on the index alone."""
+"""First words of routes whose answers depend on the index and the token scores alone."""
 
 Given = Mapping[str, str]
 Publish = Callable[[str, Mapping[str, Any]], None]
@@ -78,7 +78,7 @@ class Explorer:
         """
         words = [unquote(word) for word in path.split("/")]
         key = canonical(path, given)
-        state = sum(run.index.changes for run in self.runs)
+        state = sum(run.state_number for run in self.runs)
         is_kept = words[0] in KEPT or (words[0] == "r" and words[2:3] and words[2] in KEPT)
         if is_kept:
             with self._lock:

@@ -3,7 +3,8 @@ rollout with its trajectories, one for the trainer's steps, and marks for versio
 and terms.
 
 The format is Chrome's JSON trace events, compressed by gzip: times are microseconds since the run's
-first event. Trajectories of one rollout overlap, so each gets the lowest free row of its rollout.
+first event. `displayTimeUnit` is left out, because releases of Perfetto took it for the unit of the
+times. Trajectories of one rollout overlap, so each gets the lowest free row of its rollout.
 """
 
 import gzip
@@ -23,6 +24,11 @@ from rollstream.storage.metrics_file import read_metrics
 READY_S = 3600.0
 ROWS = 4096  # rows that are fetched together
 TRAINER = 1  # process numbers; rollouts follow
+STEPS = MOVES = 1  # rows: the trainer's only one, and a rollout's one of moves, before the others
+THREADS = 100_000
+"""Most rows of a process. Thread numbers are unique in the trace and are no process numbers: for
+Perfetto 0 is the machine's idle thread, and a thread with its process's number is its main thread.
+"""
 
 
 def write_trace(location: RunLocation, path: Path) -> int:
@@ -36,31 +42,47 @@ def write_trace(location: RunLocation, path: Path) -> int:
                 raise ConfigurationError(f"{location.name} cannot be read: {run.trouble}")
             run.watch()
             time.sleep(0.02)
-        span = span_of(run)
-        if span is None:
+        if span_of(run) is None:
             raise ConfigurationError(f"{location.name} holds no trajectory and no step to trace")
-        return _write(path, trace_events(run, span[0]))
+        return _write(path, trace_events(run))
 
 
-def trace_events(run: ExploredRun, zero_s: float) -> Iterator[dict[str, Any]]:
-    """Yields the events of a run, with times since `zero_s`; first the names of all tracks."""
+def trace_events(run: ExploredRun) -> Iterator[dict[str, Any]]:
+    """Yields the events of a run, with times since the first; at the begin the names of tracks."""
+    zero_s = run.index.value(
+        "SELECT least((SELECT min(started_s) FROM t), (SELECT min(time_s) FROM opened), "
+        "(SELECT min(time_s) FROM served), (SELECT min(time_s - coalesce(metrics['seconds'], 0)) "
+        "FROM steps))"
+    )
 
     def at(time_s: float) -> int:
         return round((time_s - zero_s) * 1e6)
 
     names = run.index.columns("SELECT DISTINCT rollout FROM t ORDER BY rollout")["rollout"]
     numbers = {name: number for number, name in enumerate(names, TRAINER + 1)}
-    yield _process(TRAINER, "trainer")
+    yield from _process(TRAINER, "trainer")
+    yield _thread(TRAINER, STEPS, "steps")
     for name, number in numbers.items():
-        yield _process(number, name)
+        yield from _process(number, name)
+        yield _thread(number, MOVES, "moves")
     yield from _steps(run, at)
     for name, number in numbers.items():
         yield from _trajectories(run, name, number, at)
     yield from _marks(run, numbers, at)
 
 
-def _process(number: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
+def _process(number: int, name: str) -> Iterator[dict[str, Any]]:
+    """Yields the name of a process, and its place among the others."""
+    for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": number})):
+        yield {"ph": "M", "name": f"process_{what}", **_track(number, 1), "args": args}
+
+
+def _thread(number: int, row: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "thread_name", **_track(number, row), "args": {"name": name}}
+
+
+def _track(number: int, row: int) -> dict[str, int]:
+    return {"pid": number, "tid": THREADS * number + row}
 
 
 def _steps(run: ExploredRun, at: Callable[[float], int]) -> Iterator[dict[str, Any]]:
@@ -71,7 +93,7 @@ def _steps(run: ExploredRun, at: Callable[[float], int]) -> Iterator[dict[str, A
     for row in rows:
         start = at(row["time_s"] - row["seconds"])
         yield {
-            "ph": "X", "cat": "step", "name": f"step {row['step']}", "pid": TRAINER, "tid": 1,
+            "ph": "X", "cat": "step", "name": f"step {row['step']}", **_track(TRAINER, STEPS),
             "ts": start, "dur": at(row["time_s"]) - start,
             "args": {name: row[name] for name in ("term", "version", "reward_mean", "loss")},
         }  # fmt: skip
@@ -83,7 +105,7 @@ def _trajectories(
     """Yields the trajectories of a rollout, each in the lowest row that is free when it starts."""
     busy: list[tuple[float, int]] = []
     free: list[int] = []
-    rows = 0
+    rows = MOVES
     for row in _in_order(run, rollout):
         while busy and busy[0][0] <= row["started_s"]:
             heapq.heappush(free, heapq.heappop(busy)[1])
@@ -91,10 +113,11 @@ def _trajectories(
             place = heapq.heappop(free)
         else:
             rows, place = rows + 1, rows + 1
+            yield _thread(number, place, f"row {place - MOVES}")
         heapq.heappush(busy, (row["finished_s"], place))
         start = at(row["started_s"])
         yield {
-            "ph": "X", "cat": row["task"], "name": row["trajectory"], "pid": number, "tid": place,
+            "ph": "X", "cat": row["task"], "name": row["trajectory"], **_track(number, place),
             "ts": start, "dur": max(0, at(row["finished_s"]) - start),
             "args": {key: row[key] for key in ("group", "finish", "reward", "tokens", "version",
                                                "version_last", "step", "moves", "attempt")},
@@ -123,7 +146,7 @@ def _marks(
 ) -> Iterator[dict[str, Any]]:
     def mark(name: str, number: int, time_s: float, args: dict[str, Any]) -> dict[str, Any]:
         scope = "p" if number else "g"
-        return {"ph": "i", "cat": "mark", "name": name, "pid": number or TRAINER, "tid": 0,
+        return {"ph": "i", "cat": "mark", "name": name, **_track(number or TRAINER, 1),
                 "ts": at(time_s), "s": scope, "args": args}  # fmt: skip
 
     for row in run.index.rows("SELECT * FROM served ORDER BY time_s"):
@@ -148,10 +171,9 @@ def _move(
 ) -> Iterator[dict[str, Any]]:
     """Yields a move as an arrow between two short slices."""
     for phase, pid in (("s", source), ("f", destination)):
-        yield {"ph": "X", "cat": "move", "name": "move", "pid": pid, "tid": 0, "ts": ts, "dur": 1,
-               "args": {"requests": requests}}  # fmt: skip
-        flow = {"ph": phase, "cat": "move", "name": "move", "id": number, "pid": pid, "tid": 0}
-        yield flow | {"ts": ts} | ({"bp": "e"} if phase == "f" else {})
+        place = {"cat": "move", "name": "move", **_track(pid, MOVES), "ts": ts}
+        yield place | {"ph": "X", "dur": 1, "args": {"requests": requests}}
+        yield place | {"ph": phase, "id": number} | ({"bp": "e"} if phase == "f" else {})
 
 
 def _lines(run: ExploredRun, name: str) -> list[dict[str, Any]]:
@@ -165,7 +187,7 @@ def _write(path: Path, events: Iterator[dict[str, Any]]) -> int:
     count = 0
     partial = path.with_name(f".{path.name}.partial")
     with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        file.write('{"traceEvents":[')
         for count, event in enumerate(events, 1):
             file.write(("," if count > 1 else "") + "\n" + json.dumps(event, allow_nan=False))
         file.write("\n]}\n")

@@ -40,14 +40,16 @@ STORE_ROOTS = (
 )  # fmt: skip
 """First parts of all keys of a run's store; other objects are not the run's."""
 FOLDER_PARTS = (
-    "metrics", "logs", "profiles", "report.html", "replay.json", "nonces.json", "model",
-    "config.json",
+    "metrics", "logs", "profiles", "report.html", "replay.json", "nonces.json",
+    "token-scores.parquet", "model", "config.json",
 )  # fmt: skip
 """Files and folders that programs write into a run's folder beside log and store, in the order of
 deletion.
 """
-SETTINGS_KEPT = ("model", "config.json")
-"""Entries that stay in the folder while a part of the store is kept, because readers need them."""
+SETTINGS_KEPT = ("token-scores.parquet", "model", "config.json")
+"""Entries that stay in the folder while a part of the store is kept, because readers need them, and
+scores cannot be computed again without the weights.
+"""
 HEARTBEATS_S = 10.0  # for which the topic `status` is watched for living rollouts and relays
 PASSES_MAX = 5
 """The most rounds of listing and deleting a store's objects: a process that is ending may write an

@@ -43,8 +43,15 @@ def test_slices_of_one_row_do_not_overlap(tmp_path):
     for slices in rows.values():
         ordered = sorted(slices)
         assert all(a[1] <= b[0] for a, b in pairwise(ordered))
-    named = {e["pid"] for e in events if e["ph"] == "M"}
-    assert {event["pid"] for event in events} <= named
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {1: "trainer", 2: "rollout-0", 3: "rollout-1"}
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} <= tracks.keys()
+    first = [name for (pid, _), name in tracks.items() if pid == 2][:3]
+    assert first == ["moves", "row 1", "row 2"]
+    assert len({tid for _, tid in tracks}) == len(tracks), "as threads of one machine"
+    assert {0, *names}.isdisjoint(event["tid"] for event in events), "they mean others"
+    assert min(event["ts"] for event in events if "ts" in event) == 0
 
 
 def test_a_killed_run_is_traced_from_what_its_kill_left(tmp_path):

@@ -1,5 +1,6 @@
 """`rollstream replay`: repeats a run's training steps (`--from-step`), copies its records (`--to`),
-or trains offline on trajectories (`--offline`); docs/reference/replay.md.
+trains offline on trajectories (`--offline`), or scores its tokens again (`--token-scores`);
+docs/reference/replay.md.
 
 Exit codes: 0 done, and all compared steps are equal; 1 a step differs or data is missing; 2 the
 arguments are invalid.
@@ -14,6 +15,7 @@ FORMS = {
     "from_step": ("to_step", "out", "overrides", "where"),
     "to": ("topic", "where", "name"),
     "offline": ("out", "overrides", "where", "name"),
+    "token_scores": ("where", "name"),
 }
 """Maps the option that selects a kind of replay to the options that this kind permits."""
 
@@ -27,6 +29,7 @@ def add_arguments(command: CommandParser) -> None:
         "runs/quickstart-0 --to sqlite:runs/good --where 'reward>=1' --where 'step>30'",
         "runs/quickstart-0 --offline runs/quickstart-0/config.json --set trainer.steps=3"
         " --out runs/offline",
+        "runs/quickstart-0 --token-scores --where step=58",
     )
     command.add_runs(
         "run, which is only read; with --to also an archive (folder or store URL); with --offline "
@@ -41,7 +44,7 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def _add_kinds(command: CommandParser) -> None:
-    """Add the options that select one of the three kinds of replay, and their own options."""
+    """Add the options that select one of the four kinds of replay, and their own options."""
     command.add_argument("--from-step", metavar="N", type=int, help="repeat the steps after step N")
     command.add_argument(
         "--to-step", metavar="M", type=int, help="last step to repeat (default: last recorded)"
@@ -57,6 +60,13 @@ def _add_kinds(command: CommandParser) -> None:
     )
     command.add_argument(
         "--offline", metavar="CONFIG", help="train on the trajectories under these settings"
+    )
+    command.add_argument(
+        "--token-scores",
+        action="store_true",
+        default=None,
+        help="compute the trainer's log-probability and the entropy of each generated token, for "
+        "`explore` and `inspect --logprobs`; kept in the run's folder",
     )
     command.add_overrides("experiment: another loss, learning rate, lag limit … after step N")
     command.add_conditions(
@@ -75,6 +85,10 @@ def main(arguments: argparse.Namespace) -> int:
         from rollstream.cli.change.offline import main as train_offline
 
         return train_offline(arguments)
+    if form == "token_scores":
+        from rollstream.cli.change.token_scores import main as score_tokens
+
+        return score_tokens(arguments)
     from rollstream.cli.change.steps import main as train_again
 
     return train_again(arguments)
@@ -88,7 +102,8 @@ def _form(arguments: argparse.Namespace) -> str:
     if len(given) != 1:
         raise ConfigurationError(
             "select one of: --from-step N --out DIR (repeat training steps), --to BUS (copy "
-            "records), --offline CONFIG --out DIR (train on trajectories)"
+            "records), --offline CONFIG --out DIR (train on trajectories), --token-scores (score "
+            "tokens again)"
         )
     (form,) = given
     for other in {name for names in FORMS.values() for name in names} - {*FORMS[form]}:
@@ -96,7 +111,7 @@ def _form(arguments: argparse.Namespace) -> str:
             raise ConfigurationError(
                 f"--{_option(other)} has no meaning with --{_option(form)}; leave it out"
             )
-    if form != "to" and not arguments.out:
+    if "out" in FORMS[form] and not arguments.out:
         raise ConfigurationError("--out DIR is missing: give a new or empty folder")
     if form != "offline" and len(arguments.runs) > 1:
         raise ConfigurationError(

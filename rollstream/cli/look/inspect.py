@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text as Styled
 
-from rollstream.analysis.locate import locate_asked_run
+from rollstream.analysis.locate import RunLocation, locate_asked_run
 from rollstream.analysis.output import cell_text
 from rollstream.analysis.session import QuerySession, TokenText
 from rollstream.analysis.trajectory import (
@@ -36,13 +37,17 @@ from rollstream.monitor.samples import DraftTotals, draft_totals_of
 from rollstream.streams.records import ENVIRONMENT, GENERATED, Assignment, Partial, Trajectory
 from rollstream.streams.values import accepted_mask
 
+if TYPE_CHECKING:  # imports pyarrow, and few trajectories have scores
+    from rollstream.analysis.token_scores import ScoredTrajectory
+
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryToken:
     """Holds one token to show: its id (`number`) and its text (`piece`). `label` is `prompt`,
     `environment` (a reply in a dialogue) or, for a generated token, its version, e.g. `v3`. Only
     generated tokens have a `version` (number) and a `logprob`. `is_accepted_draft` is True for a
-    token that was drafted and accepted.
+    token that was drafted and accepted. `trainer_logprob` and `entropy` are the trainer's scores,
+    where the run has some.
     """
 
     number: int
@@ -51,11 +56,16 @@ class TrajectoryToken:
     version: int | None
     logprob: float | None
     is_accepted_draft: bool = False
+    trainer_logprob: float | None = None
+    entropy: float | None = None
 
 
-def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryToken]:
-    """Returns all tokens of the record in order. If it is damaged, tokens without a source are left
-    out, and generated tokens without a span or log-probability get version −1 or NaN.
+def trajectory_tokens(
+    record: Trajectory, text: TokenText, scores: "ScoredTrajectory | None" = None
+) -> list[TrajectoryToken]:
+    """Returns all tokens of the record in order, with the trainer's `scores` of it if there are
+    some. If it is damaged, tokens without a source are left out, and generated tokens without a
+    span or log-probability get version −1 or NaN.
     """
     logprobs: list[float] = record.logprobs.tolist()
     versions = [-1] * len(logprobs)
@@ -64,16 +74,25 @@ def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryTok
     numbers: list[int] = record.tokens.tolist()
     pieces = text.pieces(numbers)
     accepted: list[bool] = accepted_mask(record.drafts, len(logprobs)).tolist()
-    generated = iter(zip(versions, logprobs, accepted, strict=False))
+    none: list[float | None] = [None] * len(logprobs)
+    trainer, entropy = none, none
+    if scores is not None:
+        trainer, entropy = _known(scores.logprobs.tolist()), _known(scores.entropy.tolist())
+    generated = iter(zip(versions, logprobs, accepted, trainer, entropy, strict=False))
     found: list[TrajectoryToken] = []
     for number, piece, source in zip(numbers, pieces, record.sources.tolist(), strict=False):
         if source == GENERATED:
-            version, logprob, drafted = next(generated, (-1, float("nan"), False))
-            found.append(TrajectoryToken(number, piece, f"v{version}", version, logprob, drafted))
+            one = next(generated, (-1, float("nan"), False, None, None))
+            found.append(TrajectoryToken(number, piece, f"v{one[0]}", *one))
         else:
             label = "environment" if source == ENVIRONMENT else "prompt"
             found.append(TrajectoryToken(number, piece, label, None, None))
     return found
+
+
+def _known(values: list[float]) -> list[float | None]:
+    """Returns the values, None for NaN."""
+    return [None if math.isnan(value) else value for value in values]
 
 
 VERSION_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
@@ -83,15 +102,19 @@ ATTEMPTS_SHOWN = 12  # most assignments, and most partials, that are listed
 
 
 def render_trajectory(
-    details: TrajectoryDetails, text: TokenText, logprobs: bool
+    details: TrajectoryDetails,
+    text: TokenText,
+    logprobs: bool,
+    scores: "ScoredTrajectory | None" = None,
 ) -> RenderableType:
     """Returns the facts, then for a finished trajectory its text and, with `logprobs`, the table of
-    its tokens. Rich, which prints the result, fits it to the terminal's width.
+    its tokens, with the trainer's `scores` if there are some. Rich, which prints the result, fits
+    it to the terminal's width.
     """
     title = Styled(f"trajectory {details.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(details)]
     if details.record is not None:
-        tokens = trajectory_tokens(details.record, text)
+        tokens = trajectory_tokens(details.record, text, scores)
         if details.record.turns:
             lines = episode_lines(details.record, text.text)
             parts += ["", Styled("\n".join(lines))]
@@ -246,6 +269,9 @@ def _token_table(tokens: list[TrajectoryToken]) -> Table:
     table = Table(show_edge=False, pad_edge=False)
     for name in ("#", "token", "logprob", "probability"):
         table.add_column(name, justify="right")
+    scored = any(token.entropy is not None for token in tokens)
+    for name in ("trainer", "entropy") if scored else ():
+        table.add_column(name, justify="right")
     table.add_column("under")
     drafted = any(token.is_accepted_draft for token in tokens)
     if drafted:
@@ -255,10 +281,16 @@ def _token_table(tokens: list[TrajectoryToken]) -> Table:
         scores = ("", "") if token.logprob is None else (
             f"{token.logprob:.4f}", f"{math.exp(token.logprob):.4f}"
         )  # fmt: skip
+        if scored:
+            scores += (_score(token.trainer_logprob), _score(token.entropy))
         piece = Styled(repr(token.piece)[1:-1], style=_style(token))
         mark = ("✓" if token.is_accepted_draft else "",) if drafted else ()
         table.add_row(str(index), str(token.number), *scores, token.label, *mark, piece)
     return table
+
+
+def _score(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _style(token: TrajectoryToken) -> str:
@@ -285,7 +317,8 @@ def add_arguments(command: CommandParser) -> None:
     )
     command.add_argument("--group", metavar="N", type=int, help="all trajectories of a group")
     command.add_argument("--last", action="store_true", help="the trajectory that finished last")
-    command.add_argument("--logprobs", action="store_true", help="also print a table of all tokens")
+    help = "also print a table of all tokens, with the trainer's scores if they were computed"
+    command.add_argument("--logprobs", action="store_true", help=help)
     command.add_archive()
     command.add_json()
 
@@ -309,5 +342,15 @@ def main(arguments: argparse.Namespace) -> int:
                 continue
             if number:
                 console.rule(style="dim")
-            console.print(render_trajectory(details, text, arguments.logprobs))
+            scores = _scores(location, details) if arguments.logprobs else None
+            console.print(render_trajectory(details, text, arguments.logprobs, scores))
     return 0
+
+
+def _scores(location: RunLocation, details: TrajectoryDetails) -> "ScoredTrajectory | None":
+    """Returns the trainer's scores of the record, which `replay --token-scores` may have left."""
+    if location.folder is None or details.record is None:
+        return None
+    from rollstream.analysis.token_scores import TOKEN_SCORES_FILE, read_token_scores
+
+    return read_token_scores(location.folder / TOKEN_SCORES_FILE, details.record)

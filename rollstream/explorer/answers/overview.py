@@ -124,10 +124,10 @@ def curves(run: ExploredRun) -> dict[str, Any]:
     count = run.index.value("SELECT count(*) FROM steps") or 0
     every = max(1, -(-count // CURVE_STEPS))
     found = run.index.columns(
-        f"SELECT step, time_s, metrics FROM steps WHERE step % {every} = 0 OR "
+        f"SELECT step, time_s, o FROM steps WHERE step % {every} = 0 OR "
         "step = (SELECT max(step) FROM done) ORDER BY step"
     )
-    metrics: Sequence[Mapping[str, Any]] = found["metrics"]
+    metrics = _metrics_at(run, found["o"])
     present = {name for values in metrics for name in values}
     first = [name for name in FIRST_METRICS if name in present]
     names = [*first, *sorted(present - set(first))][:CURVES_MAX]
@@ -138,6 +138,20 @@ def curves(run: ExploredRun) -> dict[str, Any]:
         "values": {name: [values.get(name) for values in metrics] for name in names},
         "thinned": every > 1,
     }
+
+
+def _metrics_at(run: ExploredRun, offsets: Sequence[int]) -> list[Mapping[str, Any]]:
+    """Returns the metrics of the steps at these offsets of the ledger. Those of an earlier call are
+    not read again: of a long run that lives, most of an answer's time went into them.
+    """
+    before = run.step_metrics
+    missing = [offset for offset in offsets if offset not in before]
+    if missing:
+        sql = "SELECT o, metrics FROM done WHERE o IN (SELECT unnest(?::BIGINT[]))"
+        new = run.index.columns(sql, [missing])
+        before = {**before, **dict(zip(new["o"], new["metrics"], strict=True))}
+    run.step_metrics = {offset: before[offset] for offset in offsets}
+    return [before[offset] for offset in offsets]
 
 
 def _evaluations(run: ExploredRun) -> list[Any]:

@@ -1,8 +1,8 @@
 """Answers `trajectories/{name}`: the text of one trajectory token by token, with the version, the
 lag, the log-probability, the source and the training of each, its turns, and how it came about.
 
-Tokens that still run are joined from the partials in the log. Token entropy and the trainer's own
-log-probability of a token are not in the log; the answer states that.
+Tokens that still run are joined from the partials in the log. The entropy and the mismatch of a
+token are in no record, but in a file beside the run (`answers/token_scores.py`).
 """
 
 from bisect import bisect_right
@@ -17,6 +17,7 @@ from rollstream.errors import ObjectMissing
 from rollstream.explorer.answers.chain import Chain, TokenSequence, read_chain
 from rollstream.explorer.answers.groups import ReadGroup, groups_of, read_group
 from rollstream.explorer.answers.rows import with_group_rewards
+from rollstream.explorer.answers.token_scores import ShownScores, shown_scores
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import limited, whole
 from rollstream.streams.branches import branch_depths
@@ -25,10 +26,6 @@ from rollstream.streams.values import Span, accepted_mask, accepted_tokens
 
 TOKENS_MAX = 20_000
 KINDS = {PROMPT: "prompt", GENERATED: "generated", ENVIRONMENT: "environment"}
-MISSING = (
-    "the entropy of a token is not recorded",
-    "the trainer's log-probability of a token is not recorded (mismatch by token)",
-)
 
 
 def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> dict[str, Any]:
@@ -47,12 +44,13 @@ def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> di
     chain = read_chain(run, name, row, found[0] if found else None)
     sequence = _sequence(record, chain)
     page = _page(given, len(sequence.tokens))
+    scores = shown_scores(run, record)
     return {
         "trajectory": name,
         "row": row,
         "group": found[0] if found else None,
         "running": record is None,
-        **_token_part(run, sequence, row, read, name, page),
+        **_token_part(run, sequence, row, read, name, scores, page),
         **_facts(record),
         "chain": chain.entries,
         "chain_complete": chain.complete,
@@ -63,7 +61,7 @@ def show_trajectory(run: ExploredRun, name: str, given: Mapping[str, str]) -> di
         ),
         "completions": len({name} & {row["trajectory"] for row in read.rows}),
         "neighbours": _neighbours(run, group, name),
-        "missing": list(MISSING),
+        "missing": scores.missing,
     }  # fmt: skip
 
 
@@ -89,6 +87,7 @@ def _token_part(
     row: Mapping[str, Any] | None,
     read: ReadGroup,
     name: str,
+    scores: ShownScores,
     page: tuple[int, int],
 ) -> dict[str, Any]:
     """Returns the arrays of the tokens on the page, and the versions of all."""
@@ -110,6 +109,8 @@ def _token_part(
         if sequence.drafts is None
         else _spread(sequence, accepted_mask(sequence.drafts, count).astype(int).tolist()),
         "mask": None if mask is None else _spread(sequence, mask.astype(int).tolist()),
+        "entropy": scores.entropy and _spread(sequence, scores.entropy),
+        "mismatch": scores.mismatch and _spread(sequence, scores.mismatch),
     }
     start, end = page
     ids = sequence.tokens[start:end].tolist()

@@ -25,6 +25,8 @@ export function measuresOf(data) {
   if (known(t.lag)) found.push(rangeMeasure("lag", "lag", t.lag, "orange", "steps", { from: 0,
     digits: count }));
   if (known(t.logprob)) found.push(surpriseMeasure(t.logprob));
+  if (known(t.entropy)) found.push(entropyMeasure(t.entropy));
+  if (known(t.mismatch)) found.push(gapMeasure("mismatch", t.mismatch, MISMATCH_LEAST));
   if (known(t.accepted)) found.push(flagMeasure("draft", "draft", t.accepted, "teal",
     "accepted draft token", "sampled by the model"));
   if (t.advantage !== null && t.advantage !== undefined) found.push(advantageMeasure(t));
@@ -79,13 +81,28 @@ function stripMeasure(name, values) {
   return { ...measure, ramp: /entropy/.test(name) ? "teal" : "violet" };
 }
 
-/** The trainer's log-probability (or a reference's) minus the engine's. */
+/** The entropy of the distribution that a token was drawn from, in nats: pale where it was sure. */
+function entropyMeasure(values) {
+  const most = Math.max(1, ...values.filter((v) => v !== null));
+  return { key: "entropy", label: "entropy", ramp: "teal",
+    cls: (n) => values[n] === null || values[n] < 0.01 ? "" : rampClass(values[n] / (most * 1.001)),
+    scale: ["sure, 0 nats", `${number(most)} nats`] };
+}
+
+const MISMATCH_LEAST = 1e-4; // a scale that ends below it would colour float32's rounding
+
+/** A reference's log-probability minus the engine's. */
 function mismatchMeasure(name, values, logprobs) {
   const gap = values.map((v, n) => (v === null || logprobs[n] === null ? null : v - logprobs[n]));
-  const most = Math.max(0.05, ...gap.filter((g) => g !== null).map(Math.abs));
-  return { key: `${name}-mismatch`, label: "mismatch", ramp: "blue", diverging: true,
+  return { ...gapMeasure(`${name}-mismatch`, gap, 0.05), label: `${name.replaceAll("_", " ")} gap` };
+}
+
+/** A log-probability minus the engine's, from below it to above. */
+function gapMeasure(key, gap, least) {
+  const most = Math.max(least, ...gap.filter((g) => g !== null).map(Math.abs));
+  return { key, label: "mismatch", ramp: "blue", diverging: true,
     cls: (n) => gap[n] === null ? "" : divergingClass(gap[n], most),
-    scale: [`−${fixed(most)} below the engine`, `+${fixed(most)} above`] };
+    scale: [`−${number(most, 2)} below the engine`, `+${number(most, 2)} above`] };
 }
 
 function advantageMeasure(t) {

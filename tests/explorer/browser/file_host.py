@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -11,7 +12,9 @@ POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; object-src 'n
 
 
 class RangeHandler(SimpleHTTPRequestHandler):
-    """Sends files with the policy of the server, and parts of them on request."""
+    """Sends files with a content security policy, and parts of them on request."""
+
+    policy: str
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -32,17 +35,17 @@ class RangeHandler(SimpleHTTPRequestHandler):
         self.wfile.write(data[start : end + 1])
 
     def end_headers(self) -> None:
-        self.send_header("Content-Security-Policy", POLICY)
+        if self.policy:
+            self.send_header("Content-Security-Policy", self.policy)
         super().end_headers()
 
 
 @contextmanager
-def file_host(folder: Path) -> Generator[str]:
-    """Serves a folder as any host of static files does, and gives its origin."""
-
-    def handler(*given: object) -> RangeHandler:
-        return RangeHandler(*given, directory=str(folder))  # pyright: ignore[reportArgumentType]
-
+def file_host(folder: Path, policy: str = POLICY) -> Generator[str]:
+    """Serves a folder as any host of static files does, and gives its origin. Without a policy
+    its pages may do what they like, as pages of other projects need.
+    """
+    handler = partial(type("Handler", (RangeHandler,), {"policy": policy}), directory=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -73,7 +73,8 @@ function Tokens({ run, name, data, by }) {
       ${Math.min(shown, loaded) < data.total && html`<button class="more" onClick=${showMore}>
         show more (${count(data.total - Math.min(shown, loaded))} tokens left)</button>`}
       ${error && html`<${Failure} error=${error} />`}
-      ${data.missing?.length > 0 && html`<p class="note">${data.missing.join("; ")}.</p>`}</${Card}>
+      ${data.missing && html`<p class="note">${data.missing.note}${data.missing.command
+        && html` <code class="command">${data.missing.command}</code>`}</p>`}</${Card}>
     <${Inspector} data=${whole} at=${at} /></div>`;
 }
 
@@ -184,6 +185,8 @@ function Inspector({ data, at }) {
         ["lag", value(t.lag) !== null && count(t.lag[at])],
         ["log-probability", logprob !== null && fixed(logprob, 4)],
         ["probability", logprob !== null && percent(Math.exp(logprob), 2)],
+        ["entropy", t.entropy && value(t.entropy) !== null && `${fixed(value(t.entropy), 4)} nats`],
+        ["mismatch", t.mismatch && value(t.mismatch) !== null && number(value(t.mismatch), 3)],
         ["draft", t.accepted && value(t.accepted) !== null && (t.accepted[at] ? "accepted"
           : "sampled")],
         ["trained", t.mask && value(t.mask) !== null && (t.mask[at] ? "yes" : "masked")],

@@ -1,0 +1,205 @@
+"""Keeps the trainer's scores of recorded tokens in a file beside a run: for each generated token of
+a trajectory its log-probability and the entropy of its distribution, under the version that sampled
+it. `rollstream replay --token-scores` computes them; `explore` and `inspect` show them.
+
+The file is Parquet, one row per trajectory. It is replaced as a whole, so a reader sees the old or
+the new one. A row names the text that it belongs to by a hash, so scores never appear beside other
+tokens. Neither reading nor writing imports torch.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollstream.errors import ConfigurationError
+from rollstream.storage.stores.base import content_hash
+from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Floats
+
+TOKEN_SCORES_FILE = "token-scores.parquet"
+FORMAT, FORMAT_KEY = 1, b"rollstream.token_scores"
+TRAJECTORIES_MAX = 200_000
+"""Most trajectories that are scored into one file; an export of the explorer holds as many."""
+GROUP_ROWS, GROUP_TOKENS = 256, 1 << 20
+"""A row group has at most so many rows, and ends with the row that reaches so many tokens: what a
+reader of one trajectory decodes.
+"""
+GROUP_BYTES_MAX = 256 << 20
+"""A larger row group is not decoded: the file may be another person's."""
+SCHEMA = pa.schema(
+    [
+        ("trajectory", pa.string()),
+        ("group", pa.int64()),
+        ("hash", pa.string()),
+        ("logprob", pa.list_(pa.float32())),
+        ("entropy", pa.list_(pa.float32())),
+    ],
+    metadata={FORMAT_KEY: str(FORMAT).encode()},
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredTrajectory:
+    """Holds the trainer's scores of one trajectory's G generated tokens: `logprobs` [G] at the
+    temperature of the sampling, and `entropy` [G] in nats. Both are NaN for tokens whose version
+    could not be loaded. `hash` is the `text_hash` of the scored record.
+    """
+
+    trajectory: str
+    group: int
+    hash: str
+    logprobs: Floats
+    entropy: Floats
+
+
+def text_hash(record: Trajectory) -> str:
+    """Returns the hash of what is scored: the tokens, and the log-probabilities that the rollout
+    recorded.
+    """
+    return content_hash(record.tokens.tobytes() + record.logprobs.tobytes())
+
+
+def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
+    """Replace the file by one with these rows and those of other trajectories that it has. A
+    failure leaves the file as it was. Raises `ConfigurationError` if the file cannot be read.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    written: set[str] = set()
+    try:
+        with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
+            for table in _tables(rows):
+                written.update(_names(table))
+                writer.write_table(table)
+            for table in _stored_tables(path):
+                kept = table.filter(pa.array([name not in written for name in _names(table)]))
+                if kept.num_rows:
+                    writer.write_table(kept)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def stored_hashes(path: Path) -> dict[str, str]:
+    """Returns the hash of each trajectory in the file; {} without a file."""
+    found: dict[str, str] = {}
+    for table in _stored_tables(path, ("trajectory", "hash")):
+        found |= zip(_names(table), table.column("hash").to_pylist(), strict=True)
+    return found
+
+
+def read_token_scores(path: Path, record: Trajectory) -> ScoredTrajectory | None:
+    """Returns the scores of exactly this record; None if the file is missing, or has none of it.
+    Raises `ConfigurationError` for a file that cannot be read.
+    """
+    for table in _stored_tables(path, group=record.group):
+        names = _names(table)
+        if record.trajectory in names:
+            row = table.slice(names.index(record.trajectory), 1).to_pylist()[0]
+            return _matching(row, record)
+    return None
+
+
+def _matching(row: Mapping[str, Any], record: Trajectory) -> ScoredTrajectory | None:
+    """Returns the row if it is of exactly this record, and whole."""
+    given: tuple[list[float | None], ...] = tuple(
+        row[name] or [] for name in ("logprob", "entropy")
+    )
+    if row["hash"] != text_hash(record) or not all(
+        len(values) == len(record.logprobs) and None not in values for values in given
+    ):
+        return None
+    logprobs, entropy = (np.array(values, np.float32) for values in given)
+    return ScoredTrajectory(record.trajectory, record.group, row["hash"], logprobs, entropy)
+
+
+def _stored_tables(
+    path: Path, columns: Sequence[str] | None = None, group: int | None = None
+) -> Iterator[pa.Table]:
+    """Yields the row groups of the file; with `group` those that may have one of its trajectories,
+    by their statistics. Raises `ConfigurationError` for a file that cannot be read.
+    """
+    file = _opened(path)
+    if file is None:
+        return
+    at = SCHEMA.names.index("group")
+    with file:
+        for number in range(file.num_row_groups):
+            part = file.metadata.row_group(number)
+            known: Any = part.column(at).statistics
+            if group is not None and known is not None and known.has_min_max:
+                lowest, highest = known.min, known.max
+                if not lowest <= group <= highest:
+                    continue
+            if part.total_byte_size > GROUP_BYTES_MAX:
+                raise _unreadable(path, f"a row group has {part.total_byte_size:,} bytes")
+            try:
+                table = file.read_row_group(number, columns=columns)
+            except (OSError, pa.ArrowException) as error:
+                raise _unreadable(path, error) from None
+            yield table
+
+
+def _names(table: pa.Table) -> list[str]:
+    return table.column("trajectory").to_pylist()
+
+
+def _opened(path: Path) -> pq.ParquetFile | None:
+    """Returns the opened file, None if there is none. Raises `ConfigurationError` for one that is
+    damaged or of another format.
+    """
+    if not path.is_file():
+        return None
+    try:
+        file = pq.ParquetFile(path)
+        found = (file.schema_arrow.metadata or {}).get(FORMAT_KEY)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
+    if found != str(FORMAT).encode() or not file.schema_arrow.equals(SCHEMA):
+        raise ConfigurationError(
+            f"{path} has another format than {FORMAT} of this release; delete it to compute the "
+            "scores again"
+        )
+    return file
+
+
+def _unreadable(path: Path, error: object) -> ConfigurationError:
+    return ConfigurationError(f"{path} cannot be read ({error}); delete it to compute it again")
+
+
+def _tables(rows: Iterable[ScoredTrajectory]) -> Iterator[pa.Table]:
+    """Yields the rows as row groups."""
+    held: list[ScoredTrajectory] = []
+    tokens = 0
+    for row in rows:
+        held.append(row)
+        tokens += len(row.logprobs)
+        if len(held) >= GROUP_ROWS or tokens >= GROUP_TOKENS:
+            yield _table(held)
+            held, tokens = [], 0
+    if held:
+        yield _table(held)
+
+
+def _table(rows: list[ScoredTrajectory]) -> pa.Table:
+    columns = [
+        pa.array([row.trajectory for row in rows], pa.string()),
+        pa.array([row.group for row in rows], pa.int64()),
+        pa.array([row.hash for row in rows], pa.string()),
+        _lists([row.logprobs for row in rows]),
+        _lists([row.entropy for row in rows]),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _lists(values: list[Floats]) -> pa.Array:
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(np.concatenate(values).astype(np.float32))
+    )

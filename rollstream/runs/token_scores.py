@@ -1,0 +1,188 @@
+"""Scores the recorded tokens of a run again (`score_run_tokens`) and keeps the result in the run's
+folder, where the explorer shows it. Nothing else of the run is written, so it may be living.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from transformers.utils.logging import disable_progress_bar
+
+from rollstream.analysis.token_scores import (
+    TOKEN_SCORES_FILE,
+    TRAJECTORIES_MAX,
+    ScoredTrajectory,
+    stored_hashes,
+    text_hash,
+    write_token_scores,
+)
+from rollstream.config.config import load
+from rollstream.config.run_model import model_folder
+from rollstream.config.settings import Configuration
+from rollstream.consumers.replay.token_scores import VersionScorer
+from rollstream.consumers.trainer.learn.paced import PacedModel
+from rollstream.errors import ConfigurationError
+from rollstream.roles.context import set_torch_threads, training_bounds
+from rollstream.roles.train import starting_model
+from rollstream.runs.replay import is_wanted_trajectory, needs_steps, parse_conditions
+from rollstream.runs.replay_output import ReplaySource
+from rollstream.storage.hf_folder import hf_vocabulary_size
+from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Floats
+
+CHUNK_TOKENS = 4 << 20
+"""Tokens that are held at once, about 40 MB. A version is loaded once for all of them."""
+
+
+@dataclass(slots=True)
+class TokenScoring:
+    """Counts what `score_run_tokens` has scored and written to `path`. `before` are trajectories
+    that the file had already, `refused` those that no trainer can score (dead ones too). `missing`
+    has the versions that are not in the store any more, with the number of tokens that each
+    sampled; these have no scores.
+
+    The differences, the trainer's log-probability minus the recorded one, are those of the
+    `compared` tokens in first spans: later ones may be over a KV cache of older weights.
+    """
+
+    path: Path
+    trajectories: int = 0
+    tokens: int = 0
+    before: int = 0
+    refused: int = 0
+    missing: Counter[str] = field(default_factory=Counter[str])
+    compared: int = 0
+    difference_sum: float = 0.0
+    difference_max: float = 0.0
+
+    @property
+    def difference_mean(self) -> float:
+        """The mean size of the differences; 0 without any."""
+        return self.difference_sum / self.compared if self.compared else 0.0
+
+    def add(self, record: Trajectory, logprobs: Floats) -> None:
+        """Count one scored trajectory."""
+        self.trajectories += 1
+        is_scored = ~np.isnan(logprobs)
+        self.tokens += int(np.count_nonzero(is_scored))
+        for span in record.spans:
+            lost = int(np.count_nonzero(~is_scored[span.start : span.end]))
+            if lost:
+                self.missing[str(span.version)] += lost
+        first = slice(record.spans[0].start, record.spans[0].end)
+        size = np.abs(logprobs[first].astype(np.float64) - record.logprobs[first])
+        size = size[is_scored[first]]
+        self.compared += len(size)
+        self.difference_sum += float(size.sum())
+        self.difference_max = max(self.difference_max, float(size.max(initial=0.0)))
+
+
+def score_run_tokens(
+    source: ReplaySource, where: Sequence[str], advance: Callable[[int], None]
+) -> TokenScoring:
+    """Score the trajectories that meet the conditions (`--where`), each token under the version
+    that sampled it, and write the scores to `token-scores.parquet` in the run's folder. What the
+    file has stays there and is not computed again, so an interrupted call is repeated at little
+    cost. `advance` is called with numbers of read records.
+
+    Raises `ConfigurationError` for a run without folder, settings, weights or model, for no
+    trajectory, and for more than `TRAJECTORIES_MAX`. Memory holds `CHUNK_TOKENS` and the model.
+    """
+    folder, c = _folder_and_settings(source)
+    assert source.store is not None
+    found = TokenScoring(folder / TOKEN_SCORES_FILE)
+    records = _wanted(source, where, found, advance)
+    first = next(records, None)
+    if first is None and not found.before:
+        raise ConfigurationError(f"{source.location.name} has no such finished trajectory")
+    if first is None:
+        return found
+    disable_progress_bar()  # of transformers: it would mix with the command's output
+    set_torch_threads(c.trainer.threads * c.trainer.workers)
+    model = starting_model(c, folder)
+    assert not isinstance(model, PacedModel), "refused before"
+    scorer = VersionScorer(source.store, model, c.trainer)
+    bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
+    write_token_scores(found.path, _rows(chain([first], records), scorer, bounds, found))
+    return found
+
+
+def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
+    folder = source.location.folder
+    if folder is None or not (folder / "config.json").is_file() or source.store is None:
+        raise ConfigurationError(
+            f"{source.location.name}: scores need the run's config.json and its weights, and are "
+            "kept in the run's folder; give that folder"
+        )
+    c = load(folder / "config.json")
+    if c.trainer.learner == "paced":
+        raise ConfigurationError(
+            f"{source.location.name}: a paced trainer has no model, so no token has a score"
+        )
+    return folder, c
+
+
+def _wanted(
+    source: ReplaySource, where: Sequence[str], found: TokenScoring, advance: Callable[[int], None]
+) -> Iterator[Trajectory]:
+    """Yields the first completion of each trajectory (invariant 2), if it meets the conditions and
+    the file has no scores of it.
+    """
+    conditions = parse_conditions(where)
+    steps = source.recorded().step_of() if needs_steps(conditions) else {}
+    stored = stored_hashes(found.path)
+    seen: set[str] = set()
+    wanted = 0
+    for one in source.log.topic("trajectories").records():
+        advance(1)
+        record = one.record
+        if not isinstance(record, Trajectory) or record.trajectory in seen:
+            continue
+        seen.add(record.trajectory)
+        step = steps.get(one.address)
+        if not is_wanted_trajectory(conditions, record, one.timestamp_ms, step):
+            continue
+        if stored.get(record.trajectory) == text_hash(record):
+            found.before += 1
+            continue
+        wanted += 1
+        if wanted + len(stored) > TRAJECTORIES_MAX:
+            raise ConfigurationError(
+                f"{found.path} would hold more than {TRAJECTORIES_MAX:,} trajectories; select "
+                "fewer with --where, or delete the file"
+            )
+        yield record
+
+
+def _rows(
+    records: Iterator[Trajectory],
+    scorer: VersionScorer,
+    bounds: TrainingBounds,
+    found: TokenScoring,
+) -> Iterator[ScoredTrajectory]:
+    """Yields the scores of the trajectories that a trainer can score, and counts them."""
+    for chunk in _chunks(records):
+        scorable = [record for record in chunk if refusal(record, bounds) is None]
+        found.refused += len(chunk) - len(scorable)
+        for record, (logprobs, entropy) in zip(scorable, scorer.score(scorable), strict=True):
+            found.add(record, logprobs)
+            yield ScoredTrajectory(
+                record.trajectory, record.group, text_hash(record), logprobs, entropy
+            )
+
+
+def _chunks(records: Iterator[Trajectory]) -> Iterator[list[Trajectory]]:
+    held: list[Trajectory] = []
+    tokens = 0
+    for record in records:
+        held.append(record)
+        tokens += len(record.tokens)
+        if tokens >= CHUNK_TOKENS:
+            yield held
+            held, tokens = [], 0
+    if held:
+        yield held
