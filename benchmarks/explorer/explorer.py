@@ -8,7 +8,8 @@ that the server has not kept; the time in a browser until the first view is draw
 
 `explorer_cost` compares windows of one quickstart: the server follows it and a client asks what the
 page asks, or both are stopped (SIGSTOP). A window that begins again pays for reading what the
-stopped server missed, so the cost is an upper bound.
+stopped server missed, so the cost is an upper bound. The run hardly learns (`STILL_LR`): otherwise
+its answers grow longer from window to window, by more than the explorer costs.
 """
 
 import json
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection, RemoteDisconnected
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +43,8 @@ ROWS, QUICK_ROWS = 1_000_000, 100_000
 OPENED, REPEATS = 25, 7
 ASSETS_KB = 150.0
 PAIRS, QUICK_PAIRS = 12, 2
-WINDOW_S, WARMUP_S = 15.0, 10.0
+WINDOW_S, WARMUP_S = 20.0, 15.0
+STILL_LR = 1e-9
 COST_GOAL = 0.98
 READY_S = 600.0
 
@@ -65,6 +68,10 @@ class ExplorerClient:
 
     def get(self, path: str) -> Any:
         """Returns the JSON of a route below `/api/`; raises `AssertionError` for an error."""
+        return json.loads(self.read(path))
+
+    def read(self, path: str) -> bytes:
+        """Returns the bytes of the same answer."""
         try:
             self._connection.request("GET", f"/api/{path}")
             answer = self._connection.getresponse()
@@ -74,7 +81,7 @@ class ExplorerClient:
             answer = self._connection.getresponse()
         body = answer.read()
         assert answer.status == 200, (path, answer.status, body[:200])
-        return json.loads(body)
+        return body
 
     def seconds(self, path: str) -> float:
         started = time.perf_counter()
@@ -221,7 +228,7 @@ def _cost(pairs: int) -> Iterator[Case]:
             sys.executable, "-m", "rollstream", "run", str(ROOT / "examples" / "quickstart.toml"),
             "--run", str(folder), "--set", "trainer.steps=100000",
             "--set", "warmup.steps=100", "--set", "trainer.groups_per_step=8",
-            "--set", "evaluation.enabled=false",
+            "--set", "evaluation.enabled=false", "--set", f"trainer.lr={STILL_LR}",
         ]  # fmt: skip
         with (Path(scratch) / "out").open("wb") as out:
             run = subprocess.Popen(command, stdout=out, stderr=out)
@@ -229,11 +236,11 @@ def _cost(pairs: int) -> Iterator[Case]:
             _wait_for_steps(folder, run)
             time.sleep(WARMUP_S)
             with served(folder) as (process, port):
-                windows, share = _windows(process, port, pairs)
+                windows = _windows(process, port, psutil.Process(run.pid), pairs)
         finally:
             run.terminate()
             run.wait(60)
-        yield _cost_case(_rates(folder, windows), share)
+        yield _cost_case(_rates(folder, windows), windows)
 
 
 def _wait_for_steps(folder: Path, run: "subprocess.Popen[bytes]") -> None:
@@ -245,30 +252,49 @@ def _wait_for_steps(folder: Path, run: "subprocess.Popen[bytes]") -> None:
         time.sleep(0.2)
 
 
-def _windows(
-    process: psutil.Process, port: int, pairs: int
-) -> tuple[list[tuple[bool, float, float]], float]:
-    """Returns the windows, each as whether it was watched, its start and its end; and the share of
-    one core that the server took in the watched ones.
+@dataclass(frozen=True, slots=True)
+class CostWindow:
+    """A window of the run: whether the explorer watched it, its start and end (seconds since the
+    epoch), and the shares of one core that the server and the run's processes took.
     """
+
+    is_watched: bool
+    start_s: float
+    end_s: float
+    server_share: float
+    run_share: float
+
+
+def _windows(
+    process: psutil.Process, port: int, run: psutil.Process, pairs: int
+) -> list[CostWindow]:
+    """Returns the windows of the pairs, in the order in which they passed."""
     page = WatchingPage(port)
     page.thread.start()
     page.wait_until_read()
-    windows: list[tuple[bool, float, float]] = []
-    cpu = 0.0
+    windows: list[CostWindow] = []
     for number in range(2 * pairs):
         watched = number % 4 in (0, 3)
         page.is_watching.set() if watched else page.is_watching.clear()
         process.resume() if watched else process.suspend()
-        used, started = sum(process.cpu_times()[:2]), time.time()
+        server_s, run_s, start_s = _cpu_s(process), _cpu_s(run), time.time()
         time.sleep(WINDOW_S)
-        windows.append((watched, started, time.time()))
-        cpu += (sum(process.cpu_times()[:2]) - used) if watched else 0.0
+        end_s = time.time()
+        shares = (_cpu_s(process) - server_s, _cpu_s(run) - run_s)
+        server, roles = (share / (end_s - start_s) for share in shares)
+        windows.append(CostWindow(watched, start_s, end_s, server, roles))
     process.resume()
     page.is_over.set()
     page.is_watching.set()
     page.thread.join(30)
-    return windows, cpu / (pairs * WINDOW_S)
+    return windows
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Returns the processor time of the process and of its children."""
+    return sum(
+        sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True))
+    )  # fmt: skip
 
 
 class WatchingPage:
@@ -299,14 +325,14 @@ class WatchingPage:
             self.is_watching.wait()
             if line.startswith(b"event: change"):
                 self.requests += 1
-                client.get("r/0/overview")
+                client.read("r/0/overview")
                 if self.requests % 2:
-                    client.get("r/0/steps")
+                    client.read("r/0/steps")
                 else:
-                    client.get(f"r/0/lanes?i={math.floor(time.time() / 64)}&z=6")
+                    client.read(f"r/0/lanes?i={math.floor(time.time() / 64)}&z=6")
 
 
-def _rates(folder: Path, windows: Sequence[tuple[bool, float, float]]) -> list[tuple[bool, float]]:
+def _rates(folder: Path, windows: Sequence[CostWindow]) -> list[tuple[bool, float]]:
     """Returns the trained tokens per second of each window, by the steps' own times; a step that
     lies across an edge counts by its share of time.
     """
@@ -325,12 +351,23 @@ def _rates(folder: Path, windows: Sequence[tuple[bool, float, float]]) -> list[t
                 return sums[number] + share * (sums[number + 1] - sums[number])
         return sums[-1]
 
-    return [(seen, (trained(end) - trained(start)) / (end - start)) for seen, start, end in windows]
+    return [
+        (one.is_watched, (trained(one.end_s) - trained(one.start_s)) / (one.end_s - one.start_s))
+        for one in windows
+    ]
 
 
-def _cost_case(rates: Sequence[tuple[bool, float]], share: float) -> Case:
+def _cost_case(rates: Sequence[tuple[bool, float]], windows: Sequence[CostWindow]) -> Case:
     watched = [rate for seen, rate in rates if seen]
     alone_ = [rate for seen, rate in rates if not seen]
-    run = f"windows of {WINDOW_S:g} s of one quickstart of 8 groups a step"
-    note = f"{run}; the server took {share:.1%} of a core"
+    server = statistics.mean(one.server_share for one in windows if one.is_watched)
+    roles = [
+        statistics.mean(one.run_share for one in windows if one.is_watched is seen)
+        for seen in (True, False)
+    ]
+    note = (
+        f"windows of {WINDOW_S:g} s of one quickstart of 8 groups a step that hardly learns; the "
+        f"server took {server:.1%} of a core, the run's processes {roles[0]:.0%} while it was "
+        f"watched and {roles[1]:.0%} while not"
+    )
     return paired("explorer_cost", watched, "tokens/s", "not watched", alone_, COST_GOAL, note)

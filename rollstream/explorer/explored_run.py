@@ -112,6 +112,12 @@ class ExploredRun:
         return None if folder is None else folder / TOKEN_SCORES_FILE
 
     @property
+    def has_weights(self) -> bool:
+        """Whether the run may have stored weights: False if its store is a folder without any."""
+        scheme, _, rest = self.location.store.partition(":")
+        return scheme != "file" or (Path(rest.removeprefix("//")) / "weights").is_dir()
+
+    @property
     def state_number(self) -> int:
         """A number that changes with everything that answers about the index depend on: the index,
         and the file of token scores.

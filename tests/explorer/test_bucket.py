@@ -13,6 +13,8 @@ from testbed.servers import versity
 
 PATHS = ("steps", "steps/2", "groups/1", "trajectories/1.0", "map/lag", "search?mode=text&q=531",
          "weights", "questions")  # fmt: skip
+UNLIKE = {"seconds": 0, "missing": None}
+"""What may differ: a command names the folder, and no request asks whether a bucket has weights."""
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def test_a_store_in_a_bucket_answers_as_a_folder(asked_folders, stored):
     with serving([str(asked_folders["archived"])]) as near, serving([str(folder), url]) as far:
         for path in PATHS:
             known, found = near.json(f"r/0/{path}"), far.json(f"r/0/{path}")
-            assert found | {"seconds": 0} == known | {"seconds": 0}, path
+            assert found | UNLIKE == known | UNLIKE, path
         assert far.json("r/1/steps") == near.json("r/0/steps")
         prompt = far.json("r/1/groups/1")["prompt"]
         assert prompt.split() == [str(int(word)) for word in prompt.split()]

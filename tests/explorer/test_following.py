@@ -62,10 +62,14 @@ def test_an_archive_without_its_log_is_followed(tmp_path):
     (seen / "store").symlink_to(writing / "store")
     with serving([str(seen)]) as server:
         assert server.json("r/0/steps")["total"] == 1
+        assert server.json("r/0/overview")["metrics"]["step"] == [1]
         asked_run.publish_rest(bus)
         asked_run.archive(writing)
         wait_for(lambda: server.json("r/0/steps")["total"] == 2)
         with serving([str(seen)]) as opened_later:
+            curves = [one.json("r/0/overview")["metrics"] for one in (server, opened_later)]
+            assert curves[0] == curves[1]
+            assert curves[0]["step"] == [1, 2]
             for path in ("steps", "groups", "search?step=2", "trajectories/1.0"):
                 followed, whole = (one.json(f"r/0/{path}") for one in (server, opened_later))
                 assert followed | {"seconds": 0} == whole | {"seconds": 0}, path

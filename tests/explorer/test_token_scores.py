@@ -38,6 +38,7 @@ def write_scores(folder, name: str, lost: int = 0) -> None:
 
 
 def test_the_command_is_named_until_the_file_is_there(folder) -> None:
+    (folder / "store" / "weights").mkdir()
     with serving([str(folder)]) as server:
         found = server.json("r/0/trajectories/1.0")
         assert found["tokens"]["entropy"] is found["tokens"]["mismatch"] is None
@@ -50,6 +51,12 @@ def test_the_command_is_named_until_the_file_is_there(folder) -> None:
     assert found["tokens"]["entropy"] == [None] * 7 + [round(n / 10, 5) for n in range(9)]
     assert found["tokens"]["mismatch"][:7] == [None] * 7
     assert found["tokens"]["mismatch"][7:] == pytest.approx([0.001] * 9, abs=1e-6)
+
+
+def test_no_command_is_named_for_a_run_without_weights(living) -> None:
+    missing = living.json("r/0/trajectories/1.0")["missing"]
+    assert missing["command"] == ""
+    assert missing["note"].endswith("the run has no weights.")
 
 
 def test_tokens_of_versions_that_are_gone_are_counted(folder) -> None:

@@ -42,12 +42,14 @@ def shown_scores(run: ExploredRun, record: Trajectory | None) -> ShownScores:
         found = read_token_scores(run.token_scores, record)
     except ConfigurationError as error:
         return _without(f"Entropy and mismatch by token: {error}.")
+    if found is None and not run.has_weights:
+        return _without("Entropy and mismatch by token are missing, and the run has no weights.")
     if found is None:
         words = ("rollstream", "replay", run.folder_name, "--token-scores")
         name = f"trajectory={record.trajectory}"
         return _without(
-            "Entropy and mismatch by token are not computed yet; without --where the command "
-            "computes those of the whole run:",
+            "Entropy and mismatch by token are computed by this command (of the whole run without "
+            "--where):",
             shlex.join([*words, "--where", name]),
         )
     return ShownScores(

@@ -85,7 +85,8 @@ function Picture({ data, chosen, onChoose }) {
       aria-label=${`${WORDS[data.x.name]} by ${WORDS[data.y.name]}: ${count(data.total)} trajectories in ${data.cells.length} cells; the fields below select`}
       onPointerDown=${down} onPointerMove=${move} onPointerUp=${up} onPointerCancel=${() =>
         setDrag(null)} onPointerLeave=${() => setTip(null)}></canvas>
-    <p class="note map-note" aria-hidden="true">${tip ?? "darker: more trajectories"}</p></div>`;
+    <p class="note map-note" aria-hidden="true">${tip
+      ?? `${theme === "dark" ? "lighter" : "darker"}: more trajectories`}</p></div>`;
 }
 
 /** Where bins are on the canvas: equal widths, whatever the edges are. */
