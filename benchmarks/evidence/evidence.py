@@ -157,7 +157,7 @@ def paired_share(rows: Sequence[EvidenceRow]) -> Case:
         for one, share in zip(used, shares, strict=True)
     )
     value = fmean(shares) if shares else math.nan
-    note = f"unpaired: 1; {each}"
+    note = f"unpaired: 1; {each or 'no pairs'}"
     case = alone("paired_variance", value, "share", at_most=0.5, note=note)
     return _decided(case, [_too_few(seeds)] if seeds < SEEDS_MIN else [])
 
