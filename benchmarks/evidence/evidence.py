@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.case import Case, alone
-from benchmarks.evidence.arms import ARMS, LAGS, STRESSES, WORLDS, WORLDS_WANTED
+from benchmarks.evidence.arms import ARMS, LAGS, STRESSES, WORLDS
 from benchmarks.evidence.rows import EvidenceRow, by_seed, read_rows, recounted
 from rollstream.analysis.intervals import (
     PairedDifference,
@@ -106,11 +106,9 @@ def lag_difference(rows: Sequence[EvidenceRow]) -> Case:
     value = max(ends, default=math.nan)
     note = "; ".join(one.text() for one in found)
     case = alone("lag8_difference", value, "accuracy", at_most=MARGIN, note=note)
-    seeds = min(len(one.pairs) for one in found)
-    missing = [_too_few(seeds)] if seeds < SEEDS_MIN else []
-    worlds = len({one.world for one in found if len(one.pairs) >= SEEDS_MIN})
-    missing += [f"worlds {worlds} of {WORLDS_WANTED}"] if worlds < WORLDS_WANTED else []
-    return _decided(case, missing)
+    few = {one.world for one in found if len(one.pairs) < SEEDS_MIN}
+    worlds = f"worlds {len(WORLDS) - len(few)} of {len(WORLDS)}"
+    return _decided(case, [*_too_few(found), worlds] if few else [])
 
 
 def _farthest(found: PairedDifference) -> float:
@@ -125,8 +123,8 @@ def stress(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Case:
-    """The mean difference of a stressed arm to the same stress without lag, in the worst or, of
-    what must collapse, the best world.
+    """The mean difference of a stressed arm to the same stress without lag: of the worlds that have
+    such runs the worst, for an arm that must collapse the best.
     """
     found = comparisons(rows, [name])
     means = [fmean(b.accuracy - a.accuracy for a, b in one.pairs) for one in found if one.pairs]
@@ -135,8 +133,7 @@ def stress(
     texts = [*found, *(one for one in comparisons(rows, others) if one.pairs)]
     note = "; ".join(one.text() for one in texts)
     case = alone(name, value, "accuracy", at_least=at_least, at_most=at_most, note=note)
-    seeds = min(len(one.pairs) for one in found)
-    return _decided(case, [_too_few(seeds)] if seeds < SEEDS_MIN else [])
+    return _decided(case, _too_few(found))
 
 
 def paired_share(rows: Sequence[EvidenceRow]) -> Case:
@@ -157,9 +154,9 @@ def paired_share(rows: Sequence[EvidenceRow]) -> Case:
         for one, share in zip(used, shares, strict=True)
     )
     value = fmean(shares) if shares else math.nan
-    note = f"unpaired: 1; {each}"
+    note = f"unpaired: 1; {each or 'no pairs'}"
     case = alone("paired_variance", value, "share", at_most=0.5, note=note)
-    return _decided(case, [_too_few(seeds)] if seeds < SEEDS_MIN else [])
+    return _decided(case, _too_few(used))
 
 
 def auroc(rows: Sequence[EvidenceRow]) -> Case:
@@ -201,8 +198,10 @@ def area(risks: NDArray[np.float64], collapsed: NDArray[np.bool_]) -> float:
     return float(((apart > 0) + 0.5 * (apart == 0)).mean())
 
 
-def _too_few(seeds: int) -> str:
-    return f"{_count(seeds, 'seed')} of {SEEDS_MIN}"
+def _too_few(found: Sequence[Comparison]) -> list[str]:
+    """Returns what is missing if a comparison that has pairs has too few seeds, or none has any."""
+    seeds = min((len(one.pairs) for one in found if one.pairs), default=0)
+    return [f"{_count(seeds, 'seed')} of {SEEDS_MIN}"] if seeds < SEEDS_MIN else []
 
 
 def _decided(case: Case, missing: Sequence[str]) -> Case:
