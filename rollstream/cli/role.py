@@ -1,9 +1,10 @@
 """`rollstream ROLE CONFIG`, for every role of `roles/catalogue.py`: runs it in this process.
 
-Exit code 0 means that the role's work is done. A role stopped by a signal exits with 143 after a
-clean stop, so a supervisor that did not request the stop restarts it. A preemptible rollout exits
-with 0 in that case. For a trainer of several processes `train` starts and supervises all of them.
-`eval` evaluates new versions as a role, or stored ones with `--versions`.
+Exit code 0 means that the role's work is done; with `--until-complete` also that the run is
+complete. A role stopped by a signal exits with 143 after a clean stop, so a supervisor that did not
+request the stop restarts it. A preemptible rollout exits with 0 in that case. For a trainer of
+several processes `train` starts and supervises all of them. `eval` evaluates new versions as a
+role, or stored ones with `--versions`.
 """
 
 import argparse
@@ -86,6 +87,12 @@ def add_arguments(command: CommandParser) -> None:
         command.add_json()
     if ROLES[command.command].records_configuration:
         command.add_accept()
+    if ROLES[command.command].ends == "never":
+        command.add_argument(
+            "--until-complete",
+            action="store_true",
+            help="exit with 0 once the run is complete, as an orchestrator needs it",
+        )
     if command.command == "rollout":
         command.add_examples(
             "runs/quickstart-0 --name rollout-extra",
@@ -163,6 +170,7 @@ def _run(arguments: argparse.Namespace, on_run: Callable[[str], None]) -> int:
         handed_nonce=os.environ.get(HANDED_NONCE),
         accept_config=getattr(arguments, "accept_config", False),
         grace_s=grace_s,
+        until_complete=getattr(arguments, "until_complete", False),
     )
     is_done = run_role(launch)
     log.info("%s %s", name, "is done" if is_done else "was stopped")

@@ -5,4 +5,5 @@
 what was trained, `comparison` derives the metrics that two runs share. `page` holds the HTML parts
 and draws charts, `timeline` draws the rollouts, `write` lays out the sections of a report.
 `comparison` also writes the page of several runs, `timeline` that of a simulation.
+`serve` waits for the end of a run and serves its page.
 """

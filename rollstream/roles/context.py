@@ -70,6 +70,8 @@ class RoleLaunch:
     """True to continue a run whose recorded configuration is another one."""
     grace_s: float | None = None
     """The seconds that a preemptible rollout has after a request to stop; None for other roles."""
+    until_complete: bool = False
+    """True if a role without an end of its own ends with the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rollstream.config.config import truncates_log
@@ -31,6 +32,7 @@ from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
 from rollstream.producers.scoring.build import check_scoring, scorer_pool, window_size
 from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.catalogue import ROLES
+from rollstream.roles.completion import is_complete, stop_when_complete
 from rollstream.roles.context import (
     RoleContext,
     RoleLaunch,
@@ -53,9 +55,10 @@ ARCHIVE_NICENESS = 10  # the archive gets a tenth of a core's time while other p
 
 
 def run_role(launch: RoleLaunch) -> bool:
-    """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` if a
-    holder of a higher term took the role over, and `ConfigurationError` if the run's store has
-    another configuration or does not obey conditional writes.
+    """Run one role until it is done (returns True) or stopped (returns False); with
+    `until_complete` a role without an end of its own is done when the run is complete. Raises
+    `Fenced` if a holder of a higher term took the role over, and `ConfigurationError` if the run's
+    store has another configuration or does not obey conditional writes.
     """
     c, watch, role = launch.configuration, ProcessMetrics(launch.stop), ROLES[launch.role]
     with (
@@ -67,11 +70,32 @@ def run_role(launch: RoleLaunch) -> bool:
                 check_conditional_writes(context.store, c.store, uuid.uuid4().hex)
                 read_or_create_identity(context.store, c.run)
             with watch_configuration(context.store, c, launch.stop, launch.accept_config):
-                if role.needs_model and not await_model(context):
-                    return False
-                return role.load()(context)
+                return _run_until_complete(context) if launch.until_complete else _run(context)
         finally:
             _record_usage(launch.folder, launch.name)
+
+
+def _run(context: RoleContext) -> bool:
+    role = ROLES[context.role]
+    if role.needs_model and not await_model(context):
+        return False
+    return role.load()(context)
+
+
+def _run_until_complete(context: RoleContext) -> bool:
+    """Run the role until it is done, or the run is complete (both return True), or it is stopped.
+    Raises `SystemExit` as a standby that is stopped (`_acquire`).
+    """
+    steps, role = context.configuration.trainer.steps, ROLES[context.role]
+    ask = partial(is_complete, context.store, steps)
+    with stop_when_complete(ask, context.stop, role.stops_last) as complete:
+        try:
+            is_done = _run(context)
+        except SystemExit:
+            if not complete.is_set():
+                raise
+            return True
+    return is_done or complete.is_set()
 
 
 def evaluate_versions(

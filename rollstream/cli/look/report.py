@@ -2,11 +2,14 @@
 runs' logs (with their archives) and metrics files alone.
 
 One run gets a page in its own folder; several runs are compared on one page in the working
-directory. The runs may be running, stopped or finished.
+directory. The runs may be running, stopped or finished. `--when-complete` waits for the end of the
+run, and `--serve` serves its page afterwards.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -14,12 +17,15 @@ from rich.console import Console
 from rollstream.analysis.locate import locate_run
 from rollstream.analysis.session import QuerySession
 from rollstream.cli.arguments import RUN_HELP, CommandParser
-from rollstream.cli.signals import warn
-from rollstream.config.run_folder import run_folder
+from rollstream.cli.main import EXIT_INTERRUPTED
+from rollstream.cli.signals import listen_for_signals, warn
+from rollstream.config.config import load_for_viewing
+from rollstream.config.run_folder import RunFolder, run_folder
 from rollstream.errors import ConfigurationError
 from rollstream.report.comparison import RUNS_MAX, OverlaidRun, write_overlay
 from rollstream.report.history import RunHistory
 from rollstream.report.learning import learning_cards
+from rollstream.report.serve import ReportPages, parse_address, serve_report, wait_until_over
 from rollstream.report.summary import distinct_names, open_history, summarise
 from rollstream.report.write import write_report
 
@@ -36,6 +42,16 @@ def add_arguments(command: CommandParser) -> None:
         metavar="FILE",
         help="output file (default RUN/report.html; ./report.html for several runs)",
     )
+    command.add_argument(
+        "--when-complete",
+        action="store_true",
+        help="wait until the run is complete and its last version is evaluated",
+    )
+    command.add_argument(
+        "--serve",
+        metavar="HOST:PORT",
+        help="then serve the page by HTTP until a signal; before that it answers 503 and the step",
+    )
     command.add_json()
 
 
@@ -46,6 +62,39 @@ def main(arguments: argparse.Namespace) -> int:
     folders = [run_folder(path) for path in arguments.runs]
     if len(folders) > RUNS_MAX:
         raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")
+    if not (arguments.when_complete or arguments.serve):
+        _report(folders, arguments)
+        return 0
+    if len(folders) > 1:
+        raise ConfigurationError("--when-complete and --serve take one run")
+    return _report_later(folders[0], arguments)
+
+
+def _report_later(folder: RunFolder, arguments: argparse.Namespace) -> int:
+    """Report when the run is complete, and serve the page until a signal. Exit code 130 if a signal
+    came before the report.
+    """
+    stop = listen_for_signals().stop
+    path = Path(arguments.output) if arguments.output else folder.report
+    pages = ReportPages(path, load_for_viewing(folder.configuration).trainer.steps)
+    server = serve_report(parse_address(arguments.serve), pages) if arguments.serve else None
+    try:
+        on_step = partial(setattr, pages, "step")
+        if arguments.when_complete and not wait_until_over(folder, stop, on_step):
+            return EXIT_INTERRUPTED
+        _report([folder], arguments)
+        pages.is_written = True
+        if server is not None:
+            print(f"the report is served: http://127.0.0.1:{server.port}/", flush=True)
+            stop.wait()
+    finally:
+        if server is not None:
+            server.end()
+    return 0
+
+
+def _report(folders: Sequence[RunFolder], arguments: argparse.Namespace) -> None:
+    """Write the page and print the summaries."""
     histories = [open_history(folder) for folder in folders]
     runs = [
         OverlaidRun(name, history, summarise(history))
@@ -61,12 +110,11 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         for run in runs:
             print(json.dumps(run.summary.line()))
-        return 0
+        return
     console = Console()
     for run in runs:
         console.print(run.summary.table())
     console.print(f"report: {output}", soft_wrap=True, highlight=False)
-    return 0
 
 
 def _learning(run: str, history: RunHistory) -> list[str]:

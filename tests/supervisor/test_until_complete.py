@@ -1,0 +1,145 @@
+"""Roles and report of a run without a supervisor end with the run: processes over a finished run
+whose trainer holds its lease once more, then releases it.
+"""
+
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollstream.config.config import load
+from rollstream.config.run_folder import store_url
+from rollstream.errors import StoreError
+from rollstream.roles.completion import is_complete, stop_when_complete
+from rollstream.storage.leases import Lease, LeaseCandidate, acquire_lease
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
+from rollstream.streams.values import Version
+from testbed.memory import MemoryStore
+from testbed.run_process import started
+from testbed.servers.kafka_broker import free_ports
+from testbed.waiting import WAIT_S, wait_for
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A finished run; its tests are slow."""
+    folder = tmp_path_factory.mktemp("complete") / "run"
+    with started(folder, model, [f"trainer.steps={STEPS}"]) as process:
+        assert process.wait(WAIT_S) == 0, (folder.parent / "output.txt").read_text()
+    return folder
+
+
+def store_of(folder: Path) -> ObjectStore:
+    return open_store(store_url(load(folder / "config.json"), folder))
+
+
+def take_lease(store: ObjectStore) -> Lease:
+    """A trainer that has just published its last version."""
+    return acquire_lease(store, LeaseCandidate("trainer", "trainer", "nonce", duration_s=0.1), 60.0)
+
+
+@contextmanager
+def command(folder: Path, *words: str) -> Generator[subprocess.Popen[bytes]]:
+    with (folder.parent / "output.txt").open("ab") as output:
+        line = [sys.executable, "-m", "rollstream", *words]
+        process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+def test_a_run_is_complete_once_its_last_step_is_believed_and_its_trainer_gone() -> None:
+    store = MemoryStore()
+    assert not is_complete(store, STEPS)
+    lease = take_lease(store)
+    pointer = Pointer("run", lease.term, Version(STEPS, 1), "manifest", "hash", None)
+    store.create(POINTER_KEY, encode_json(pointer))
+    assert not is_complete(store, STEPS)
+    lease.release()
+    assert is_complete(store, STEPS)
+    assert not is_complete(store, STEPS + 1)
+
+
+def asked(*answers: bool | StoreError) -> Callable[[], bool]:
+    left = list(answers)
+
+    def ask() -> bool:
+        answer = left.pop(0)
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+    return ask
+
+
+@pytest.mark.parametrize("stops_last", [False, True])
+def test_a_role_is_stopped_when_the_run_is_complete(stops_last: bool) -> None:
+    stop, ask = threading.Event(), asked(False, StoreError("away"), True)
+    with stop_when_complete(ask, stop, stops_last, pause_s=0.001, last_s=0.001) as complete:
+        assert stop.wait(WAIT_S)
+        assert complete.is_set()
+
+
+def test_a_role_that_ends_by_itself_leaves_the_others_alone() -> None:
+    stop = threading.Event()
+    with stop_when_complete(asked(), stop, False, pause_s=WAIT_S) as complete:
+        pass
+    assert not stop.is_set()
+    assert not complete.is_set()
+
+
+@pytest.mark.slow
+def test_a_role_exits_with_0_once_the_run_is_complete(folder: Path) -> None:
+    lease = take_lease(store_of(folder))
+    with command(folder, "dispatch", str(folder), "--until-complete") as dispatch:
+        with pytest.raises(subprocess.TimeoutExpired):
+            dispatch.wait(8.0)  # two looks
+        lease.release()
+        assert dispatch.wait(WAIT_S) == 0
+
+
+@pytest.mark.slow
+def test_a_role_without_the_option_waits_for_its_signal(folder: Path) -> None:
+    take_lease(store_of(folder)).release()
+    with command(folder, "dispatch", str(folder)) as dispatch:
+        with pytest.raises(subprocess.TimeoutExpired):
+            dispatch.wait(8.0)
+        dispatch.send_signal(signal.SIGTERM)
+        assert dispatch.wait(WAIT_S) == 143
+
+
+@pytest.mark.slow
+def test_the_report_is_served_when_the_run_is_complete(folder: Path) -> None:
+    lease, (port,) = take_lease(store_of(folder)), free_ports(1)
+
+    def fetched() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    words = ("report", str(folder), "--when-complete", "--serve", f"127.0.0.1:{port}")
+    with command(folder, *words) as report:
+        wait_for(lambda: fetched()[1].startswith(f"step {STEPS} of {STEPS};"), report)
+        lease.release()
+        wait_for(lambda: "<html" in fetched()[1], report)
+        assert (folder / "report.html").read_text() == fetched()[1]
+        report.send_signal(signal.SIGTERM)
+        assert report.wait(WAIT_S) == 0
