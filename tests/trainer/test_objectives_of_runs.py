@@ -118,7 +118,9 @@ def test_each_repetition_is_a_fact_in_the_ledger(tmp_path: Path) -> None:
 
 
 def test_the_version_that_a_checkpoint_needs_is_kept(tmp_path: Path) -> None:
-    """The bound of 4 versions would leave 6 to 9 (invariant 11)."""
+    """The bound of 4 versions alone would leave 7 to 10; the checkpoint of step 7 needs 5
+    (invariant 11).
+    """
     with tiny_run(
         tmp_path,
         trainer={"steps": 10, **KL, "reference": "every 5"},
@@ -127,11 +129,13 @@ def test_the_version_that_a_checkpoint_needs_is_kept(tmp_path: Path) -> None:
         weights=WeightsSettings(dtype="bfloat16", versions_max=4, deltas=False),
     ) as run:
         run.start_all()
-        train_until(run, term=1, steps=9)
-        if len(hashes(run)) < 10:
-            assert 5 in {version.number for version in listed_versions(run.store)}
-        assert run.train(term=2)
-        assert {len(found) for found in hashes(run).values()} == {1}
+        assert run.train(term=1)
+        assert sorted(version.number for version in listed_versions(run.store)) == [5, 8, 9, 10]
+        whole = hashes(run)
+        forget_checkpoints(run, but=7)
+        assert run.build_trainer(term=2).step == 7
+        assert run.train(term=3)
+        assert hashes(run) == whole
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -139,6 +143,8 @@ def test_a_replay_recomputes_every_step(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = made(tmp_path / "run", **FORMS[name])
+    assert main(["audit", str(run)]) == 0
+    capsys.readouterr()
     for first in ("0", "5"):
         out = tmp_path / first
         assert main(["replay", str(run), "--out", str(out), "--from-step", first, "--json"]) == 0
