@@ -1,8 +1,8 @@
 """The roles: each is one process that `roles.run_role` builds from the configuration and runs.
 
 `catalogue` declares each role once. `context` opens what a role needs: log, store, task. Roles that
-need more than a few lines have a module: `rollout`, `train`, `evaluation`; the others are built in
-`roles`. `rollout` also measures an engine's profile.
+need more than a few lines have a module: `rollout`, `train`, `evaluation`, `observe`; the others
+are built in `roles`. `rollout` also measures an engine's profile.
 """
 
 from typing import TYPE_CHECKING
