@@ -216,6 +216,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "oncall": Benchmark("benchmarks.oncall.alerts", {"oncall/alerts.py": {"alerts_raised": "≥ 1"}}),
     "pipeline": Benchmark(
         "benchmarks.pipeline.pipeline",
         {

@@ -39,8 +39,10 @@ class MetricHistogram:
         return tuple(self._counts)
 
 
-MetricValue: TypeAlias = float | Mapping[str, float] | MetricHistogram
-"""A metric's value: a number, or numbers by the value of its one label, or a histogram."""
+MetricValue: TypeAlias = (
+    float | MetricHistogram | Mapping[str, float] | Mapping[str, MetricHistogram]
+)
+"""A metric's value: a number or a histogram, or several of them by the value of its one label."""
 MetricValues: TypeAlias = Mapping[str, MetricValue]
 """Values by the metric's name."""
 

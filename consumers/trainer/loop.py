@@ -193,6 +193,7 @@ class Trainer(StepLoop[TakeFeeder]):
             },
             "trainer_version_published": self.publisher.version,
             "trainer_publish_waiting": self.publisher.waiting(),
+            "trainer_checkpoint_age_seconds": self.publisher.checkpoint_age_s(),
             **self.publisher.totals.metric_values(),
         }
 

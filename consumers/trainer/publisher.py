@@ -185,6 +185,7 @@ class StepPublisher:
         self.state_buffers = BufferPool(QUEUE_MAX + 1, idle_max=1)
         """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
+        self._checkpoint_s = timer()
         self._lent = threading.Event()
         self.totals = TrainerTotals()
         self._deletions = DeletionThread(self.delete_unneeded)
@@ -196,6 +197,10 @@ class StepPublisher:
         """The number of the believed version; 0 before the first version."""
         highest = self._versions.highest
         return 0 if highest is None else highest.number
+
+    def checkpoint_age_s(self) -> float:
+        """Returns the seconds since the last checkpoint was written, or since the start."""
+        return self._timer() - self._checkpoint_s
 
     def waiting(self) -> int:
         """Returns the number of steps that were handed over and are still queued."""
@@ -277,6 +282,7 @@ class StepPublisher:
             tensors, state = snapshot.checkpoint
             term, whole = self._versions.term, state if self._versions.leads else None
             write_checkpoint(self._store, done.step, term, tensors, whole, hashes=hashes)  # 5
+            self._checkpoint_s = self._timer()
             self.state_buffers.release(tensors)
             if snapshot.is_lent:
                 self._lent.clear()

@@ -146,8 +146,8 @@ def _supervise(
     lock: RunLock,
     specs: Sequence[ProcessSpec],
 ) -> RunOutcome:
-    """Run the processes until the run ends. Meanwhile show the live view and serve the supervisor's
-    metrics.
+    """Run the processes until the run ends. Meanwhile show the live view, and serve the metrics of
+    the supervisor and those of the whole run.
     """
     process_metrics = ProcessMetrics(signals.stop)
     with (
@@ -157,6 +157,7 @@ def _supervise(
     ):
         supervisor = Supervisor(specs, folder.logs, lock, events.append)
         process_metrics.offer(supervisor.metric_values)
+        process_metrics.offer(view.observer.metric_values)
         return supervisor.run(process_metrics.stop, signals.hurry, view.show)  # 5
 
 

@@ -29,8 +29,8 @@ from rollstream.explorer.index import IndexProgress, RunIndex
 from rollstream.explorer.ingest import IndexReader
 from rollstream.explorer.record_reader import RecordReader
 from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.feed import RunFeed
-from rollstream.monitor.observer import warnings_of
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
 from rollstream.storage.log_view import LogView

@@ -1,8 +1,9 @@
 """A Prometheus endpoint per process, and forwarding of a run's metrics files.
 
-`catalogue` lists all metric families. `endpoint` converts what a role offers (its metrics, its
-readers and the progress of its loop) to them and serves them with `/healthz`.
-`forwarder` sends metrics files to TensorBoard or Weights & Biases.
+`catalogue` lists all metric families. `endpoint` serves what a role offers (its metrics, its
+readers and the progress of its loop) with `/healthz`; `samples` converts the values. `metered`
+measures a process's use of log and store. `forwarder` sends metrics files to TensorBoard or Weights
+& Biases.
 """
 
 from typing import TYPE_CHECKING

@@ -38,6 +38,9 @@ def _families(kind: Kind, rows: Iterable[tuple[str, str, str] | tuple[str, str, 
 # fmt: off
 EVERY_ROLE = (
     *_families("gauge", [
+        ("build_info", "1", "1, by the release; a label `revision` has the commit", "version"),
+        ("role_running_since_seconds", "s",
+         "Unix time since which the role offers all its metrics: it has started"),
         ("role_turn_age_seconds", "s", "time since the last iteration of the role's loop"),
         ("interpreter_allocations", "blocks",
          "blocks of memory that Python objects of the process occupy"),
@@ -60,6 +63,24 @@ EVERY_ROLE = (
          "single-topic feeds that ended because their position was truncated (Kafka)"),
         ("scrape_errors_total", "errors",
          "metrics that could not be read at a scrape; the log contains the errors"),
+        ("bus_appended_bytes_total", "bytes", "keys and values of appended records", "topic"),
+        ("bus_read_bytes_total", "bytes", "keys and values of read records", "topic"),
+        ("bus_in_doubt_total", "appends",
+         "appends that failed, so that their records may be in the log or not"),
+        ("bus_retries_total", "requests", "requests that a broker did not answer, so sent again"),
+        ("store_bytes_total", "bytes", "bytes of objects, `read` and `written`", "kind"),
+        ("store_in_doubt_total", "requests",
+         "writes whose answer was lost, so that they may have taken effect"),
+        ("store_retries_total", "requests",
+         "requests that failed in a way that passes, so sent again"),
+    ]),
+    *_families("histogram", [
+        ("bus_seconds", "s",
+         "appends until they are durable (`append`), requests for positions (`positions`)",
+         "operation"),
+        ("store_seconds", "s",
+         "operations of the store: `write`, `read`, `stat`, `list` (to the first object), `delete`",
+         "operation"),
     ]),
 )
 PROMPTS = (
@@ -200,6 +221,8 @@ TRAINER = (
         ("trainer_groups_complete", "groups", "open groups whose trajectories have all arrived"),
         ("trainer_oldest_group_age_seconds", "s", "age of the oldest open group"),
         ("trainer_publish_waiting", "steps", "finished steps whose publication has not started"),
+        ("trainer_checkpoint_age_seconds", "s",
+         "time since this process wrote a checkpoint, or since it started"),
         ("trainer_last", "as in `trainer.jsonl`", "metrics of the newest step", "metric"),
     ]),
     *_families("histogram", [
@@ -268,6 +291,26 @@ RELAY = (
         ("relay_place", "relays", "number of relays before it in the chain"),
     ]),
 )
+OBSERVE = (
+    *_families("gauge", [
+        ("concern", "1",
+         "1 while this concern lasts, else 0; here `name` is the concern's (see the runbook)",
+         "name"),
+        ("run_step", "steps", "newest step in the ledger"),
+        ("run_steps_wanted", "steps", "steps of the whole run"),
+        ("run_over", "1", "1 once the run is complete, stopped or failed"),
+        ("run_step_age_seconds", "s", "time since the newest step ended"),
+        ("run_archive_age_seconds", "s", "age of the oldest record that is not archived"),
+        ("run_archive_roll_seconds", "s", "the setting `archive.roll_s`"),
+    ]),
+    *_families("counter", [
+        ("run_restarts_total", "restarts",
+         "restarts of all processes by their terms, whatever started them again"),
+    ]),
+)
+"""Metrics of the whole run, which the process serves that observes it: the supervisor of a local
+run, elsewhere the role `observe`.
+"""
 SUPERVISOR = (
     *_families("counter", [
         ("supervisor_restarts_total", "restarts", "restarts of a role", "process"),
@@ -289,6 +332,7 @@ BY_ROLE: dict[str, tuple[Family, ...]] = {
     "archive": ARCHIVE,
     "endpoint": ENDPOINT,
     "relay": RELAY,
+    "observe": OBSERVE,
     "supervisor": SUPERVISOR,
 }
 """Metric families by the role that offers them, in the order of the documentation."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import quote
@@ -29,9 +29,12 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
 from rollstream.http_server import BoundedServer, HttpResponder
-from rollstream.metric_values import MetricHistogram, MetricValue, MetricValues
-from rollstream.metrics.catalogue import FAMILIES, PREFIX, Family
+from rollstream.metric_values import MetricValue, MetricValues
+from rollstream.metrics.catalogue import FAMILIES
+from rollstream.metrics.samples import to_metric, with_labels
+from rollstream.revision import code_revision
 from rollstream.streams.reader import TopicReader
+from rollstream.streams.release import RELEASE
 
 MetricsSource = Callable[[], MetricValues]
 """Returns metrics by their names in `catalogue.py`; the server's threads call it."""
@@ -91,9 +94,12 @@ class ProcessMetrics:
         self.dependencies: list[MetricsSource] = []
         """Sources of parts that the role uses, such as its log; they do not mark it as running."""
         self.readers: list[ReadersSource] = []
+        self.offered_s = 0.0
+        """Unix time of the newest call of `offer`; 0 before the first."""
 
     def offer(self, source: MetricsSource, readers: ReadersSource | None = None) -> None:
         """Serve these metrics and readers too; from now on the role counts as running."""
+        self.offered_s = time.time()
         self.sources.append(source)
         if readers is not None:
             self.readers.append(readers)
@@ -142,6 +148,8 @@ class MetricsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         values: dict[str, MetricValue] = {
+            "build_info": {RELEASE: 1},
+            "role_running_since_seconds": self._watch.offered_s,
             "role_turn_age_seconds": self._watch.turn_age_s(),
             "interpreter_allocations": sys.getallocatedblocks(),
         }
@@ -150,12 +158,18 @@ class MetricsCollector(Collector):
         values.update(self._of_readers())
         for name, value in values.items():
             if name in FAMILIES:
-                yield to_metric(FAMILIES[name], value, self._labels)
+                more = {"revision": self._revision} if name == "build_info" else {}
+                yield to_metric(FAMILIES[name], value, {**self._labels, **more})
             else:
                 self._record_error(f"metric {name!r} is not in rollstream/metrics/catalogue.py")
         for metric in self._read(self._process.collect, ()):
-            yield _labelled(metric, self._labels)
+            yield with_labels(metric, self._labels)
         yield to_metric(FAMILIES["scrape_errors_total"], self._errors, self._labels)
+
+    @cached_property
+    def _revision(self) -> str:
+        """The revision of this code, which git states in a tenth of a second: asked at a scrape."""
+        return code_revision()
 
     def _of_readers(self) -> dict[str, MetricValue]:
         """Returns the readers' metrics by topic. Of several readers of a topic, `behind_records`
@@ -192,37 +206,6 @@ class MetricsCollector(Collector):
         if kind not in self._logged and len(self._logged) < 100:
             self._logged.add(kind)
             log.warning("metrics: %s; these metrics are missing from the scrape", trouble)
-
-
-def to_metric(family: Family, value: MetricValue, labels: Mapping[str, str]) -> Metric:
-    """Returns one metric family with its series, in the form that Prometheus' encoder accepts."""
-    name = PREFIX + family.name
-    metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
-    if isinstance(value, MetricHistogram):
-        _add_buckets(metric, name, value, labels)
-    elif isinstance(value, Mapping):
-        for label, number in value.items():
-            metric.add_sample(name, {**labels, family.label: label}, float(number))
-    else:
-        metric.add_sample(name, dict(labels), float(value))
-    return metric
-
-
-def _add_buckets(
-    metric: Metric, name: str, histogram: MetricHistogram, labels: Mapping[str, str]
-) -> None:
-    counts = list(accumulate(histogram.counts()))
-    for bound, count in zip((*histogram.bounds, float("inf")), counts, strict=True):
-        le = {**labels, "le": "+Inf" if bound == float("inf") else str(float(bound))}
-        metric.add_sample(f"{name}_bucket", le, count)
-    metric.add_sample(f"{name}_count", dict(labels), counts[-1])
-    metric.add_sample(f"{name}_sum", dict(labels), histogram.sum)
-
-
-def _labelled(metric: Metric, labels: Mapping[str, str]) -> Metric:
-    samples = metric.samples
-    metric.samples = [s._replace(labels={**labels, **s.labels}) for s in samples]
-    return metric
 
 
 REQUESTS_MAX = 8  # served at the same time

@@ -3,7 +3,8 @@
 `state` holds the `RunState` (with `groups` and `samples`), the one bounded fold over a run's
 records that `top`, report, warnings and `ls` share; `feed` reads log and metrics files into it.
 `snapshot` computes the metrics of a moment, with `progress` and `rollouts`. The warnings
-(`warnings_flow`, `warnings_split`, `warnings_learning`) are functions of a snapshot. `observer`
-joins these steps. `rows`, `table` and `format` lay a snapshot out as text; `view` draws it. Nothing
-here writes to the run.
+(`warnings_flow`, `warnings_split`, `warnings_learning`) are functions of a snapshot; `concerns`
+lists them, with the metric, the alert and the runbook entry of each. `observer` joins these steps.
+`rows`, `table` and `format` lay a snapshot out as text; `view` draws it. Nothing here writes to the
+run.
 """

@@ -20,7 +20,9 @@ from rollstream.config.run_folder import (
 from rollstream.config.settings import Configuration
 from rollstream.deadline import Deadline
 from rollstream.errors import RollstreamError
+from rollstream.metric_values import MetricValues
 from rollstream.monitor import feed
+from rollstream.monitor.concerns import observed_values, warnings_of
 from rollstream.monitor.progress import RunStanding, standing_of
 from rollstream.monitor.snapshot import (
     RunSettings,
@@ -30,29 +32,12 @@ from rollstream.monitor.snapshot import (
     take_snapshot,
 )
 from rollstream.monitor.state import RunState
-from rollstream.monitor.warnings_flow import (
-    LOG_CHECKS,
-    MISMATCH_CHECKS,
-    PACE_CHECKS,
-    STANDSTILL_CHECKS,
-)
-from rollstream.monitor.warnings_learning import LEARNING_CHECKS
+from rollstream.monitor.warnings_flow import run_unreadable
 from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RoleState
-
-ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE_CHECKS)
-"""The checks, which each return the warnings of one kind, most urgent first: no progress, wrong
-data, nothing to learn from, slowness.
-"""
-
-
-def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
-    """Returns the warnings about a snapshot, most urgent first; () for a healthy run."""
-    return tuple(warning for check in ALL_CHECKS for warning in check(at))
-
 
 CATCH_UP_S = 0.5  # reading a long log is cut into calls of this length: the view is redrawn between
 
@@ -76,6 +61,9 @@ class RunObserver:
     """
     state: RunState = field(init=False)
     _feed: feed.RunFeed | None = None
+    _newest: RunSnapshot | None = None
+    _concerns: tuple[RunWarning, ...] = ()
+    """The warnings at the last read."""
 
     def __post_init__(self) -> None:
         self.state = self.settings.state()
@@ -84,7 +72,8 @@ class RunObserver:
         self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S
     ) -> RunSnapshot:
         """Read new records, for about `catch_up_s` seconds at most; returns the present metrics and
-        warnings. `roles` are the states of the run's processes, if the caller supervises them.
+        warnings, or those of the last read while none succeeds. `roles` are the states of the run's
+        processes, if the caller supervises them.
         """
         trouble = ""
         try:
@@ -93,7 +82,22 @@ class RunObserver:
             self.is_behind = False  # a caller that looks again at once would never pause
             trouble = f"the run cannot be read: {error}"
         shown = take_snapshot(self.state, self.settings, self.clock(), roles, self.started_s)
-        return replace(shown, trouble=trouble, concerns=warnings_of(shown))
+        shown = replace(shown, trouble=trouble)
+        if trouble:  # what is old for want of a read is no concern of the run
+            shown = replace(shown, concerns=(*run_unreadable(shown), *self._concerns))
+        else:
+            self._concerns = warnings_of(shown)
+            shown = replace(shown, concerns=self._concerns)
+        if not self.is_behind:
+            self._newest = shown
+        return shown
+
+    def metric_values(self) -> MetricValues:
+        """Returns the metrics of the newest snapshot that was not behind; {} before the first one.
+        Any thread may call it.
+        """
+        newest = self._newest
+        return {} if newest is None else observed_values(newest)
 
     def _catch_up(self, deadline: Deadline) -> None:
         if self._feed is None:

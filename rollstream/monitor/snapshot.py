@@ -3,7 +3,7 @@ at one moment. `take_snapshot` is a pure function of the run's state (`RunState`
 from log and metrics files), of the settings that the log lacks (`RunSettings`), and of the time.
 
 `progress.py`, `rollouts.py` and `samples.py` compute parts of the snapshot. Afterwards the view
-draws it, and the functions in `warnings_flow.py` and `warnings_learning.py` derive the warnings.
+draws it, and the checks of `concerns.py` derive the warnings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -235,6 +235,8 @@ class RunSnapshot:
     restarts: int
     restarted: Mapping[str, int]
     """Restarts by role; `restarts` is their sum."""
+    restart_ages: Mapping[str, tuple[float, ...]]
+    """By role the seconds since each of its last restarts that its terms show."""
     deaths: tuple[ProcessDeath, ...]
     notes: tuple[str, ...]
     """Notes of the supervisor about its processes, each with the process's name."""
@@ -300,6 +302,7 @@ def take_snapshot(
         },
         restarts=sum(state.restarts().values()),
         restarted=state.restarts(),
+        restart_ages=_restart_ages(state, now_s),
         deaths=_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )
@@ -351,6 +354,13 @@ def _outcomes(state: RunState) -> OutcomeCounts:
 
 def _age(time_s: float | None, at_s: float) -> float | None:
     return None if time_s is None else max(0.0, at_s - time_s)
+
+
+def _restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
+    found: dict[str, tuple[float, ...]] = {}
+    for role, time_s in state.restart_times:
+        found[role] = (*found.get(role, ()), max(0.0, now_s - time_s))
+    return found
 
 
 def _deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:

@@ -166,6 +166,12 @@ class RunState:
     """The newest term of each relay and its number of restarts. The relays of a run share one
     sequence of terms, so the restarts of a relay cannot be computed from its term.
     """
+    restart_times: deque[tuple[str, float]] = field(
+        default_factory=lambda: deque[tuple[str, float]](maxlen=LINES_KEPT)
+    )
+    """The last restarts that new terms show, of single-holder roles and of rollouts: name and time
+    of each. A restart that was before the records read is left out.
+    """
     deaths: Counter[str] = field(default_factory=Counter[str])
     """The number of deaths by role, as far as a supervisor recorded them."""
     is_fork: bool = False
@@ -211,6 +217,8 @@ class RunState:
                 self.groups.annotate(record, time_s)
                 self.samples.annotate(record)
             case Opened():
+                if record.term > self.terms.get(record.role, 1) + (record.role in self._forked()):
+                    self.restart_times.append((record.role, time_s))
                 self.apply_term(record.role, record.term)
             case RolloutStatus():
                 self.apply_term(record.rollout, record.term)
@@ -281,11 +289,14 @@ class RunState:
         number of terms after the first, so it counts restarts by any supervisor or orchestrator.
         Processes without terms count their deaths, which only `rollstream run` records.
         """
-        forked = FORKED_ROLES if self.is_fork else ()
+        forked = self._forked()
         found = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}
         found |= {relay: restarts for relay, (_, restarts) in self.relays.items()}
         found |= {role: n for role, n in self.deaths.items() if role.startswith(TERMLESS)}
         return {role: restarts for role, restarts in sorted(found.items()) if restarts}
+
+    def _forked(self) -> tuple[str, ...]:
+        return FORKED_ROLES if self.is_fork else ()
 
     def _step_done(self, done: StepDone) -> None:
         while self.steps and self.steps[-1].step >= done.step:  # repeated after a crash
@@ -296,6 +307,7 @@ class RunState:
         """Apply a heartbeat; one of an older term or time is ignored."""
         beats = self.rollouts.setdefault(status.rollout, deque(maxlen=HEARTBEATS_KEPT))
         if beats and status.term > beats[-1].term:
+            self.restart_times.append((status.rollout, status.time_s))
             beats.clear()
         if not beats or (status.term, status.time_s) > (beats[-1].term, beats[-1].time_s):
             beats.append(status)

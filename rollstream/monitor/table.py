@@ -16,7 +16,6 @@ from rollstream.monitor.format import (
     clock,
     count,
     meter,
-    plain_text,
     share,
     short_number,
     shortened,
@@ -150,8 +149,7 @@ def plain_line(at: RunSnapshot) -> str:
     if at.restarts:
         parts.append(f"{at.restarts} restarts")
     warnings = (f"! {warning.what}" for warning in at.concerns[:NOTES_MAX])
-    trouble = [f"! {plain_text(at.trouble)}"] if at.trouble else []
-    return " · ".join([*parts, *at.notes[-NOTES_MAX:], *trouble, *warnings])
+    return " · ".join([*parts, *at.notes[-NOTES_MAX:], *warnings])
 
 
 def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]:

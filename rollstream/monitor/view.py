@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollstream.monitor import table
-from rollstream.monitor.format import clock, plain_text
+from rollstream.monitor.format import clock
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.rows import metric_rows
 from rollstream.monitor.snapshot import RunSnapshot
@@ -148,8 +148,6 @@ def _body(
     if detailed:
         figures += [*([Text()] if level.is_spaced else []), *table.lag_lines(at, left)]
     below = [Text(f"! {words}", "yellow") for words in at.notes[-table.NOTES_MAX :]]
-    if at.trouble:
-        below.insert(0, Text(f"! {plain_text(at.trouble, 2 * inside)}", "bold red"))
     below += table.warning_lines(at.concerns, inside, level.warnings, level.advice)
     return FrameBody(
         figures, table.rollout_lines(at.rollouts, right, rows), below, is_wide, level.is_spaced
@@ -188,12 +186,13 @@ LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka cost
 
 class LiveView:
     """Shows a run on a console: a frame that is redrawn on a terminal, otherwise lines of text, or
-    with `as_json` JSON lines, at most one per step. Use it in a `with` block, and call `show` there
-    often, from one thread: it refreshes at most once per interval, so short steps may be skipped.
+    with `as_json` JSON lines, at most one per step and none while `observer` catches up. Use it in
+    a `with` block, and call `show` there often, from one thread: it refreshes at most once per
+    interval, so short steps may be skipped.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
-        self._observer, self._console, self._as_json = observer, console, as_json
+        self.observer, self._console, self._as_json = observer, console, as_json
         self._refreshed_s = 0.0
         self._printed_step = -1
         self._live: Live | None = None
@@ -210,15 +209,17 @@ class LiveView:
 
     def show(self, roles: Sequence[RoleState]) -> None:
         """Observe the run and draw or print, if the refresh interval has passed."""
-        now = time.monotonic()
-        if now - self._refreshed_s < (REFRESH_S if self._live or self._as_json else LINE_S):
+        now, is_often = time.monotonic(), self._live or self._as_json or self.observer.is_behind
+        if now - self._refreshed_s < (REFRESH_S if is_often else LINE_S):
             return
         self._refreshed_s = now
-        shown = self._observer.observe(roles)
+        shown = self.observer.observe(roles)
         if self._live:
             size = TerminalSize(self._console.width, self._console.height)
             self._live.update(render_frame(shown, size, detailed=False), refresh=True)
-        elif not self._as_json or shown.step != self._printed_step:  # JSON: once per step
+        elif not self.observer.is_behind and not (
+            self._as_json and shown.step == self._printed_step
+        ):
             self._printed_step = shown.step
             line = msgspec.json.encode(shown).decode() if self._as_json else table.plain_line(shown)
             print(line, flush=True)

@@ -3,8 +3,7 @@ data (unreadable records, a late archive, unverified weights) and about the mism
 trainer (docs/explanation/learning.md lists the causes).
 
 Each warning is one pure function of a `RunSnapshot`, the metrics of one moment; it yields nothing
-for a healthy run. The text at each threshold holds its arithmetic. `observer.py` calls all checks
-(`STANDSTILL_CHECKS` and the other lists) for each snapshot.
+for a healthy run. The text at each threshold holds its arithmetic. `concerns.py` lists all checks.
 """
 
 from collections.abc import Iterator
@@ -47,8 +46,23 @@ MASKED_SHARE = 0.05
 """Share of generated tokens that may be masked for their lag: one in twenty."""
 EXPIRED_SHARE, EXPIRED_MIN = 0.02, 2
 """More than one group in fifty has expired, and at least two: a single one may be an outlier."""
+GONE_S = 600.0
+"""A rollout that is silent for longer is gone for good, for instance a spot machine: dispatch drops
+its name after this time too (`inbox.STATUS_KEY_S`).
+"""
 DEATHS_MIN, DEATHS_S = 3, 600.0
 """Three deaths of processes in ten minutes are more than an accident."""
+
+
+def run_unreadable(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if the run cannot be read: all other values are those of the last read."""
+    if at.trouble:
+        yield RunWarning(
+            "run_unreadable",
+            plain_text(at.trouble, 400),
+            "check that log and store can be reached from here (rollstream config RUN bus); all "
+            "other values are those of the last read",
+        )
 
 
 def run_silent(at: RunSnapshot) -> Iterator[RunWarning]:
@@ -87,9 +101,11 @@ def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of rollouts without a heartbeat for so long that dispatch drops them."""
+    """Warns of rollouts without a heartbeat for so long that dispatch drops them. One that is
+    silent for longer than `GONE_S` is left out.
+    """
     limit_s = at.plan.heartbeat_timeout_s
-    silent = [one for one in at.rollouts if one.state == "silent" and one.silent_s > limit_s]
+    silent = [o for o in at.rollouts if o.state == "silent" and limit_s < o.silent_s <= GONE_S]
     if not silent or at.is_over or at.is_quiet or at.is_starting:
         return
     verb = "are" if len(silent) > 1 else "is"
@@ -184,15 +200,24 @@ def lag_high(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if processes died repeatedly within minutes."""
+    """Warns if processes died repeatedly within minutes: by what a supervisor records, and else, as
+    an orchestrator records nothing here, by the terms of a single role. New terms of several roles
+    may be an upgrade.
+    """
     recent = [death for death in at.deaths if death.ago_s < DEATHS_S]
-    if len(recent) >= DEATHS_MIN and not at.is_over:
-        roles = ", ".join(sorted({death.role for death in recent}))
-        yield RunWarning(
-            "roles_dying",
-            f"{len(recent)} deaths within {age(DEATHS_S)}: {roles}",
-            "see the end of their logs (logs/)",
-        )
+    again = {
+        role: number
+        for role, ages in at.restart_ages.items()
+        if (number := sum(ago_s < DEATHS_S for ago_s in ages)) >= DEATHS_MIN
+    }
+    if len(recent) >= DEATHS_MIN:
+        what = f"{len(recent)} deaths within {age(DEATHS_S)}: "
+        what += ", ".join(sorted({death.role for death in recent}))
+    else:
+        what = ", ".join(f"{n} restarts of {plain_text(r, 24)}" for r, n in sorted(again.items()))
+        what += f" within {age(DEATHS_S)}"
+    if (len(recent) >= DEATHS_MIN or again) and not at.is_over:
+        yield RunWarning("roles_dying", what, "see the end of their logs (logs/)")
 
 
 def _rollout_names(lines: list[RolloutSnapshot]) -> str:
@@ -201,9 +226,6 @@ def _rollout_names(lines: list[RolloutSnapshot]) -> str:
     more = len(lines) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
-
-STANDSTILL_CHECKS = (run_silent, step_overdue, rollouts_silent, roles_dying)
-PACE_CHECKS = (split_off, trainer_starved, rollouts_starved, queue_full, lag_high)
 
 # Thresholds of the mismatch: Δ is the trainer's log-probability of a token minus the engine's.
 TOKENS_MIN = 256
@@ -255,9 +277,6 @@ def engine_mismatch(at: RunSnapshot) -> Iterator[RunWarning]:
         else:
             continue
         yield RunWarning(f"mismatch/{name}", what, MISMATCH_ADVICE)
-
-
-MISMATCH_CHECKS = (engine_mismatch,)
 
 
 ARCHIVE_ROLLS = 3.0
@@ -321,6 +340,3 @@ def unverified_versions(at: RunSnapshot) -> Iterator[RunWarning]:
             f"weights that were not verified, or differ from the announced ones: {names}{more}",
             "restart these rollouts: they fetch the version again and check every tensor's hash",
         )
-
-
-LOG_CHECKS = (unverified_versions, unreadable_parts, dead_letters, archive_behind)

@@ -1,9 +1,9 @@
 """Warns about the training of a run: rewards, lengths, skipped updates, trajectories that died or
 were refused, late annotations, foreign records.
 
-Each check (`LEARNING_CHECKS`) is a pure function of a `RunSnapshot`, the present state of a run. It
-yields a `RunWarning`, which has the problem in numbers and an advice; for a healthy run it yields
-nothing. The text below each threshold gives its arithmetic. `observer.py` runs all checks.
+Each check is a pure function of a `RunSnapshot`, the present state of a run. It yields a
+`RunWarning`, which has the problem in numbers and an advice; for a healthy run it yields nothing.
+The text below each threshold gives its arithmetic. `concerns.py` lists all checks.
 """
 
 from collections import Counter
@@ -190,17 +190,3 @@ def foreign_records(at: RunSnapshot) -> Iterator[RunWarning]:
             "never took (rollstream tail TOPIC), and restrict who may write (docs/reference/"
             "kafka.md, ACLs)",
         )
-
-
-LEARNING_CHECKS = (
-    skipped_updates,
-    refused_trajectories,
-    foreign_records,
-    equal_rewards,
-    constant_reward,
-    filtered_groups,
-    dead_trajectories,
-    cut_trajectories,
-    unscored_groups,
-    late_annotations,
-)

@@ -17,9 +17,10 @@ from rich.table import Table
 
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.run_folder import RunFolder
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.format import clock
-from rollstream.monitor.observer import open_log_and_archive, warnings_of
+from rollstream.monitor.observer import open_log_and_archive
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
 from rollstream.report.failures import EpisodeComparison, causes_text, failed_bias_warnings

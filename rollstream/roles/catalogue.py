@@ -123,6 +123,15 @@ _ALL = (
         stops_last=True,
         needs_model=False,
     ),
+    Role(
+        name="observe",
+        purpose="serve the metrics and concerns of the whole run, where no `run` command does",
+        runs="observe:run_observe",
+        processes=lambda c: [],
+        ends="itself",
+        reads_only=True,
+        needs_model=False,
+    ),
 )
 ROLES: Mapping[str, Role] = {role.name: role for role in _ALL}
 """All roles by command, in the order in which `rollstream run` starts them."""

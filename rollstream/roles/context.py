@@ -30,8 +30,8 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import TrainingRule, training_rule
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
-from rollstream.metric_values import ProvidesMetrics
 from rollstream.metrics.endpoint import ProcessMetrics
+from rollstream.metrics.metered import MeteredBus, MeteredStore
 from rollstream.producers.prompt_source import PromptOrder
 from rollstream.producers.settings import RolloutSettings
 from rollstream.producers.tasks.base import Task
@@ -87,12 +87,11 @@ class RoleContext(RoleLaunch):
 @contextmanager
 def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
     """Open the run's log and store while the block runs; creates the topics that do not exist."""
-    bus = open_run_log_for_writing(launch.configuration, launch.folder)
-    if isinstance(bus, ProvidesMetrics):
-        watch.dependencies.append(bus.metric_values)
+    bus = MeteredBus(open_run_log_for_writing(launch.configuration, launch.folder))
     try:
         url = store_url(launch.configuration, launch.folder)
-        store = open_store(url, launch.configuration.sync)
+        store = MeteredStore(open_store(url, launch.configuration.sync))
+        watch.dependencies += [bus.metric_values, store.metric_values]
         bus.create(catalogue())
         given = {part.name: getattr(launch, part.name) for part in fields(RoleLaunch)}
         yield RoleContext(**given, bus=bus, store=store, watch=watch)

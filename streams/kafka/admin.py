@@ -57,13 +57,14 @@ def call_with_retries(
 class RetryingAdmin:
     """Sends administrative requests through one client, made by `make` when one is needed; threads
     share it, one request at a time. A failed client is closed, and the retry uses a new one.
-    `where` names the cluster in errors.
+    `where` names the cluster in errors. `retries` counts the failures.
     """
 
     def __init__(self, where: str, make: Callable[[], Admin], answer_s: float) -> None:
         self._where = where
         self._make = make
         self._answer_s = answer_s
+        self.retries = 0
         self._lock = threading.RLock()
         self._admin: Admin | None = None
 
@@ -88,6 +89,7 @@ class RetryingAdmin:
         """Close the failed client: it caches which brokers are coordinators and controller, and a
         new client looks them up again.
         """
+        self.retries += 1
         self.close()
 
     def _client(self) -> Admin:

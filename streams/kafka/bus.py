@@ -65,6 +65,7 @@ class KafkaBus:
         reaching_ms = min(self._settings["bootstrap_timeout_ms"], int(answer_s * 1000))
         self._settings["bootstrap_timeout_ms"] = reaching_ms
         self._topics: dict[str, Topic] = {}
+        self._read_retries = 0
         self._process = os.getpid()
         where = str(address)
         self._control = RetryingAdmin(where, lambda: client.Admin(self._settings), answer_s)
@@ -154,7 +155,7 @@ class KafkaBus:
                 return cursor.read(positions, records_max, bytes_max, wait_s, answer_s)
 
         what = f"read {topic!r} at {self._address}"
-        return call_with_retries(what, self._answer_s, once, lambda _: None)
+        return call_with_retries(what, self._answer_s, once, self._count_retry)
 
     def begin(self, topic: str) -> dict[int, int]:
         return self._offsets(topic, ends=False)
@@ -202,10 +203,11 @@ class KafkaBus:
         )
 
     def metric_values(self) -> MetricValues:
-        """Return the metrics of the prefetch consumer that all polling loops of this process share
-        (`prefetch.py`).
+        """Return the number of repeated requests, and the metrics of the prefetch consumer that all
+        polling loops of this process share (`prefetch.py`).
         """
         return {
+            "bus_retries_total": self._control.retries + self._read_retries,
             "log_follow_restarts_total": self._followed.restarts,
             "log_follow_lost_total": self._followed.lost,
         }
@@ -216,6 +218,9 @@ class KafkaBus:
             self._followed.close()
             self._cursors.close()
             self._control.close()
+
+    def _count_retry(self, error: Exception) -> None:
+        self._read_retries += 1
 
     def _producer(self) -> client.Producer:
         batch_bytes = min(self._address.batch_bytes, topic_settings.BATCH_ROOM_BYTES)

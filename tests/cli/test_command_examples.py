@@ -46,6 +46,7 @@ ONE_SHOT = (
     "fork",
     "replay",
     "trace",
+    "observe",
 )
 UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay", "endpoint")
 pytestmark = pytest.mark.slow  # minutes of processes

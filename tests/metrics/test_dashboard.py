@@ -1,4 +1,4 @@
-"""The dashboard and the alerts of the documentation: known metrics only, of one run each."""
+"""The dashboards select known metrics only, the page of a run those of the chosen run."""
 
 import json
 import re
@@ -11,20 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rollstream.metrics.catalogue import FAMILIES, PREFIX
 from rollstream.metrics.endpoint import MetricsCollector, ProcessMetrics
-from testbed.repository import ROOT
+from testbed.oncall.dashboards import FLEET_PAGE, FOLDER, RUN_PAGE, panel_queries
 
-DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/rollstream.json").read_text())
-QUERIES = [
-    (panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel["targets"]
-]
+DASHBOARD = json.loads((FOLDER / RUN_PAGE).read_text())
 METRIC = re.compile(r"\b((?:rollstream|process)_[a-z_]+)(\{[^}]*\})?")
 PROCESS = {"process_resident_memory_bytes"}
-
-
-def alerts() -> list[str]:
-    text = (ROOT / "docs/how-to/monitor.md").read_text()
-    (block,) = re.findall(r"Useful alerts.*?```\n(.*?)```", text, re.DOTALL)
-    return block.splitlines()
 
 
 def series() -> set[str]:
@@ -38,7 +29,7 @@ def series() -> set[str]:
     return names | PROCESS
 
 
-@pytest.mark.parametrize(("panel", "query"), QUERIES)
+@pytest.mark.parametrize(("panel", "query"), list(panel_queries(RUN_PAGE)))
 def test_every_panel_selects_series_that_exist_of_the_chosen_run(panel, query):
     found = METRIC.findall(query)
     assert found
@@ -57,12 +48,13 @@ def test_the_run_is_chosen_from_the_runs_that_are_scraped():
     )
 
 
-@pytest.mark.parametrize("query", alerts())
-def test_every_alert_is_of_known_series_and_names_its_run(query):
+@pytest.mark.parametrize(("panel", "query"), list(panel_queries(FLEET_PAGE)))
+def test_every_panel_of_the_fleet_shows_all_runs(panel, query):
     names = {name for name, _ in METRIC.findall(query)}
     assert names
-    assert names <= series()
-    assert "by (run" in query
+    assert names <= series(), panel
+    assert "$run" not in query
+    assert "by (run" in query or "by (name)" in query
 
 
 def test_every_series_carries_its_run():

@@ -56,7 +56,10 @@ def test_the_whole_catalogue_is_valid_open_metrics():
     watch = ProcessMetrics(threading.Event())
     offered = [f for f in FAMILIES.values() if f.name != "scrape_errors_total"]
     values = {"histogram": MetricHistogram(SECONDS_BUCKETS), "counter": 1, "gauge": 1}
-    watch.offer(lambda: {f.name: {"a": 1} if f.label else values[f.kind] for f in offered})
+    plain = {f.name: values[f.kind] for f in offered}
+    watch.offer(
+        lambda: {f.name: {"a": plain[f.name]} if f.label else plain[f.name] for f in offered}
+    )
     registry = CollectorRegistry()
     registry.register(MetricsCollector(watch, {"run": 'a "b"\n', "role": "r", "name": "n"}))
     parsed = text_string_to_metric_families(generate_latest(registry).decode())

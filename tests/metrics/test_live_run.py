@@ -68,15 +68,24 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
     with started(folder, model, "trainer.steps=2000", *late) as process:
         wait_for(lambda: is_up(folder) and has_evaluated(folder), process)
         wait_for(lambda: len(records(folder, "ledger", StepDone)) >= 4, process)
+        wait_for(
+            lambda: "rollstream_run_step_age_seconds" in scraped(folder, "supervisor"), process
+        )
         leased = {"lease_term", "lease_renewals_total"}
         over_kafka = {"log_follow_restarts_total", "log_follow_lost_total"}
         common = {family.name for family in BY_ROLE["every role"]} - over_kafka
+        by_topic = {"bus_appended_bytes_total", "bus_read_bytes_total"}  # some only read or write
+        metered = {name for name in common if name.startswith(("bus_", "store_"))}
         for role in NAMES:
-            own = {family.name for family in BY_ROLE[role] if "_agent_" not in family.name}
+            served = (*BY_ROLE[role], *(BY_ROLE["observe"] if role == "supervisor" else ()))
+            own = {family.name for family in served if "_agent_" not in family.name}
             with_lease = leased if role in LEASED else set()
-            reading = common - leased if role in READING else set()
+            reading = common - leased - metered if role in READING else set()
             least = {"role_turn_age_seconds", "interpreter_allocations", "scrape_errors_total"}
-            assert served_names(folder, role) == own | with_lease | reading | least, role
+            least |= {"build_info", "role_running_since_seconds"}
+            least |= set() if role == "supervisor" else metered
+            wanted = own | with_lease | reading | least
+            assert served_names(folder, role) - by_topic == wanted - by_topic, role
             assert value(scraped(folder, role), "rollstream_scrape_errors_total") == 0, role
             assert get(endpoint(folder, NAMES[role])["url"] + "/healthz")[0] == 200
         check_trainer(folder)
@@ -99,6 +108,9 @@ def check_trainer(folder: Path) -> None:
     assert value(found, "rollstream_trainer_groups_total", outcome="trained") == 4 * steps
     assert value(found, "rollstream_trainer_step_seconds_count") == steps
     assert value(found, "rollstream_lease_term") == 1
+    assert value(found, "rollstream_bus_appended_bytes_total", topic="ledger") > 0
+    assert value(found, "rollstream_bus_read_bytes_total", topic="trajectories") > 0
+    assert value(found, "rollstream_store_seconds_count", operation="write") > 0
 
 
 def check_rollout(folder: Path) -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.format import age, clock, short_number, shortened, sparkline, wrap_parts
-from rollstream.monitor.observer import warnings_of
 from rollstream.monitor.state import DeadLetters
 from rollstream.monitor.table import plain_line
 from rollstream.monitor.view import WIDE_COLUMNS
@@ -76,8 +76,8 @@ def test_what_others_wrote_cannot_break_the_frame(columns):
         odd = planted.finished(999, index, None, finish="dead", reason="\x1b[2J\n名前 [bold]" * 40)
         state.apply(odd, planted.NOW_S)
     state.dead_letters = {"status": DeadLetters(1, "\x07 [/red]")}
-    at = planted.moment(state)
-    text = drawn(replace(at, concerns=warnings_of(at), trouble="disk \x1b[0m full"), columns, 60)
+    at = replace(planted.moment(state), trouble="disk \x1b[0m full")
+    text = drawn(replace(at, concerns=warnings_of(at)), columns, 60)
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[bold]" in text

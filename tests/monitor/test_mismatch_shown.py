@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.state import RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
@@ -15,7 +15,7 @@ def mismatched(mean: float, tokens: float = 100.0, task: str = "remainder") -> R
     """Every step compared so many tokens of one task."""
     state = healthy()
     for step in range(1, STEPS + 1):
-        state.apply(planted.done(step, **figures(mean, tokens, task)))
+        state.apply(planted.done(step, counts=None, **figures(mean, tokens, task)))
     return state
 
 
@@ -59,7 +59,9 @@ def test_what_was_compared_long_ago_is_still_known():
     """Only the first step of a run is sure to compare any tokens."""
     state = healthy()
     for step in range(1, 100):
-        state.apply(planted.done(step, **figures(0.2, 900.0 if step == 1 else 0.0, "sums")))
+        state.apply(
+            planted.done(step, counts=None, **figures(0.2, 900.0 if step == 1 else 0.0, "sums"))
+        )
     assert moment(state).mismatch["sums"].step == 1
     assert "mismatch/sums" in kinds(state)
 
@@ -73,7 +75,7 @@ def test_the_report_draws_it_by_task():
     history = RunHistory()
     for step in range(1, STEPS + 1):
         for task in ("sums", "words"):
-            history.apply(planted.done(step, **figures(1e-6, 50.0, task)))
+            history.apply(planted.done(step, counts=None, **figures(1e-6, 50.0, task)))
     page = report_page(history, summarise(history))
     assert "Mismatch of engine and trainer" in page
     assert "words, step 20: 1.0e-06" in page
@@ -84,7 +86,9 @@ def test_the_report_draws_rewards_by_task_where_there_are_several():
 
     def page_of(*tasks: str) -> str:
         history = RunHistory()
-        history.apply(planted.done(1, **{f"reward_mean/{task}": 0.5 for task in tasks}))
+        history.apply(
+            planted.done(1, counts=None, **{f"reward_mean/{task}": 0.5 for task in tasks})
+        )
         return report_page(history, summarise(history))
 
     assert "Reward by task" not in page_of("sums")

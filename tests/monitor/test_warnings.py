@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.state import DeadLetters, RunState
 from rollstream.streams.records import Annotation, GroupClosed
 from tests.support import planted_states as planted

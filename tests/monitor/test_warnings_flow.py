@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from rollstream.monitor import warnings_flow
-from rollstream.monitor.observer import ALL_CHECKS, warnings_of
+from rollstream.monitor.concerns import CONCERNS, warnings_of
 from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
-from rollstream.streams.records import GroupClosed, Prompt
+from rollstream.streams.records import GroupClosed, Opened, Prompt
 from rollstream.streams.values import Sampling, Version
 from tests.support import planted_states as planted
 from tests.support.planted_states import (
@@ -140,6 +140,39 @@ def test_roles_that_die_again_and_again():
     assert (concern.kind, concern.what[:8]) == ("roles_dying", "3 deaths")
 
 
+def test_roles_that_an_orchestrator_restarts_again_and_again():
+    """It records no deaths: their terms tell. One restart of each of several is an upgrade."""
+    state = healthy(4)
+    for number in range(4):
+        state.apply(planted.status(f"rollout-{number}", NOW_S - 0.1, term=2))
+    for role in ("trainer", "dispatch"):
+        for term in (1, 2, 2):  # `Opened` is in each partition
+            state.apply(Opened(role, term), NOW_S - 60)
+    assert kinds(state) == []
+    state.apply(Opened("trainer", 3), NOW_S - 700)
+    state.apply(Opened("trainer", 4), NOW_S - 40)
+    assert kinds(state) == []
+    state.apply(Opened("trainer", 5), NOW_S - 20)
+    (concern,) = warnings_of(moment(state))
+    assert concern.kind == "roles_dying"
+    assert concern.what.startswith("3 restarts of trainer within")
+
+
+def test_a_rollout_that_stays_away_is_gone_after_ten_minutes():
+    state = healthy(3)
+    state.apply(planted.status("rollout-1", NOW_S - warnings_flow.GONE_S + 5, term=2))
+    assert kinds(state) == ["rollouts_silent"]
+    state.apply(planted.status("rollout-1", NOW_S - warnings_flow.GONE_S - 5, term=3))
+    assert kinds(state) == []
+
+
+def test_a_run_that_cannot_be_read():
+    at = replace(moment(healthy()), trouble="no broker\x1b[0m answers")
+    (concern,) = warnings_of(at)
+    assert concern.kind == "run_unreadable"
+    assert concern.what == "no broker?[0m answers"
+
+
 # ---- log -----------------------------------------------------------------------------------------
 
 
@@ -189,7 +222,7 @@ def test_the_report_shows_warnings_and_is_silent_without():
 
 def test_every_check_stands_an_empty_moment():
     empty = replace(moment(planted.plan().state()), is_over=False, version=1)
-    assert [list(check(empty)) for check in ALL_CHECKS] == [[] for _ in ALL_CHECKS]
+    assert [list(concern.check(empty)) for concern in CONCERNS] == [[] for _ in CONCERNS]
 
 
 def test_a_version_of_another_term_is_not_taken_for_the_announced_one():

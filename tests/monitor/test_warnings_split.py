@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.snapshot import RunSnapshot
 from rollstream.monitor.state import RunState
 from rollstream.monitor.warnings_split import (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rollstream.config.settings import Configuration
 from rollstream.consumers.settings import DispatchSettings
-from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.streams.records import StepDone
 from tests.support.tiny_run import tiny_run

@@ -1,157 +1,49 @@
 """States of a run written by a test: a healthy run, and changes to it."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
 from rich.console import Console
 
 from rollstream.config.settings import Configuration
-from rollstream.monitor.observer import warnings_of
+from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.snapshot import RunSettings, RunSnapshot, run_settings_of, take_snapshot
 from rollstream.monitor.state import RunState
 from rollstream.monitor.view import TerminalSize, render_frame
-from rollstream.streams.records import (
-    Admitted,
-    Applied,
-    RolloutStatus,
-    StepDone,
-    Take,
-    Trajectory,
-    WeightsAnnounced,
+from testbed.oncall.records import (
+    GROUPS as GROUPS,
+    LENGTH as LENGTH,
+    NOW_S as NOW_S,
+    SAMPLES as SAMPLES,
+    SETTINGS as SETTINGS,
+    STEP_S as STEP_S,
+    STEPS as STEPS,
+    admitted as admitted,
+    announced as announced,
+    applied as applied,
+    apply_healthy,
+    apply_step as apply_step,
+    begin_s as begin_s,
+    done as done,
+    finished as finished,
+    half,
+    names as names,
+    status as status,
+    take as take,
 )
-from rollstream.streams.values import Address, GroupMembers, Member, Span, Version
-
-NOW_S = 1_700_000_000.0
-STEP_S = 2.0
-STEPS = 20
-GROUPS, SAMPLES, LENGTH = 4, 4, 30
-SETTINGS = {
-    "trainer": {"groups_per_step": GROUPS, "samples_per_group": SAMPLES, "steps": 60},
-    "dispatch": {"max_lag": 4},
-}
 
 
 def plan() -> RunSettings:
     return run_settings_of(Configuration.model_validate(SETTINGS))
 
 
-def begin_s(step: int) -> float:
-    """When a step ended; the newest did two seconds ago."""
-    return NOW_S - (STEPS - step + 1) * STEP_S
-
-
-def healthy(
-    rollouts: int = 2, reward: Callable[[int], float] = lambda index: index % 2
-) -> RunState:
+def healthy(rollouts: int = 2, reward: Callable[[int], float] = half) -> RunState:
     """Twenty steps trained at lag 1, four groups open, rollouts busy."""
     state = plan().state()
     state.began_s = begin_s(0)
-    for step in range(1, STEPS + 1):
-        apply_step(state, step, reward)
-    for group in range(STEPS * GROUPS, (STEPS + 1) * GROUPS):
-        state.apply(admitted(group), NOW_S - 1)
-    for number in range(rollouts):
-        state.apply(status(f"rollout-{number}"))
+    apply_healthy(state, rollouts, reward)
     state.newest_s = dict.fromkeys(("admissions", "ledger", "status", "trajectories"), NOW_S - 0.2)
     return state
-
-
-def apply_step(
-    state: RunState, step: int, reward: Callable[[int], float] = lambda index: index % 2
-) -> None:
-    at_s = begin_s(step)
-    groups = range((step - 1) * GROUPS, step * GROUPS)
-    for group in groups:
-        state.apply(admitted(group), at_s - STEP_S)
-        for index in range(SAMPLES):
-            state.apply(finished(group, index, reward(index), step), at_s - 0.5)
-    state.apply(take(step, groups), at_s - 0.1)
-    state.apply(done(step), at_s)
-    state.apply(announced(step), at_s)
-
-
-def names(group: int) -> tuple[str, ...]:
-    return tuple(f"{group}.{index}" for index in range(SAMPLES))
-
-
-def admitted(group: int) -> Admitted:
-    return Admitted(group, group // GROUPS, names(group), 600.0, Address(0, group))
-
-
-def finished(group: int, index: int, reward: float | None, step: int = 1, **changes) -> Trajectory:
-    values = {
-        "trajectory": f"{group}.{index}",
-        "group": group,
-        "index": index,
-        "attempt": 1,
-        "task": "remainder",
-        "rollout": "rollout-0",
-        "rollout_term": 1,
-        "tokens": np.zeros(LENGTH + 4, np.uint32),
-        "sources": np.array([0] * 4 + [1] * LENGTH, np.uint8),
-        "logprobs": np.zeros(LENGTH, np.float32),
-        "spans": (Span(0, LENGTH, Version(max(0, step - 2), 1)),),
-        "finish": "stop",
-        "reward": reward,
-        "trainer_version": Version(step - 1, 1),
-        "started_s": begin_s(step) - 2,
-        "finished_s": begin_s(step) - 0.5,
-    }
-    return Trajectory(**{**values, **changes})
-
-
-def take(step: int, groups: Sequence[int]) -> Take:
-    members = {g: tuple(Member(name, Address(0, 0), "00") for name in names(g)) for g in groups}
-    together = tuple(GroupMembers(group, named) for group, named in members.items())
-    return Take(step, 0, 0, tuple(m for named in members.values() for m in named), together)
-
-
-def done(step: int, at_s: float | None = None, counts=None, **metrics: float) -> StepDone:
-    values = {
-        "reward_mean": 0.5,
-        "tokens_trained": float(GROUPS * SAMPLES * LENGTH),
-        "lag_consumed_mean": 1.0,
-        "lag_consumed_max": 1.0,
-        "lag_finish_mean": 0.8,
-        "lag_finish_max": 1.0,
-        "length_median": 30.0,
-        "length_p99": 40.0,
-        "seconds": STEP_S,
-        "wait_s": 0.2,
-        **metrics,
-    }
-    when = begin_s(step) if at_s is None else at_s
-    return StepDone(step, Version(step, 1), "00", 1, values, counts or {}, when)
-
-
-def announced(step: int) -> WeightsAnnounced:
-    return WeightsAnnounced("run", Version(step, 1), "x", "h", "anchor", None, 9_000, begin_s(step))
-
-
-def applied(name: str, manifest_hash: str, step: int = STEPS) -> Applied:
-    return Applied(name, 1, Version(step, 1), manifest_hash, "hashes", 40, 0.1, NOW_S)
-
-
-def status(name: str, at_s: float = NOW_S - 0.2, **changes) -> RolloutStatus:
-    values = {
-        "rollout": name,
-        "term": 1,
-        "slots": 64,
-        "running": 60,
-        "waiting": 3,
-        "kv_used": 20_000,
-        "kv_capacity": 32_768,
-        "version": Version(STEPS, 1),
-        "verified": True,
-        "health": "generating",
-        "quota_left": 0,
-        "tokens_per_s": 3700.0,
-        "tokens_total": 180_000,
-        "idle_s": 1.0,
-        "time_s": at_s,
-    }
-    return RolloutStatus(**{**values, **changes})
 
 
 def moment(state: RunState, now_s: float = NOW_S) -> RunSnapshot:

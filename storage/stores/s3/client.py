@@ -27,7 +27,13 @@ from urllib3.exceptions import HTTPError
 
 from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.s3.address import S3Address
-from rollstream.storage.stores.s3.errors import FailureKind, S3Failure, TimeLimits, classify_failure
+from rollstream.storage.stores.s3.errors import (
+    RETRIED_KINDS,
+    FailureKind,
+    S3Failure,
+    TimeLimits,
+    classify_failure,
+)
 
 PARTS_MAX = 10_000  # S3's limit for one upload
 PART_BYTES = 16 << 20
@@ -131,6 +137,10 @@ class S3Client:
             )
         except (boto.BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"store {place}: {error}") from None
+        self.retries = self.in_doubt = 0
+        """Requests that failed in a way that passes, and writes among them that may have taken
+        effect.
+        """
         self._bucket = place.bucket
         self._encryption = _encryption(place)
 
@@ -144,7 +154,7 @@ class S3Client:
         response may break off after some of them.
         """
         condition = {"IfMatch": etag} if etag else {}
-        with _translate_failures():
+        with self._request():
             answer = self._s3.get_object(
                 Bucket=self._bucket,
                 Key=name,
@@ -166,7 +176,7 @@ class S3Client:
         """Return the head of an empty object, of which no range can be requested. Raises an
         `S3Failure` of kind `CONFLICT` if the object has bytes.
         """
-        with _translate_failures():
+        with self._request():
             answer = self._s3.get_object(Bucket=self._bucket, Key=name)
             answer["Body"].close()
         if answer["ContentLength"] != 0:
@@ -181,7 +191,7 @@ class S3Client:
         condition: "WriteCondition",
     ) -> str:
         """Write the object in one request; returns its etag."""
-        with _translate_failures():
+        with self._request(is_write=True):
             answer = self._s3.put_object(
                 Bucket=self._bucket,
                 Key=name,
@@ -194,7 +204,7 @@ class S3Client:
 
     def create_upload(self, name: str, metadata: Mapping[str, str]) -> str:
         """Begin a multipart upload; returns its id. The object appears with `complete_upload`."""
-        with _translate_failures():
+        with self._request():
             answer = self._s3.create_multipart_upload(
                 Bucket=self._bucket, Key=name, Metadata=dict(metadata), **self._encryption
             )
@@ -202,7 +212,7 @@ class S3Client:
 
     def upload_part(self, name: str, upload: str, number: int, body: bytes) -> str:
         """Upload part `number` (counted from 1); returns the part's etag."""
-        with _translate_failures():
+        with self._request():
             answer = self._s3.upload_part(
                 Bucket=self._bucket, Key=name, UploadId=upload, PartNumber=number, Body=body
             )
@@ -213,7 +223,7 @@ class S3Client:
     ) -> str:
         """Join the parts, whose `etags` are given in order; returns the object's etag."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
-        with _translate_failures():
+        with self._request(is_write=True):
             answer = self._s3.complete_multipart_upload(
                 Bucket=self._bucket,
                 Key=name,
@@ -224,13 +234,13 @@ class S3Client:
         return _field(answer, "ETag")
 
     def abort_upload(self, name: str, upload: str) -> None:
-        with _translate_failures():
+        with self._request():
             self._s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
 
     def list_page(self, prefix: str, more: str | None) -> ListingPage:
         """Return the first page of the objects under `prefix`, or the page of the token `more`."""
         token = {"ContinuationToken": more} if more else {}
-        with _translate_failures():
+        with self._request():
             answer = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **token)
         entries = [(entry["Key"], entry["Size"]) for entry in answer.get("Contents", [])]
         return ListingPage(
@@ -238,7 +248,7 @@ class S3Client:
         )
 
     def delete(self, name: str) -> None:
-        with _translate_failures():
+        with self._request(is_write=True):
             self._s3.delete_object(Bucket=self._bucket, Key=name)
 
     def delete_objects(self, names: Sequence[str]) -> dict[str, S3Failure]:
@@ -246,7 +256,7 @@ class S3Client:
         were not deleted. A missing object counts as deleted.
         """
         listed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        with _translate_failures():
+        with self._request(is_write=True):
             answer = self._s3.delete_objects(Bucket=self._bucket, Delete=listed)
         failures: dict[str, S3Failure] = {}
         for error in answer.get("Errors", []):
@@ -256,6 +266,17 @@ class S3Client:
             if failure.kind is not FailureKind.MISSING:
                 failures[str(error.get("Key", ""))] = failure
         return failures
+
+    @contextmanager
+    def _request(self, is_write: bool = False) -> Generator[None]:
+        """Raise an error of the block, one request, as an `S3Failure`, and count it."""
+        try:
+            with _translate_failures():
+                yield
+        except S3Failure as failure:
+            self.retries += failure.kind in RETRIED_KINDS
+            self.in_doubt += is_write and failure.in_doubt
+            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ObjectExists, StoreError, SwapLost
+from rollstream.metric_values import MetricValues
 from rollstream.storage.stores.base import (
     KEY_BYTES_MAX,
     Data,
@@ -285,6 +286,13 @@ class S3Store:
             with translate_s3_errors("delete", where):
                 for name in self._delete_batch(names) if self._has_batches else names:
                     self._attempts().run(lambda name=name: self._client.delete(name))
+
+    def metric_values(self) -> MetricValues:
+        """Return the requests that failed in a way that passes, and the writes in doubt."""
+        return {
+            "store_retries_total": self._client.retries,
+            "store_in_doubt_total": self._client.in_doubt,
+        }
 
     def _delete_batch(self, names: Sequence[str]) -> Sequence[str]:
         """Delete these objects by one request. Returns the names that are left: all if the server

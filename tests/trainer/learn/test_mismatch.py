@@ -11,7 +11,7 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.sample import Sample, sample_of
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.learn.mismatch import TOKEN_MAX, LogprobGaps, logprob_gaps
-from rollstream.monitor.observer import warnings_of as concerns_of
+from rollstream.monitor.concerns import warnings_of as concerns_of
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine

@@ -1,0 +1,1 @@
+"""Being on call: whether each concern of a run raises its alert."""

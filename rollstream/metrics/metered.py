@@ -1,0 +1,188 @@
+"""Measures how a process uses its run's log and store (`MeteredBus`, `MeteredStore`): durations,
+bytes, retries and writes in doubt, by the names of `catalogue.py`. Each wrapper gives the same
+guarantees as what it wraps, to several threads too; if two threads add to one count at the same
+moment, one addition may be lost.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rollstream.errors import BusError, RecordTooLarge
+from rollstream.metric_values import (
+    SECONDS_BUCKETS,
+    MetricHistogram,
+    MetricValues,
+    ProvidesMetrics,
+)
+from rollstream.storage.stores.base import Data, ListedObject, ObjectStat, ObjectStore
+from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, Message
+from rollstream.streams.records import Position
+
+LATENCY_BUCKETS = (0.001, 0.003, *SECONDS_BUCKETS)
+"""Bounds of the histograms of single requests, in seconds."""
+
+
+class _Durations:
+    """Histograms of durations, one for each operation."""
+
+    def __init__(self, operations: Sequence[str], timer: Callable[[], float]) -> None:
+        self._timer = timer
+        self.histograms = {one: MetricHistogram(LATENCY_BUCKETS) for one in operations}
+
+    @contextmanager
+    def timed(self, operation: str) -> Generator[None]:
+        """Add the duration of the block, also if it raises."""
+        started = self._timer()
+        try:
+            yield
+        finally:
+            self.histograms[operation].add(self._timer() - started)
+
+
+class MeteredBus(BusWrapper):
+    """Measures appends, and the requests for positions (begin, end, committed, commit), which are
+    one exchange with a broker each. Reads are not timed, because they wait for new records; their
+    bytes are counted. An append that raises is in doubt (`Bus.append`).
+    """
+
+    def __init__(self, below: Bus, timer: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(below)
+        self._durations = _Durations(("append", "positions"), timer)
+        self._in_doubt = 0
+        self._appended: Counter[str] = Counter()
+        self._read: Counter[str] = Counter()
+
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
+        try:
+            with self._durations.timed("append"):
+                offsets = super().append(topic, entries)
+        except RecordTooLarge:
+            raise
+        except BusError:
+            self._in_doubt += 1
+            raise
+        self._appended[topic] += sum(len(one.key) + len(one.value or b"") for one in entries)
+        return offsets
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+        exact: bool = True,
+    ) -> list[Message]:
+        found = self._below.read(
+            topic,
+            positions,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            wait_s=wait_s,
+            exact=exact,
+        )
+        if found:
+            self._read[topic] += sum(len(one.key) + len(one.value or b"") for one in found)
+        return found
+
+    def begin(self, topic: str) -> dict[int, int]:
+        with self._durations.timed("positions"):
+            return super().begin(topic)
+
+    def end(self, topic: str) -> dict[int, int]:
+        with self._durations.timed("positions"):
+            return super().end(topic)
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        with self._durations.timed("positions"):
+            super().commit(group, topic, positions)
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        with self._durations.timed("positions"):
+            return super().committed(group, topic)
+
+    def metric_values(self) -> MetricValues:
+        """Returns the metrics of this bus and of the one below; any thread may call it."""
+        return {
+            "bus_seconds": self._durations.histograms,
+            "bus_appended_bytes_total": dict(self._appended),
+            "bus_read_bytes_total": dict(self._read),
+            "bus_in_doubt_total": self._in_doubt,
+            "bus_retries_total": 0,
+            **super().metric_values(),
+        }
+
+
+class MeteredStore:
+    """Measures the operations of the store `below`. A listing is timed until its first object."""
+
+    def __init__(self, below: ObjectStore, timer: Callable[[], float] = time.perf_counter) -> None:
+        self._below = below
+        self._durations = _Durations(("write", "read", "stat", "list", "delete"), timer)
+        self._bytes: Counter[str] = Counter(read=0, written=0)
+
+    def put(self, key: str, data: Data) -> str:
+        with self._writing(data):
+            return self._below.put(key, data)
+
+    def create(self, key: str, data: Data) -> str:
+        with self._writing(data):
+            return self._below.create(key, data)
+
+    def swap(self, key: str, data: Data, etag: str) -> str:
+        with self._writing(data):
+            return self._below.swap(key, data, etag)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        with self._durations.timed("read"):
+            found = self._below.get(key, start, end)
+        self._bytes["read"] += len(found)
+        return found
+
+    def stat(self, key: str) -> ObjectStat:
+        with self._durations.timed("stat"):
+            return self._below.stat(key)
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        with self._durations.timed("read"):
+            found = self._below.read(key)
+        self._bytes["read"] += len(found[0])
+        return found
+
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
+        return self._listed(self._below.list(prefix))
+
+    def delete(self, key: str) -> None:
+        with self._durations.timed("delete"):
+            self._below.delete(key)
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        with self._durations.timed("delete"):
+            self._below.delete_all(keys)
+
+    def metric_values(self) -> MetricValues:
+        """Returns the metrics of this store and of the one below; any thread may call it."""
+        below = self._below
+        return {
+            "store_seconds": self._durations.histograms,
+            "store_bytes_total": dict(self._bytes),
+            "store_in_doubt_total": 0,
+            "store_retries_total": 0,
+            **(below.metric_values() if isinstance(below, ProvidesMetrics) else {}),
+        }
+
+    def _listed(self, objects: Iterator[ListedObject]) -> Iterator[ListedObject]:
+        with self._durations.timed("list"):
+            first = next(objects, None)
+        if first is not None:
+            yield first
+            yield from objects
+
+    @contextmanager
+    def _writing(self, data: Data) -> Generator[None]:
+        with self._durations.timed("write"):
+            yield
+        self._bytes["written"] += memoryview(data).nbytes

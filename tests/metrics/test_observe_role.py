@@ -1,0 +1,39 @@
+"""`rollstream observe` serves the concerns of a run that it only reads, and ends with the run."""
+
+import sys
+import time
+from pathlib import Path
+
+from rollstream.metrics.endpoint import endpoint_file
+from testbed.oncall import records
+from testbed.oncall.planted_run import PlantedRun
+from testbed.run_process import running
+from testbed.scraping import endpoint, scrape, value
+from testbed.waiting import WAIT_S, wait_for
+
+
+def raised(folder: Path) -> set[str]:
+    """The names of the concerns that last; none before the endpoint serves any."""
+    if not endpoint_file(folder, "observe").exists():
+        return set()
+    found = scrape(endpoint(folder, "observe")["url"]).get("rollstream_concern", [])
+    return {labels["name"] for labels, lasts in found if lasts}
+
+
+def test_the_role_serves_the_concerns_of_a_run_and_ends_with_it(tmp_path: Path) -> None:
+    """By the clock of this machine the planted run has been silent for years."""
+    folder = tmp_path / "run"
+    run = PlantedRun(folder, term=1)
+    records.apply_healthy(run)
+    objects = sorted((folder / "store").rglob("*"))
+    line = [sys.executable, "-m", "rollstream", "observe", str(run.folder.configuration)]
+    with running(line, tmp_path / "output.txt") as process:
+        wait_for(lambda: raised(folder), process, (tmp_path / "output.txt").read_text)
+        assert raised(folder) == {"run_silent"}
+        found = scrape(endpoint(folder, "observe")["url"])
+        assert value(found, "rollstream_run_step", role="observe") == records.STEPS
+        assert value(found, "rollstream_run_step_age_seconds") > 1e7
+        run.note("supervisor.jsonl", {"time_s": time.time(), "event": "complete"})
+        assert process.wait(WAIT_S) == 0
+    assert sorted((folder / "store").rglob("*")) == objects  # it wrote nothing
+    run.close()
