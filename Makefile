@@ -2,6 +2,7 @@
 #   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
 #   make test-long | fuzz                        the longest tests | property tests on new random examples
+#   make test-stack                              docker-compose.yml on a Docker daemon (part of test-long)
 #   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests (part of test-slow)
 #   make gpu-check [MODEL=path]                  what the project does on this machine's GPU (docs/gpu.md)
 
@@ -27,7 +28,7 @@ VLLM_NEEDS := from importlib.metadata import requires as r; \
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-long fuzz check bench vllm test-vllm gpu-check
+.PHONY: help run test test-slow test-long test-stack fuzz check bench vllm test-vllm gpu-check
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -44,8 +45,12 @@ test-slow: .venv/.testing
 	$(MAKE) test-vllm
 
 test-long: .venv/.testing
-	$(BIN)/python -m pytest -m long --ignore=tests/vllm -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m long --ignore=tests/vllm --ignore=tests/stack -n $(WORKERS) --dist loadfile
 	$(MAKE) test-vllm VLLM_TESTS=long
+	$(MAKE) test-stack
+
+test-stack: .venv/.testing  # a Docker daemon of its own; as root, on Debian (docs/testing.md)
+	$(BIN)/python -m pytest -m long tests/stack
 
 vllm: .venv/.vllm
 

@@ -16,7 +16,7 @@ from testbed.repository import ROOT
 
 FILE = ROOT / "docker-compose.yml"
 VARIABLE = re.compile(r"\$\$|\$\{(\w+):-([^}]*)\}")
-FOLDER, PORT = "/run/rollstream", "9464"
+FOLDER, PORT, REPORT_PORT = "/run/rollstream", "9464", "7462"
 KAFKA, OBJECTS = "kafka:19092", "http://object-store:7070"
 IMAGE_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
@@ -59,22 +59,27 @@ class Service:
     @property
     def ends(self) -> bool:
         """Whether it does one task and ends, before the others start."""
-        return self.settings.get("restart") == "no"
+        return self.name in ("bucket", "warmup")
+
+    @property
+    def profiles(self) -> list[str]:
+        """The profiles that start it; a service without one always starts."""
+        return list(self.settings.get("profiles", ()))
 
 
-def services() -> dict[str, Service]:
-    """All services, `${NAME:-default}` filled in from the defaults."""
-    found = filled(yaml.safe_load(FILE.read_text()))["services"]
+def services(given: Mapping[str, str] | None = None) -> dict[str, Service]:
+    """All services, `${NAME:-default}` filled in from `given` and the defaults."""
+    found = filled(yaml.safe_load(FILE.read_text()), given or {})["services"]
     return {name: Service(name, settings) for name, settings in found.items()}
 
 
-def filled(value: Any) -> Any:
+def filled(value: Any, given: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: filled(one) for key, one in value.items()}
+        return {key: filled(one, given) for key, one in value.items()}
     if isinstance(value, list):
-        return [filled(one) for one in value]
+        return [filled(one, given) for one in value]
     if isinstance(value, str):
-        return VARIABLE.sub(lambda m: "$" if m[0] == "$$" else m[2], value)
+        return VARIABLE.sub(lambda m: "$" if m[0] == "$$" else given.get(m[1]) or m[2], value)
     return value
 
 

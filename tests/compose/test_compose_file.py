@@ -4,6 +4,7 @@ by structure everywhere.
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,14 +15,15 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.supervisor.plan import process_specs
 from testbed.servers import kafka_broker, versity
 from testbed.waiting import WAIT_S
-from tests.compose.compose_file import FILE, FOLDER, PORT, ROOT, Service, services
+from tests.compose.compose_file import FILE, FOLDER, PORT, ROOT, VARIABLE, Service, services
 
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
-EXPLORER = services()["explorer"]
+STACKS = ROOT / "deploy" / "stacks"
+EXPLORER, REPORT = services()["explorer"], services()["report"]
 LONG_LIVED = [
     service
     for service in services().values()
-    if service.is_role and not service.ends and service.name != EXPLORER.name
+    if service.is_role and not service.ends and service.name not in (EXPLORER.name, REPORT.name)
 ]
 
 
@@ -46,8 +48,31 @@ def test_every_role_of_the_quickstart_has_a_service() -> None:
         seat.command[seat.command.index("rollstream") + 1]
         for seat in process_specs(configuration, RunFolder(ROOT))
     }
-    present = {rollstream_arguments(service)[0] for service in LONG_LIVED}
-    assert present == wanted | {"observe"}  # locally the supervisor observes the run
+    always = [service for service in LONG_LIVED if not service.profiles]
+    assert {rollstream_arguments(service)[0] for service in always} == wanted
+
+
+def test_the_image_is_built_by_one_service_that_all_roles_wait_for() -> None:
+    found = services()
+    assert [service.name for service in found.values() if "build" in service.settings] == ["bucket"]
+    for service in found.values():
+        if service.is_role and service.name != "bucket":
+            assert set(service.after) & {"bucket", "warmup"}, service.name
+            assert service.settings["pull_policy"] == "never", service.name
+
+
+def test_everything_that_crashes_is_started_again() -> None:
+    for service in services().values():
+        if not service.profiles or service.is_role:
+            assert service.settings["restart"].startswith(("on-failure", "unless-stopped"))
+
+
+@pytest.mark.parametrize("service", LONG_LIVED, ids=lambda service: service.name)
+def test_a_role_ends_with_the_run(service: Service) -> None:
+    """Its exit code 0 is final."""
+    assert service.settings["restart"] == "on-failure"
+    arguments = parse(rollstream_arguments(service))
+    assert getattr(arguments, "until_complete", True)
 
 
 def test_the_explorer_is_published_on_this_machine_alone_and_needs_a_token() -> None:
@@ -69,7 +94,9 @@ def test_a_service_runs_a_command_that_exists_on_a_file_that_the_image_has(
 
 @pytest.mark.parametrize("service", LONG_LIVED, ids=lambda service: service.name)
 def test_the_health_of_a_service_is_checked_where_it_serves_it(service: Service) -> None:
-    assert service.health[-2:] == ["--port", PORT]
+    assert service.health[:2] == ["bash", "-c"]  # no Python, which starts for a third of a second
+    assert f"/127.0.0.1/{PORT} " in service.health[2]
+    assert "GET /healthz " in service.health[2]
     assert service.environment["ROLLSTREAM_METRICS_PORT"] == PORT
     assert service.environment["ROLLSTREAM_METRICS__HOST"] == "0.0.0.0"  # Prometheus is outside
 
@@ -114,5 +141,24 @@ def test_volumes_are_declared_and_mounted_files_are_there() -> None:
 def test_prometheus_scrapes_every_role() -> None:
     settings = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
     (lookup,) = settings["scrape_configs"][0]["dns_sd_configs"]
-    assert set(lookup["names"]) == {service.name for service in LONG_LIVED}
+    always = {service.name for service in LONG_LIVED if not service.profiles}
+    assert always <= set(lookup["names"]) <= set(services())
     assert str(lookup["port"]) == PORT
+
+
+@pytest.mark.parametrize("path", sorted(STACKS.glob("*.env")), ids=lambda path: path.stem)
+def test_a_stack_is_a_run_of_its_own_with_a_valid_configuration(path: Path) -> None:
+    """Its volumes and its log are not those of another stack."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    given = dict(line.split("=", 1) for line in lines)
+    assert given.pop("COMPOSE_PROJECT_NAME") == f"rollstream-{path.stem}"
+    found = services(given)
+    for profile in filter(None, given.pop("COMPOSE_PROFILES", "").split(",")):
+        assert any(profile in service.profiles for service in found.values())
+    assert set(given) <= {name for name, _ in VARIABLE.findall(FILE.read_text())}
+    environment = found["trainer"].environment
+    configuration = load(
+        ROOT / given.get("CONFIG", "examples/quickstart.toml"), environment=environment
+    )
+    assert configuration.bus.endswith(f"/{given['RUN']}")
+    assert configuration.relay.enabled == (given.get("RELAY") == "true")

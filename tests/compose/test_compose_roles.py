@@ -1,11 +1,13 @@
 """docker-compose.yml as processes: every role's command with the environment of the file, over the
 same broker and the same S3 server, in the order of the file's dependencies, until the model has
-learnt.
+learnt and all roles have ended. In containers: tests/stack/.
 """
 
 import signal
 import statistics
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +19,14 @@ from testbed.servers import use
 from testbed.servers.kafka_broker import VERSION, KafkaBroker, free_ports
 from testbed.servers.versity import VersityGW
 from testbed.waiting import WAIT_S, wait_for
-from tests.compose.compose_file import ROOT, Machine, Service, broker_settings, services
+from tests.compose.compose_file import (
+    REPORT_PORT,
+    ROOT,
+    Machine,
+    Service,
+    broker_settings,
+    services,
+)
 
 ONCE_S = 600.0  # warm-up
 LEARN_S = 600.0
@@ -98,8 +107,8 @@ class Containers:
 
 
 def in_order(found: Mapping[str, Service]) -> list[Service]:
-    """Starts the roles, each after those it waits for."""
-    roles = {name: service for name, service in found.items() if service.is_role}
+    """Starts the roles that are in no profile, each after those it waits for."""
+    roles = {name: one for name, one in found.items() if one.is_role and not one.profiles}
     ordered: list[Service] = []
     while len(ordered) < len(roles):
         placed = {service.name for service in ordered}
@@ -132,12 +141,22 @@ def test_the_services_start_are_healthy_and_learn(tmp_path: Path, machine: Machi
         assert trainer.wait(LEARN_S) == 0, containers.log("trainer")
         assert containers.running["eval"].wait(LEARN_S) == 0, containers.log("eval")
         for name in ("prompts", "dispatch", "rollout", "archive"):
-            service = services()[name]
-            assert containers.is_healthy(service), containers.log(name)
-            assert containers.stop(service) == 143, containers.log(name)
+            assert containers.running[name].wait(LEARN_S) == 0, containers.log(name)
+        report = services()["report"]
+        wait_for(lambda: b"<html" in fetched(), None, lambda: containers.log("report"))
+        assert containers.stop(report) == 0, containers.log("report")
     finally:
         containers.kill()
     assert_learnt(machine.folder)
+
+
+def fetched() -> bytes:
+    """The page of the service `report`; nothing before the run is complete."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{REPORT_PORT}/", timeout=30) as answer:
+            return answer.read()
+    except urllib.error.HTTPError:
+        return b""
 
 
 def assert_learnt(folder: Path) -> None:

@@ -25,7 +25,8 @@ from tests.support.printed_commands import (
 NOT_RUN = {
     ("git", "clone"): "needs the network",
     ("pip", "install"): "needs the network; the extras' names are compared with pyproject.toml",
-    ("docker", "compose"): "needs a Docker daemon: .github/workflows/compose.yml",
+    ("docker", "compose"): "needs a Docker daemon: tests/stack has its own",
+    ("kill", "-9"): "of a container's first process: tests/stack kills those of its own",
     ("torchrun", "--nnodes"): "needs several machines; tests/trainer starts ranks in one",
     ("python", "-m", "benchmarks.gpu_check"): "tests/benchmarks/test_gpu_check.py runs it",
     (

@@ -1,0 +1,1 @@
+"""docker-compose.yml on a Docker daemon: NAME stack."""

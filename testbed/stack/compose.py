@@ -1,0 +1,185 @@
+"""Drives the services of docker-compose.yml on a daemon (`Stack`), by compose v2 where
+`docker compose` is there, else by Debian's `docker-compose` 1.29, which is installed once.
+
+A service's process is killed by its id and not through the daemon, for which a kill is a manual
+stop that no restart policy answers.
+"""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.repository import ROOT
+from testbed.servers import use
+from testbed.stack.daemon import StackDaemon, require, run_command
+from testbed.waiting import WAIT_S
+
+PROJECT = "rollstream-stack"
+ROLES = ("prompts", "dispatch", "trainer", "rollout", "archive", "eval")
+"""The services that end with the run."""
+SERVERS = ("kafka", "object-store", "report")
+"""The services that stay."""
+BUILD_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Container:
+    """The state of one container: of its service `service`, with the id `pid` of its first process
+    in the daemon's namespace (0 while it does not run) and the number of its restarts.
+    """
+
+    id: str
+    service: str
+    status: str
+    health: str
+    pid: int
+    restarts: int
+    exit_code: int
+
+    @property
+    def is_well(self) -> bool:
+        """Healthy (one without a health check: running), or ended with its work done."""
+        if self.status == "exited":
+            return self.exit_code == 0
+        return self.status == "running" and self.health in ("healthy", "none")
+
+
+@dataclass
+class Stack:
+    """The services with `settings` added to the environment of every role (their names as
+    `ROLLSTREAM_…`). `variables` are those that the compose file takes, like `CONFIG`.
+    """
+
+    daemon: StackDaemon
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        self._program = compose_program()
+        version = run_command([*self._program, "version", "--short"], self._environment, WAIT_S)
+        use("compose", version.strip())
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**self.daemon.environment, **self.variables, "COMPOSE_DOCKER_CLI_BUILD": "0"}
+
+    def compose(self, *words: str, timeout_s: float = WAIT_S) -> str:
+        """Returns what the command prints on stdout."""
+        override = self.daemon.folder / "override.json"
+        override.write_text(json.dumps(self._override()))
+        files = ("--file", str(ROOT / "docker-compose.yml"), "--file", str(override))
+        where = ("--project-name", PROJECT, "--project-directory", str(ROOT))
+        line = [*self._program, *where, *files, *words]
+        return run_command(line, self._environment, timeout_s)
+
+    def build(self) -> None:
+        """Build the image, with the packages fetched over this machine's network."""
+        self.compose("build", timeout_s=BUILD_S)
+
+    def up(self, *words: str) -> None:
+        """Start the services in the background; returns when each was started."""
+        self.compose("up", "--detach", "--no-build", *words, timeout_s=BUILD_S)
+
+    def down(self, with_data: bool = False) -> None:
+        """Remove the containers and the network, and the volumes too if asked."""
+        self.compose("down", "--timeout", "60", *(["--volumes"] if with_data else []))
+
+    def containers(self, *services: str) -> list[Container]:
+        """Returns the state of these services' containers, or of all."""
+        own = ("--filter", f"label=com.docker.compose.project={PROJECT}")
+        lasting = ("--filter", "label=com.docker.compose.oneoff=False")  # not those of `run`
+        ids = self.daemon.docker("ps", "--all", "--quiet", *own, *lasting).split()
+        found: list[Mapping[str, Any]]
+        found = json.loads(self.daemon.docker("inspect", *ids)) if ids else []
+        states = [_container(one) for one in found]
+        return sorted(
+            (one for one in states if not services or one.service in services),
+            key=lambda one: (one.service, one.id),
+        )
+
+    def kill_first_process(self, container: Container) -> None:
+        """`kill -9`."""
+        assert container.pid, f"{container.service} does not run"
+        kill = [*self.daemon.inside("--pid"), "kill", "-9", str(container.pid)]
+        subprocess.run(kill, check=True)
+
+    def run(self, service: str, *words: str, timeout_s: float = WAIT_S) -> str:
+        """Returns what a command prints in a new container like the service's."""
+        return self.compose("run", "--rm", "--no-deps", "-T", service, *words, timeout_s=timeout_s)
+
+    def logs(self, container: Container, lines: int = 60) -> str:
+        done = subprocess.run(
+            ["docker", "logs", "--tail", str(lines), container.id],
+            env=self.daemon.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return f"--- {container.service} ({container.status}):\n{done.stdout}{done.stderr}"
+
+    def describe(self) -> str:
+        """Returns the ends of the logs of all containers that are not well."""
+        return "\n".join(self.logs(one) for one in self.containers() if not one.is_well)
+
+    def copy_out(self, container: Container, path: str, to: Path) -> None:
+        self.daemon.docker("cp", f"{container.id}:{path}", str(to))
+
+    def _override(self) -> dict[str, object]:
+        roles = (*ROLES, "bucket", "warmup", "report")
+        settings = {f"ROLLSTREAM_{name}": value for name, value in self.settings.items()}
+        services: dict[str, dict[str, object]] = {name: {"environment": settings} for name in roles}
+        services["bucket"]["build"] = {"network": "host"}
+        return {"services": services}
+
+
+def compose_program() -> list[str]:
+    """Returns the words that start compose."""
+    v2 = ["docker", "compose"]
+    if shutil.which("docker") is not None:
+        done = subprocess.run([*v2, "version"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return v2
+    require([("docker-compose", "docker-compose")])
+    return ["docker-compose"]
+
+
+def wait_until(
+    stack: Stack, services: Sequence[str], is_so: str, bound_s: float = WAIT_S
+) -> list[Container]:
+    """Waits until all containers of these services are `healthy`, or have `ended` with 0; returns
+    them. Fails after `bound_s` with the ends of the logs.
+    """
+    end = time.monotonic() + bound_s
+    while True:
+        found = stack.containers(*services)
+        missing = set(services) - {one.service for one in found}
+        done = [one.is_well if is_so == "healthy" else _has_ended(one) for one in found]
+        if not missing and all(done):
+            return found
+        if time.monotonic() > end:
+            states = ", ".join(f"{one.service} {one.status} {one.health}" for one in found)
+            raise AssertionError(f"not {is_so} in {bound_s:g} s: {states}\n{stack.describe()}")
+        time.sleep(0.5)
+
+
+def _has_ended(container: Container) -> bool:
+    return container.status == "exited" and container.exit_code == 0
+
+
+def _container(found: Mapping[str, Any]) -> Container:
+    state, config = found["State"], found["Config"]
+    health = state.get("Health") or {"Status": "none"}
+    return Container(
+        id=found["Id"],
+        service=config["Labels"]["com.docker.compose.service"],
+        status=state["Status"],
+        health=health["Status"],
+        pid=state["Pid"],
+        restarts=found["RestartCount"],
+        exit_code=state["ExitCode"],
+    )

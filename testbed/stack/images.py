@@ -1,0 +1,112 @@
+"""Makes the images that docker-compose.yml names where no registry is asked (`make_images`): a base
+from Debian's packages in place of `python:3.12-slim`, and on it Kafka from the jars and VersityGW
+from the binary that the tests use anyway, started by the same variables as the official images.
+
+So the stack's own files are tested, not the official images. The base has Debian's Python, which
+is older than the file's. The mirror is read from apt and written into the image alone.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from testbed.servers import kafka_broker, versity
+from testbed.stack.compose import Stack
+from testbed.stack.daemon import NoDaemon, StackDaemon, require
+
+BASE = "python:3.12-slim"
+KAFKA = f"apache/kafka:{kafka_broker.VERSION}"
+OBJECTS = f"ghcr.io/versity/versitygw:{versity.VERSION}"
+PACKAGES = ("python3", "python3-venv", "ca-certificates")
+HERE = Path(__file__).parent / "images"
+BUILD_S = 1800.0
+
+
+@contextmanager
+def built_daemon() -> Generator[StackDaemon]:
+    """A daemon in a network of its own that has all images, while the block runs. They are built
+    before on this machine's network, where packages are.
+    """
+    daemon = StackDaemon()
+    try:
+        daemon.start(is_isolated=False)
+        make_images(daemon)
+        Stack(daemon).build()
+        daemon.stop()
+        daemon.start(is_isolated=True)
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def make_images(daemon: StackDaemon) -> None:
+    """Make those of the three that the daemon lacks; it must be on this machine's network."""
+    have = daemon.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
+    if BASE not in have:
+        _make_base(daemon)
+    for tag, name, part in ((KAFKA, "kafka", kafka_broker.jars), (OBJECTS, "versitygw", _binary)):
+        if tag not in have:
+            _build(daemon, tag, HERE / name, part())
+
+
+def apt_sources() -> tuple[str, list[str]]:
+    """Returns the code name of this Debian and the lines of its `main` for sources.list. Raises
+    `NoDaemon` on another system.
+    """
+    release = dict(
+        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if line
+    )
+    codename = release.get("VERSION_CODENAME", "").strip('"')
+    form = "$(CREATED_BY) $(COMPONENT) deb $(REPO_URI) $(CODENAME) main"
+    done = subprocess.run(
+        ["apt-get", "indextargets", "--format", form], capture_output=True, text=True, check=False
+    )
+    found = [line.split(" ", 2) for line in done.stdout.splitlines()]
+    lines = [line for by, component, line in found if (by, component) == ("Packages", "main")]
+    own = [line for line in lines if line.split()[2].partition("-")[0] == codename]
+    if release.get("ID") != "debian" or not own:
+        raise NoDaemon("the base image is made of Debian's packages: run this on Debian")
+    return codename, own
+
+
+def _make_base(daemon: StackDaemon) -> None:
+    require([("debootstrap", "debootstrap")])
+    codename, lines = apt_sources()
+    mirror = next(line.split()[1] for line in lines if line.split()[2] == codename)
+    with tempfile.TemporaryDirectory(dir=daemon.folder) as scratch:
+        root = Path(scratch) / "root"
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+        done = subprocess.run(
+            [*command, codename, str(root), mirror], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise NoDaemon(f"debootstrap failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+        (root / "etc/apt/sources.list").write_text("".join(f"{line}\n" for line in lines))
+        for name in ("etc/ssl/certs/ca-certificates.crt", "etc/pip.conf"):
+            if Path("/", name).is_file():  # of this machine, so that packages are fetched alike
+                shutil.copy(Path("/", name), root / name)
+        os.symlink("python3", root / "usr/bin/python")
+        shutil.rmtree(root / "var/cache/apt/archives")
+        archive = Path(scratch) / "base.tar"
+        subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)
+        daemon.docker("import", str(archive), BASE)
+
+
+def _build(daemon: StackDaemon, tag: str, context: Path, part: Path) -> None:
+    """Build the folder `context`, with `part` (a file or a folder) beside its files."""
+    with tempfile.TemporaryDirectory(dir=daemon.folder) as scratch:
+        shutil.copytree(context, scratch, dirs_exist_ok=True)
+        if part.is_dir():
+            shutil.copytree(part, Path(scratch) / "part")
+        else:
+            shutil.copy(part, Path(scratch) / "part")
+        words = ("build", "--network", "host", "--tag", tag, scratch)
+        daemon.docker(*words, timeout_s=BUILD_S)
+
+
+def _binary() -> Path:
+    return versity.program()

@@ -1,0 +1,27 @@
+"""Starts a broker from `KAFKA_*` variables, as the official image does: KAFKA_NODE_ID becomes
+node.id. Its storage is formatted unless it was before.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+PROPERTIES = Path("/tmp/server.properties")
+CLUSTER = "5L6g3nShT-eMCtK--X86sw"  # one for all, so that a restart finds its own
+JAVA = ("java", "-XX:+UseSerialGC", "-cp", "/opt/kafka/libs/*")
+
+
+def main() -> None:
+    settings = {
+        name.removeprefix("KAFKA_").lower().replace("_", "."): value
+        for name, value in os.environ.items()
+        if name.startswith("KAFKA_")
+    }
+    PROPERTIES.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    tool = ("kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", CLUSTER)
+    subprocess.run([*JAVA, *tool, "-c", str(PROPERTIES)], check=True)
+    line = [*JAVA[:1], "-Xmx512m", *JAVA[1:], "kafka.Kafka", str(PROPERTIES)]
+    os.execvp(line[0], line)
+
+
+main()
