@@ -287,8 +287,9 @@ class AgentEndpoint:
         )
 
     async def _outcome(self, ticket: Ticket, outcome: "Future[Outcome]") -> Outcome:
-        self.episodes.inbox.put(ticket)
-        return await asyncio.wrap_future(outcome)
+        answered = asyncio.wrap_future(outcome)
+        self.episodes.inbox.put(ticket)  # last: the loop runs from here on
+        return await answered
 
     # ---- who asks ------------------------------------------------------------------------------
 

@@ -47,7 +47,9 @@ class EndpointThread:
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        # uvicorn's choice: the loop of uvloop where it is installed, which takes .1 ms less a turn.
+        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+            runner.run(self._server.serve(sockets=[self._socket]))
 
     def close(self) -> None:
         """Stop listening; answers on their way have a moment."""
