@@ -176,7 +176,7 @@ OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
     },
     # Decoupled PPO, AReaL, arXiv 2505.24298, eq. 5: clipped around the version trained from, times
     # the weight proximal/behaviour. The paper does not bound that weight; 5 is the bound of its
-    # authors' examples, which leave out what is above.
+    # authors' examples, which leave out the ratios above.
     "decoupled_ppo": {
         **PPO_CLIP,
         "proximal": "every 1",
@@ -225,7 +225,7 @@ def versions_needed(
     settings: ObjectiveSettings, versions: Collection[int], max_lag: int | None
 ) -> set[int]:
     """Returns the numbers of the past versions that a trainer needs which continues from one of
-    these `versions` and goes on to the highest. It has the version that it continues from itself,
+    these `versions` up to the highest. It has the version that it continues from itself,
     and a reference of version 0 is the starting model.
     """
     needed: set[int] = set()

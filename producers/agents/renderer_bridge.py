@@ -68,7 +68,7 @@ class BridgedTokens(Protocol):
 
 
 class Renderer(Protocol):
-    """What is used of a renderer of the library."""
+    """The methods of a renderer of the library that are used."""
 
     def render_ids(
         self,

@@ -140,7 +140,7 @@ class RunningTrajectory:
 
     def retried(self, failure: str, now_s: float) -> "RunningTrajectory":
         """Return the trajectory of this episode's next try, after this failure: without tokens. Its
-        chain of partials begins anew.
+        chain of partials restarts.
         """
         again = RunningTrajectory.start(self.assignment, None, now_s, is_episode=True)
         again.started_s, again.failures = self.started_s, (*self.failures, failure)

@@ -63,7 +63,7 @@ class Equivalence:
     """Two one-sided tests of |difference| < `margin`. `low` and `high` are the ends of the 90 %
     interval; `is_shown` states that both lie within the margin, which is `p` < 5 %. `power` is the
     probability of that if the true difference is 0 and the deviation as estimated: a test that is
-    not passed with little power says nothing.
+    not passed with little power decides nothing.
     """
 
     margin: float
@@ -220,7 +220,7 @@ def _two_sided(mean: float, deviation: float, count: int) -> float:
 
 
 def _upper_tail(distance: float, error: float, degrees: int) -> float:
-    """Returns the p-value of "the difference lies beyond a bound this far away"."""
+    """Returns the p-value of "the difference is beyond a bound this far away"."""
     if error == 0:
         return 0.0 if distance > 0 else 1.0
     return 1 - student_cdf(distance / error, degrees)

@@ -44,7 +44,7 @@ class SigmoidFit:
     that of neighbouring residuals.
 
     `is_determined` is False where the points say too little about the asymptote: its interval is
-    wider than the gain that they show, or Cmid lies beyond the largest compute.
+    wider than the gain that they show, or Cmid is beyond the largest compute.
     """
 
     start: Estimate

@@ -59,7 +59,7 @@ class ScoredTrajectory:
 
 
 def text_hash(record: Trajectory) -> str:
-    """Returns the hash of what is scored: the tokens, and the log-probabilities that the rollout
+    """Returns the hash of the scored input: the tokens, and the log-probabilities that the rollout
     recorded.
     """
     return content_hash(record.tokens.tobytes() + record.logprobs.tobytes())

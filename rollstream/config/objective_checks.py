@@ -75,7 +75,7 @@ def _formula_problems(t: TrainerSettings) -> Iterator[Problem]:
 
 
 def _policy_problems(t: TrainerSettings) -> Iterator[Problem]:
-    """Yields what is wrong with the policies besides the trained one that the loss needs."""
+    """Yields the problems of the policies besides the trained one that the loss needs."""
     if t.processes > 1 and past_policies(t):
         must = (
             "must be 1 with trainer.reference_kl > 0 or trainer.proximal: ranks do not share "

@@ -381,8 +381,7 @@ def vllm_lines(
     factors = padded * shape.layers * sides if lora_rank else 0
     head = FLOAT32 * shape.embedding_parameters
     weights = item * shape.layers * shape.layer_parameters + BFLOAT16 * shape.root_parameters
-    # The widest row of a layer: gate and up, or queries, keys and values.
-    width = max(shape.feed_forward, shape.query_size + 2 * shape.kv_size)
+    width = max(shape.feed_forward, shape.query_size + 2 * shape.kv_size)  # gate, up; q, k, v
     passes = VLLM_STEP_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * width)
     return (
         MemoryLine(WEIGHTS, (weights + head) / tensor_parallel),

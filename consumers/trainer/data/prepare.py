@@ -291,10 +291,11 @@ def _with_advantages(
     """Returns the samples of a group with their advantages: one for each, or by part one for each
     generated token. An overlong answer loses its penalty at its end.
     """
-    shaped = [
-        one.plus(whole_reward(one.tokens, -_overlong_loss(np.count_nonzero(sample.mask), rule)))
-        for sample, one in zip(whole, rewarded, strict=True)
-    ]
+    shaped = list(rewarded)
+    for at, sample in enumerate(whole):
+        loss = _overlong_loss(np.count_nonzero(sample.mask), rule)
+        if loss:  # a part of 0 would change the mean of the parts
+            shaped[at] = shaped[at].plus(whole_reward(shaped[at].tokens, -loss))
     each = advantages(np.concatenate([one.rewards for one in shaped]), rule.advantage)
     if not rule.by_part:
         return [replace(one, advantage=float(a)) for one, a in zip(whole, each, strict=True)]

@@ -22,7 +22,7 @@ ENTROPY_DIGITS, MISMATCH_DIGITS = 5, 8  # a mismatch by rounding alone is about 
 class ShownScores:
     """Holds the entropy and the mismatch of each generated token, None for a token without; the
     lists are None if the trajectory has no scores. `missing` is None, or the part of the answer
-    that explains what is missing: a sentence (`note`) and a command line (`command`, or "").
+    that explains the absence: a sentence (`note`) and a command line (`command`, or "").
     """
 
     entropy: list[float | None] | None = None
