@@ -32,6 +32,8 @@ class PartialLink(msgspec.Struct, frozen=True, gc=False):
     """The versions of its generated tokens in order, each with its number of tokens."""
     rollout: str
     attempt: int
+    failures: int = 0
+    """Number of failures before it."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class ResumeChains:
             tuple((span.end - span.start, span.version) for span in partial.spans),
             partial.rollout,
             partial.attempt,
+            len(partial.failures),
         )
 
     def wrong(self, record: Trajectory) -> str:
@@ -81,6 +84,8 @@ class ResumeChains:
         links = [] if newest is None else self._chain(record.trajectory, newest)
         if not links:
             return ""
+        if record.turns and len(record.failures) > links[-1].failures:
+            return ""  # the episode has failed since, and was tried again without these turns
         self.result.counts["chains"] += 1
         prompt = links[0].start
         done = int(np.count_nonzero(record.sources[:prompt] == GENERATED))

@@ -200,8 +200,9 @@ class AgentEpisodes:
 
     def accept(self) -> None:
         """Take the requests that arrived and the programs that ended, and check deadlines."""
-        self.turns.commit_waiting()
-        for ticket in self.inbox.take():
+        tickets = self.inbox.take()
+        self.turns.commit_waiting()  # a partial that is durable after this wakes the inbox again
+        for ticket in tickets:
             if isinstance(ticket, TurnTicket):
                 self._begin_turn(ticket)
             elif isinstance(ticket, OpenTicket):

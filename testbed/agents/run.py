@@ -187,9 +187,10 @@ def killed_run(
         front = f"127.0.0.1:{free.getsockname()[1]}"
     settings = [
         *SETTINGS, f"model.path={random_model(base / 'model')}", "trainer.steps=1000",
-        f"task.retries={kills + 5}", "agent.episode_s=15", "agent.setup_s=15",
+        f"task.retries={kills + 5}", "agent.episode_s=15",
+        f"agent.setup_s={15 if service else 120}",  # the function's process must start first
         "rollouts.status_s=0.2", "dispatch.keep_s=5", f"task.environment=['{agent_service.NOTES}']",
-        "trainer.filter_equal_rewards=false", "trainer.lr=1e-4", "sampling.tokens_max=250",
+        "trainer.filter_equal_rewards=false", "trainer.lr=1e-4", "sampling.tokens_max=120",
         *([f"agent.front={front}", "agent.service=true"] if service
           else [f"agent.episode=testbed.agents.service:{'wandering' if wanders else 'episode'}"]),
     ]  # fmt: skip

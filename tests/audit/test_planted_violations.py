@@ -24,6 +24,7 @@ from testbed.violations.healthy_run import (
     completion,
     open_run,
     order,
+    partial,
     prompt,
 )
 from testbed.violations.planted import append_raw, first
@@ -207,3 +208,24 @@ def test_training_abandoned_turns_is_a_violation(folder: Path) -> None:
     run.publish_version(3, None)
     run.bus.close()
     assert "states 12 tokens trained, not 6" in places(audited(folder)[5])[0]
+
+
+def test_an_episode_that_was_tried_again_after_its_resume_has_not_the_turns_of_its_chain(
+    folder: Path,
+) -> None:
+    """The failed try's turns are in the chain that attempt 2 was resumed from; the record has those
+    of the next try.
+    """
+    run, whole = open_run(folder, 2), abandons_its_first_turn() | {"abandoned": ()}
+    members = [run.complete(completion(6, 0, 2, **whole))]
+    lost = completion(6, 1, 2, tokens=np.arange(50, 59, dtype=np.uint32), **whole)
+    at = run.gain(partial(lost, PROMPT, PROMPT + 3, None))
+    run.order(order(6, 1, 2, kind="resume", partial=at, first=at))
+    again = completion(6, 1, 2, attempt=2, failures=("agent: exit code 1",), **whole)
+    members.append(run.complete(again))
+    run.train(3, {6: members})
+    run.publish_version(3, None)
+    run.bus.close()
+    results = audited(folder)
+    every = [what for number in results for what in places(results[number])]
+    assert not [what for what in every if "6.1" in what]
