@@ -143,8 +143,11 @@ def _row(topic: str, message: Message, fences: dict[int, Fence], is_exact: bool)
     term, sequence = _numbers(classified.envelope)
     if record is not None and type(record) not in ARCHIVED_CLASSES[topic]:
         record, reason = None, f"schema {schema} does not belong in {topic}"
-    kept = record is None or decoded is None
-    kept = kept or (is_exact and not _columns_suffice(topic, decoded, value))
+    kept = (
+        record is None
+        or decoded is None
+        or (is_exact and not _columns_suffice(topic, decoded, value))
+    )
     return ArchiveRow(
         message, record, schema, codec.record_hash(value), term, sequence, classified.void, reason,
         value if kept else None, None if kept else codec.header_bytes(value),
