@@ -57,7 +57,7 @@ class LogView(ArchiveBus):
     ) -> TopicView:
         """Returns a reader of the topic from `start` on, by default from the first record ever, so
         that records that were truncated and not archived are a hole. `columns` limits the columns
-        of archived rows; `TopicView` explains `on_hole` and `skip_damaged`. Raises `TopicMissing`.
+        of rows; `TopicView` explains `on_hole` and `skip_damaged`. Raises `TopicMissing`.
         """
         settings = self.settings(topic)
         start = dict.fromkeys(range(settings.partitions), 0) if start is None else start
@@ -182,8 +182,8 @@ class TopicView:
                     yield self._state(self._hole(partition, at.offset, end))
 
     def tables(self, ends: Mapping[int, int] | None = None) -> Iterator[pa.Table]:
-        """Yields all messages up to `ends` as rows in the archive's columns; only for topics that
-        an archive keeps.
+        """Yields all messages up to `ends` as rows in the archive's columns, or in those of
+        `columns`; only for topics that an archive keeps.
         """
         import pyarrow as pa
 
@@ -195,10 +195,12 @@ class TopicView:
                 yield pa.Table.from_batches([segment.batch])
             elif isinstance(segment, list):
                 fences = {p: at.fence for p, at in self.positions.items()}
-                classified = classify_rows(self._topic.name, segment, fences)
+                wanted = self.columns
+                is_exact = wanted is None or not {"original", "header"}.isdisjoint(wanted)
+                classified = classify_rows(self._topic.name, segment, fences, is_exact)
                 for partition, fence in classified.fences.items():
                     self.positions[partition] = Position(self.positions[partition].offset, fence)
-                yield table_of(self._topic.name, segment, classified)
+                yield table_of(self._topic.name, segment, classified, self.columns)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
         """Returns whether a record below these offsets is unread."""

@@ -38,7 +38,7 @@ from rollstream.storage.log_view import LogView
 log = logging.getLogger(__name__)
 
 EVERY_S, PAUSE_MAX_S = 1.0, 10.0  # least and longest pause between two reads of a living run
-CORE_SHARE = 0.025
+CORE_SHARE = 0.015
 """A living run is read and shown with at most so much of one core, within the longest pause: the
 machine may be the one that trains.
 """

@@ -81,15 +81,21 @@ class ClassifiedRows:
 
 
 def classify_rows(
-    topic: str, messages: Sequence[Message], fences: Mapping[int, Fence] | None = None
+    topic: str,
+    messages: Sequence[Message],
+    fences: Mapping[int, Fence] | None = None,
+    is_exact: bool = True,
 ) -> ClassifiedRows:
     """Decode and classify consecutive messages of a topic. `fences` are the fences of partitions
     before them. A partition without one starts with the empty fence, as at its first message.
 
+    With `is_exact` False no row states whether its columns restore the record's bytes, for readers
+    of other columns: to find that out is a third of the work.
+
     Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
     after = dict(fences or {})
-    rows = [_row(topic, message, after) for message in messages]
+    rows = [_row(topic, message, after, is_exact) for message in messages]
     return ClassifiedRows(rows, after)
 
 
@@ -123,7 +129,7 @@ def with_default(record: Record, stated: bool) -> Record:
     return replace(record, **{name: float.fromhex(default.hex()) if stated else default})
 
 
-def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
+def _row(topic: str, message: Message, fences: dict[int, Fence], is_exact: bool) -> ArchiveRow:
     """Returns the row of one message, and updates the fence of its partition in `fences`."""
     value = message.value
     if value is None:
@@ -137,7 +143,11 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
     term, sequence = _numbers(classified.envelope)
     if record is not None and type(record) not in ARCHIVED_CLASSES[topic]:
         record, reason = None, f"schema {schema} does not belong in {topic}"
-    kept = record is None or decoded is None or not _columns_suffice(topic, decoded, value)
+    kept = (
+        record is None
+        or decoded is None
+        or (is_exact and not _columns_suffice(topic, decoded, value))
+    )
     return ArchiveRow(
         message, record, schema, codec.record_hash(value), term, sequence, classified.void, reason,
         value if kept else None, None if kept else codec.header_bytes(value),

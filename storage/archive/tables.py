@@ -7,7 +7,7 @@ are converted at once: arrays of tokens become list columns straight from their 
 nested values are converted level by level.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -46,20 +46,25 @@ _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeErro
 
 
 def table_of(
-    topic: str, messages: Sequence[Message], classified: ClassifiedRows | None = None
+    topic: str,
+    messages: Sequence[Message],
+    classified: ClassifiedRows | None = None,
+    columns: Collection[str] | None = None,
 ) -> pa.Table:
     """Returns a table with one row per message, in order. `classified` are these messages as rows;
-    without it they are classified here, as if the fence before them were unknown.
+    without it they are classified here, as if the fence before them were unknown. The table has the
+    columns of these names, by default all.
 
     A record that the columns cannot hold (for instance an integer beyond 64 bits) is stored as its
     bytes, with the reason, and its row is then not a record: `records_of` skips it.
     """
     topic_columns(topic)
     rows = classify_rows(topic, messages).rows if classified is None else classified.rows
+    wanted = arrow_schema(topic).names if columns is None else columns
     try:
-        return _table(topic, rows)
+        return _table(topic, rows, wanted)
     except _REFUSED:
-        return _table(topic, [_representable(topic, row) for row in rows])
+        return _table(topic, [_representable(topic, row) for row in rows], wanted)
 
 
 def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
@@ -111,8 +116,10 @@ def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
         )
 
 
-def _table(topic: str, rows: Sequence[ArchiveRow]) -> pa.Table:
-    """Returns the table of the rows. Raises one of `_REFUSED` if a column cannot hold a value."""
+def _table(topic: str, rows: Sequence[ArchiveRow], wanted: Collection[str]) -> pa.Table:
+    """Returns the table of the rows, with the wanted columns in the order of the schema. Raises one
+    of `_REFUSED` if a column cannot hold a value.
+    """
     schema, messages = arrow_schema(topic), [row.message for row in rows]
     columns: list[pa.Array] = [
         pa.array([m.partition for m in messages], pa.int32()),
@@ -120,18 +127,24 @@ def _table(topic: str, rows: Sequence[ArchiveRow]) -> pa.Table:
         pa.array([m.timestamp_ms for m in messages], pa.int64()).cast(schema.field(2).type),
         pa.array([m.key.decode(errors="replace") for m in messages], pa.string()),
     ]
+    found = dict(zip(schema.names, columns, strict=False))
     for name in ENVELOPE_COLUMNS.names[4:]:
-        columns.append(
-            pa.array([getattr(row, name) for row in rows], ENVELOPE_COLUMNS.field(name).type)
-        )
+        if name in wanted:
+            values = [getattr(row, name) for row in rows]
+            found[name] = pa.array(values, ENVELOPE_COLUMNS.field(name).type)
     for column in topic_columns(topic):
+        if column.name not in wanted:
+            continue
         owners = {cls for cls in ARCHIVED_CLASSES[topic] if column.name in _names(cls)}
         values = [
             getattr(row.record, column.field) if type(row.record) in owners else None
             for row in rows
         ]
-        columns.append(_lists(column, values) if column.is_array else _array(column.arrow, values))
-    return pa.Table.from_arrays(columns, schema=schema)
+        is_array = column.is_array
+        found[column.name] = _lists(column, values) if is_array else _array(column.arrow, values)
+    kept = [field for field in schema if field.name in wanted]
+    part = pa.schema(kept, schema.metadata)
+    return pa.Table.from_arrays([found[field.name] for field in kept], schema=part)
 
 
 @cache
@@ -191,7 +204,7 @@ def _representable(topic: str, row: ArchiveRow) -> ArchiveRow:
     if row.record is None:
         return row
     try:
-        _table(topic, [row])
+        _table(topic, [row], arrow_schema(topic).names)
     except _REFUSED as error:
         return as_original(row, f"{row.schema} does not fit the archive's columns: {error}")
     return row
