@@ -33,17 +33,19 @@ def measure_alerts(folder: Path, wait_s: float = 4.0 * EVALUATION_S) -> dict[str
     runs = {name: copy_of(folder / "healthy", folder / name) for name in FAULTS}
     for name, run in runs.items():
         prepare(run, FAULTS[name])
+    observing = threading.Lock()
     with ExitStack() as stack:
         for run in runs.values():
             stack.callback(run.close)
-        targets = stack.enter_context(_served(runs))
+        targets = stack.enter_context(_served(runs, observing))
         server = stack.enter_context(Prometheus(targets, ALERTS, SCRAPE_S))
         _await_all(server, len(runs))
         time.sleep(EVALUATION_S + SETTLED_S)
         assert not server.firing(), server.firing()
         planted: dict[str, float] = {}
         for name, run in runs.items():
-            plant(run, FAULTS[name])
+            with observing:  # a fault is several writes, and no observer sees some of them alone
+                plant(run, FAULTS[name])
             planted[name] = time.monotonic()
         return _delays(server, planted, wait_s)
 
@@ -70,8 +72,10 @@ def _await_all(server: Prometheus, runs: int) -> None:
 
 
 @contextmanager
-def _served(runs: Mapping[str, PlantedRun]) -> Generator[list[str]]:
-    """Observe the runs, and serve each under its concern's name as the run's; yields addresses."""
+def _served(runs: Mapping[str, PlantedRun], observing: threading.Lock) -> Generator[list[str]]:
+    """Observe the runs under the lock, and serve each under its concern's name as the run's; yields
+    addresses.
+    """
     observers = {name: run.observer() for name, run in runs.items()}
     targets: list[str] = []
     with ExitStack() as stack:
@@ -84,18 +88,19 @@ def _served(runs: Mapping[str, PlantedRun]) -> Generator[list[str]]:
             )
             at = endpoint(run.folder.path, "observe")
             targets.append(f"{at['host']}:{at['port']}")
-        stack.enter_context(_observed(list(observers.values())))
+        stack.enter_context(_observed(list(observers.values()), observing))
         yield targets
 
 
 @contextmanager
-def _observed(observers: list[RunObserver]) -> Generator[None]:
+def _observed(observers: list[RunObserver], observing: threading.Lock) -> Generator[None]:
     stop = threading.Event()
 
     def observe() -> None:
         while not stop.wait(OBSERVE_S):
             for observer in observers:
-                observer.observe()
+                with observing:
+                    observer.observe()
 
     thread = threading.Thread(target=observe, name="observer", daemon=True)
     thread.start()
