@@ -198,6 +198,26 @@ def test_an_append_that_fills_the_context_ends_without_another_token(kind: Kind)
     assert engine.running() == []
 
 
+def test_a_dialogue_behind_one_without_room_continues_its_own_cache(kind: Kind) -> None:
+    """Both are appended to before either has the slot; the first ends without it."""
+    alone = kind.open(slots=1, context_max=100)
+    full, next_one = (ask(name, prompt(6, n), TURNS, hold=True) for n, name in enumerate("ab"))
+    alone.submit(next_one)
+    first = to_first_stop(alone, "b").tokens
+    alone.append("b", prompt(4, 9))
+    second = to_first_stop(alone, "b").tokens
+
+    engine = kind.open(slots=1, context_max=100)
+    engine.submit(full)
+    to_first_stop(engine, "a")
+    engine.submit(next_one)
+    assert to_first_stop(engine, "b").tokens == first
+    engine.append("a", prompt(100))
+    engine.append("b", prompt(4, 9))
+    assert to_first_stop(engine, "b").tokens == second
+    assert "a" not in engine.running()
+
+
 def test_append_is_refused_where_nothing_is_held(kind: Kind) -> None:
     engine = kind.open()
     engine.submit(ask("t", prompt(6), Sampling(tokens_max=30)))

@@ -154,8 +154,11 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
     @torch.inference_mode()
     def _admit(self) -> None:
-        """Admit sequences; those ready ones that get a slot now are prefilled together."""
-        due = [s for s in islice(self._ready, max(0, self.slots - len(self._rows))) if s.room]
+        """Admit sequences; those ready ones that get a slot now are prefilled together. One without
+        room takes no slot, so the next one behind it gets that.
+        """
+        free = max(0, self.slots - len(self._rows))
+        due = list(islice((s for s in self._ready if s.room), free))
         if due:
             parts = [
                 CacheExtension(s.prefix[_length(s.parked) :], s.parked, s.request.version)
