@@ -155,7 +155,7 @@ def _why_not(record: Trajectory, noted: AnnotationsByKey, rule: TrainingRule, de
     refused = refusal(record, rule.bounds)
     if refused is not None:
         return f"refused: {refused.detail}"
-    lacking = annotated_rewards([record], noted, rule.names, rule.terms).lacking
+    lacking = annotated_rewards([record], noted, rule.names, rule.terms, rule.by_part).lacking
     return lacking.get(record.trajectory) or detail or "all its tokens are above max_lag"
 
 
