@@ -44,7 +44,7 @@ def test_its_lines_mark_unknown_values(tmp_path: Path):
     check = Check(DRY, model, tmp_path, 0.4, is_random=False)
     answers = tuple(finished(0, index, 1.0) for index in range(SAMPLES))
     compared = {"mismatch_tokens": 50.0, "mismatch_kl": 2e-4, "mismatch_mean": 0.01}
-    steps = tuple(done(step, **compared) for step in range(1, 5))
+    steps = tuple(done(step, None, None, **compared) for step in range(1, 5))
     lines = report(check, Seen(steps, answers, 900.0, 800.0, (0.5, 0.02, 0.04)), 1000.0)
     text = "\n".join(lines)
     assert "900 tokens/s (0.90 of bare vLLM) before" in text

@@ -124,7 +124,7 @@ def test_groups_and_prompts():
 
 
 def step(number: int, at_s: float, **metrics: float) -> StepDone:
-    return replace_counts(planted.done(number, at_s, **metrics), trained=10)
+    return replace_counts(planted.done(number, at_s, None, **metrics), trained=10)
 
 
 def replace_counts(done: StepDone, **counts: int) -> StepDone:

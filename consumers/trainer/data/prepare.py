@@ -293,7 +293,7 @@ def _with_advantages(
     """
     shaped = list(rewarded)
     for at, sample in enumerate(whole):
-        loss = _overlong_loss(np.count_nonzero(sample.mask), rule)
+        loss = _overlong_loss(int(np.count_nonzero(sample.mask)), rule)
         if loss:  # a part of 0 would change the mean of the parts
             shaped[at] = shaped[at].plus(whole_reward(shaped[at].tokens, -loss))
     each = advantages(np.concatenate([one.rewards for one in shaped]), rule.advantage)
