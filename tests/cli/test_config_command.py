@@ -28,7 +28,7 @@ def test_a_setting_is_explained_in_full(toml: Path, capsys) -> None:
     assert main(["config", "my.toml", "trainer.lr"]) == 0
     assert capsys.readouterr().out == (
         "trainer.lr = 0.0001  (set in my.toml)\n"
-        "  Peak learning rate of AdamW.\n"
+        "  Peak learning rate.\n"
         "  type: number > 0; default: 0.0005\n"
         "  may change between two starts of a run with --accept-config\n"
     )
