@@ -7,6 +7,7 @@ not installed, so no service starts.
 
 import functools
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -46,6 +47,8 @@ def _fetch() -> None:
             "the tests start a real Prometheus and `prometheus` is missing: install it (Debian: "
             "apt-get install prometheus; others: prometheus.io)"
         )
+    if os.geteuid() == 0:  # a fresh machine has no list of packages
+        subprocess.run(["apt-get", "update"], capture_output=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as partial:
         done = subprocess.run(
             ["apt-get", "download", PACKAGE], cwd=partial, capture_output=True, text=True
