@@ -296,16 +296,20 @@ def take_snapshot(
         scheduling=scheduling_metrics(state, lines, at_s),
         dead_letters=state.dead_letters,
         holes=tuple(state.holes),
-        unarchived_s={
-            topic: (left.records, max(0.0, at_s - left.oldest_s))
-            for topic, left in state.unarchived.items()
-        },
+        unarchived_s=_unarchived(state, at_s),
         restarts=sum(state.restarts().values()),
         restarted=state.restarts(),
         restart_ages=_restart_ages(state, now_s),
         deaths=_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )
+
+
+def _unarchived(state: RunState, at_s: float) -> dict[str, tuple[int, float]]:
+    return {
+        topic: (left.records, max(0.0, at_s - left.oldest_s))
+        for topic, left in state.unarchived.items()
+    }
 
 
 def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:

@@ -8,8 +8,6 @@ itself, and reads earlier ones where the versions are stored: both are the same 
 or replayed step has the policies of the recorded one, and a checkpoint need not hold them.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import copy
 import threading
 from collections import OrderedDict
@@ -190,9 +188,9 @@ class FrozenPolicy:
                 self._fill(weights)
                 rows = to_device(token_rows([samples[i] for i in chosen]), self._form.device)
                 is_scored: NDArray[np.bool_] = np.isin(owner, chosen)
-                mine = torch.from_numpy(which[is_scored] == number).to(self._form.device)
+                mine = torch.from_numpy(which[is_scored] == number).to(self._form.device)  # pyright: ignore[reportUnknownMemberType]
                 places = np.flatnonzero(is_scored & (which == number))
-                result[torch.from_numpy(places).to(self._form.device)] = self.score(rows)[mine]
+                result[torch.from_numpy(places).to(self._form.device)] = self.score(rows)[mine]  # pyright: ignore[reportUnknownMemberType]
         return result
 
     @torch.no_grad()
@@ -213,7 +211,7 @@ def _trained_spans(sample: Sample) -> list[tuple[Version, int]]:
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    fields: Any = model.config.get_text_config()
+    fields: Any = model.config.get_text_config()  # pyright: ignore[reportUnknownMemberType]
     return int(fields.vocab_size)
 
 
