@@ -145,7 +145,6 @@ def build_trainer(
         state = _publish_version_0(store, versions, learner, intake, provenance, plan)  # 2
     _restore_groups(ledger, intake, recorded, state)  # 4
     _record_configured(ledger, provenance, recorded, state.step, accepted)
-    annotation_watch = AnnotationWatch(plan.rule.names)
     take_feeder = TakeFeeder(
         bus=log_bus,
         settings=plan.trainer,
@@ -156,7 +155,7 @@ def build_trainer(
         choose=choose,
         intake=intake,
         ledger=ledger,
-        annotation_watch=annotation_watch,
+        annotation_watch=AnnotationWatch(plan.rule.names),
         believed=lambda: versions.highest,
     )
     blobs = BlobCollector(bus, store, monotonic)
