@@ -4,7 +4,8 @@ Import it as `testbed.servers` everywhere: a second name would be a second list.
 """
 
 import fcntl
-from collections.abc import Generator, Mapping
+import subprocess
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from testbed.repository import ROOT
@@ -22,6 +23,18 @@ def installing() -> Generator[None]:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def install_packages(packages: Sequence[str]) -> None:
+    """Installs Debian's packages, as root and while `installing` is held. Raises `RuntimeError`
+    with what apt printed if that fails.
+    """
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    for command in (["apt-get", "update"], install):
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        words = " ".join(packages)
+        raise RuntimeError(f"`apt-get install {words}` failed:\n{done.stderr[-4000:]}")
 
 
 def use(name: str, what: str) -> None:

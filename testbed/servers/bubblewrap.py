@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from testbed.servers import installing, use
+from testbed.servers import install_packages, installing, use
 
 PACKAGE = "bubblewrap"
 
@@ -34,7 +34,4 @@ def _install() -> None:
             "the tests run programs in a sandbox and `bwrap` is missing: install it (Debian: "
             "apt-get install bubblewrap; Fedora: dnf install bubblewrap)"
         )
-    for command in (["apt-get", "update"], ["apt-get", "install", "-y", PACKAGE]):
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"`apt-get install {PACKAGE}` failed:\n{done.stderr[-4000:]}")
+    install_packages([PACKAGE])

@@ -13,10 +13,10 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from testbed.servers import installing, use
+from testbed.servers import install_packages, installing, use
 from testbed.waiting import WAIT_S
 
 IMAGE = "rollstream-test-python:1"
@@ -42,12 +42,9 @@ def daemon() -> str:
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     atexit.register(_stop, process, folder)
     os.environ["DOCKER_HOST"] = address
-    end = time.monotonic() + WAIT_S
-    while subprocess.run(["docker", "info"], capture_output=True).returncode:
-        if process.poll() is not None or time.monotonic() > end:
-            text = (folder / "log").read_text(errors="replace")
-            raise RuntimeError(f"dockerd did not start:\n{text[-4000:]}")
-        time.sleep(0.1)
+    if not wait_until_ready(process, os.environ):
+        text = (folder / "log").read_text(errors="replace")
+        raise RuntimeError(f"dockerd did not start:\n{text[-4000:]}")
     _import(folder / "image.tar")
     version = subprocess.run(["dockerd", "--version"], capture_output=True, text=True, check=True)
     use("Docker", f"{version.stdout.strip()} at {address}")
@@ -61,13 +58,19 @@ def _install() -> None:
         raise RuntimeError(
             "this test starts a Docker daemon: run it as root with dockerd installed"
         )
-    for command in (
-        ["apt-get", "update"],
-        ["apt-get", "install", "-y", "--no-install-recommends", "docker.io"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"`apt-get install docker.io` failed:\n{done.stderr[-4000:]}")
+    install_packages(["docker.io"])
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], environment: Mapping[str, str]) -> bool:
+    """Waits until the daemon that `DOCKER_HOST` of this environment names answers; False if its
+    process ends before, or it does not answer in time.
+    """
+    end = time.monotonic() + WAIT_S
+    while subprocess.run(["docker", "info"], env=environment, capture_output=True).returncode:
+        if process.poll() is not None or time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:

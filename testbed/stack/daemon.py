@@ -12,11 +12,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.servers import installing, use
+from testbed.servers import install_packages, installing, use
+from testbed.servers.docker_daemon import wait_until_ready
 from testbed.waiting import WAIT_S
 
 FOLDER = Path(tempfile.gettempdir()) / "rollstream-stack"
@@ -38,12 +38,11 @@ def require(programs: Sequence[tuple[str, str]]) -> None:
     words = f"apt-get install {' '.join(lacking)}"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise NoDaemon(f"the stack's tests need a Docker daemon: as root run `{words}` (Debian)")
-    install = ["apt-get", "install", "-y", "--no-install-recommends", *lacking]
     with installing():
-        for command in (["apt-get", "update"], install):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NoDaemon(f"`{words}` failed:\n{done.stderr[-4000:]}")
+        try:
+            install_packages(lacking)
+        except RuntimeError as error:
+            raise NoDaemon(str(error)) from error
 
 
 class StackDaemon:
@@ -125,15 +124,10 @@ class StackDaemon:
 
     def _wait_ready(self) -> None:
         assert self._process is not None
-        end = time.monotonic() + WAIT_S
-        while subprocess.run(
-            ["docker", "info"], env=self.environment, capture_output=True
-        ).returncode:
-            if self._process.poll() is not None or time.monotonic() > end:
-                text = (self.folder / "daemon.log").read_text(errors="replace")
-                self.stop()
-                raise NoDaemon(f"dockerd did not start on this machine:\n{text[-4000:]}")
-            time.sleep(0.1)
+        if not wait_until_ready(self._process, self.environment):
+            text = (self.folder / "daemon.log").read_text(errors="replace")
+            self.stop()
+            raise NoDaemon(f"dockerd did not start on this machine:\n{text[-4000:]}")
 
 
 def run_command(words: Sequence[str], environment: dict[str, str], timeout_s: float) -> str:
