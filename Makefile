@@ -100,8 +100,8 @@ gpu-check: .venv/.runtime
 .venv/.testing: .venv/.runtime
 	@echo 'installing what the tests need into .venv (once)'
 	@$(PIP) -e '.[test]'
-	@# without openai-harmony, which has a module that vLLM brings too (docs/how-to/train-an-agent.md)
-	@$(PIP) --no-deps renderers prime-pydantic-config
+	@# with the harmony that vLLM brings too, not with openai-harmony (docs/how-to/train-an-agent.md)
+	@$(PIP) --no-deps renderers prime-pydantic-config oss-harmony && $(PIP) httpx
 	@touch $@
 
 .venv/.vllm: .venv/.testing
