@@ -10,23 +10,26 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from rollstream.errors import ConfigurationError
 
 Security = Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"]
-Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]
+Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer", "msk-iam"]
 WhenFull = Literal["block", "raise"]
 
 # Names of environment variables with secrets. The token file is read again for each connection, so
-# that its token can be replaced while the process runs.
-USER, PASSWORD = "KAFKA_USER", "KAFKA_PASSWORD"
+# that its token can be replaced while the process runs; the password file is read once.
+USER, PASSWORD, PASSWORD_FILE = "KAFKA_USER", "KAFKA_PASSWORD", "KAFKA_PASSWORD_FILE"
 TOKEN_FILE = "KAFKA_TOKEN_FILE"
 KEY_PASSWORD = "KAFKA_KEY_PASSWORD"
 EXAMPLE = "kafka://host:9092/prefix"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9_-]+)*")
 _FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")  # `module:function`
+# The brokers of Amazon MSK, provisioned or serverless: `b-1.NAME.ID.c2.kafka.REGION.amazonaws.com`.
+_MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?:\d+$")
 _CHOICES = {"security": Security, "mechanism": Mechanism, "when_full": WhenFull}
 
 
@@ -41,7 +44,9 @@ class KafkaAddress:
     security: Security = "plaintext"
     """Protocol of connections: with encryption (`ssl`), authentication (`sasl`), both or none."""
     mechanism: Mechanism = "plain"
-    """Mechanism of the authentication, used only with `sasl`."""
+    """Mechanism of the authentication, used only with `sasl`. `msk-iam` is OAUTHBEARER with a token
+    that AWS credentials sign.
+    """
     ca: str = ""
     """File of the authorities that sign the brokers' certificates; "": the system's."""
     cert: str = ""
@@ -52,6 +57,8 @@ class KafkaAddress:
     """Name of a function (`module:function`) that returns an OAuth token; "": the token is in the
     file that KAFKA_TOKEN_FILE names.
     """
+    region: str = ""
+    """AWS region of the brokers, for `msk-iam`; "": the one in the first broker's host name."""
     replication: int = -1
     """Number of replicas of the topics that this process creates; -1: the broker's default."""
     min_isr: int = 0
@@ -121,12 +128,12 @@ def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secre
     """
     secrets = Secrets(
         environment.get(USER, ""),
-        environment.get(PASSWORD, ""),
+        _password(address, environment),
         environment.get(TOKEN_FILE, ""),
         environment.get(KEY_PASSWORD, ""),
     )
     needed: list[str] = []
-    if address.security.startswith("sasl"):
+    if address.security.startswith("sasl") and address.mechanism != "msk-iam":
         if address.mechanism == "oauthbearer":
             needed = [] if address.token or secrets.token_file else [TOKEN_FILE]
         else:
@@ -138,6 +145,31 @@ def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secre
             f"{address}: {address.mechanism} needs {' and '.join(needed)} in the environment"
         )
     return secrets
+
+
+def _password(address: KafkaAddress, environment: Mapping[str, str]) -> str:
+    """Return the password that a variable holds, or else the content of the file it names."""
+    file = environment.get(PASSWORD_FILE, "")
+    if PASSWORD in environment or not file:
+        return environment.get(PASSWORD, "")
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{address}: the file of {PASSWORD_FILE} cannot be read: {error}"
+        ) from None
+
+
+def msk_region(address: KafkaAddress) -> str:
+    """Return the AWS region for `msk-iam`. Raises `ConfigurationError` if neither the option nor
+    the host name of the first broker has it.
+    """
+    found = _MSK_HOST.search(address.servers[0])
+    if not address.region and found is None:
+        raise ConfigurationError(
+            f"{address}: mechanism=msk-iam needs the brokers' region, as in region=eu-north-1"
+        )
+    return address.region or (found[1] if found else "")
 
 
 def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
@@ -162,8 +194,9 @@ def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
             "ssl_password": secrets.key_password or None,
         }
     if address.security.startswith("sasl"):
-        settings["sasl_mechanism"] = address.mechanism.upper()
-        if address.mechanism != "oauthbearer":
+        is_token = address.mechanism in ("oauthbearer", "msk-iam")
+        settings["sasl_mechanism"] = "OAUTHBEARER" if is_token else address.mechanism.upper()
+        if not is_token:
             settings["sasl_plain_username"] = secrets.user
             settings["sasl_plain_password"] = secrets.password
     return settings
@@ -186,7 +219,8 @@ def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]
         if name not in known:
             raise ConfigurationError(
                 f"{where}: unknown option {name!r}; known are {', '.join(known)} (secrets go into "
-                f"the environment: {USER}, {PASSWORD}, {TOKEN_FILE}, {KEY_PASSWORD})"
+                f"the environment: {USER}, {PASSWORD}, {PASSWORD_FILE}, {TOKEN_FILE}, "
+                f"{KEY_PASSWORD})"
             )
         if isinstance(known[name].default, int):
             values[name] = _number(where, name, text)
@@ -221,6 +255,12 @@ def _check_together(where: str, address: KafkaAddress) -> None:
             f"{where}: token must name a function as module:function; a token itself goes into the "
             f"file that {TOKEN_FILE} names"
         )
+    if address.mechanism == "msk-iam":
+        if address.security != "sasl_ssl" or address.token:
+            raise ConfigurationError(
+                f"{where}: mechanism=msk-iam needs security=sasl_ssl and no token: it signs its own"
+            )
+        msk_region(address)
     if bool(address.cert) != bool(address.key):
         raise ConfigurationError(f"{where}: give both cert and key, or neither")
     if address.security in ("plaintext", "sasl_plaintext") and (address.ca or address.cert):

@@ -7,7 +7,6 @@ failed clients and bound memory.
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import kafka
@@ -19,10 +18,10 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from rollstream.deadline import Deadline
-from rollstream.import_path import find_callable
 from rollstream.streams.bus import Message
 from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_settings
 from rollstream.streams.kafka.log_filter import limit_kafka_log
+from rollstream.streams.kafka.tokens import token_source
 from rollstream.streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
 
 DELIVERY_S = 120.0  # kafka-python repeats a batch for this long; then it may be appended or not
@@ -63,21 +62,19 @@ def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
     limit_kafka_log()
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
-        settings["sasl_oauth_token_provider"] = _TokenProvider(address.token, secrets.token_file)
+        settings["sasl_oauth_token_provider"] = _TokenProvider(token_source(address, secrets))
     return settings
 
 
 class _TokenProvider(AbstractTokenProvider):
-    """Provides an OAuth token for each connection, from a function by name or from a file."""
+    """Provides an OAuth token for each connection."""
 
-    def __init__(self, function: str, file: str) -> None:
+    def __init__(self, source: Callable[[], str]) -> None:
         super().__init__()
-        self._function, self._file = function, file
+        self._source = source
 
     def token(self) -> Any:
-        if not self._function:
-            return Path(self._file).read_text(encoding="utf-8").strip()
-        return str(find_callable(self._function, "token")())
+        return self._source()
 
 
 class Admin:

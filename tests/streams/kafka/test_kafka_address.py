@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -75,6 +76,17 @@ def test_secrets_come_from_the_environment_and_missing_ones_are_named() -> None:
     with pytest.raises(ConfigurationError, match="KAFKA_TOKEN_FILE"):
         read_secrets(oauth, {})
     assert read_secrets(oauth, {"KAFKA_TOKEN_FILE": "/t"}).token_file == "/t"
+
+
+def test_a_password_may_be_in_a_file(tmp_path: Path) -> None:
+    """So it is in no list of processes and in no description of a container."""
+    address = parse_kafka_url("kafka://h:1?security=sasl_ssl&mechanism=scram-sha-256")
+    (tmp_path / "password").write_text("hunter2\n")
+    given = {"KAFKA_USER": "me", "KAFKA_PASSWORD_FILE": str(tmp_path / "password")}
+    assert read_secrets(address, given).password == "hunter2"
+    assert read_secrets(address, {**given, "KAFKA_PASSWORD": "other"}).password == "other"
+    with pytest.raises(ConfigurationError, match="KAFKA_PASSWORD_FILE cannot be read"):
+        read_secrets(address, {**given, "KAFKA_PASSWORD_FILE": str(tmp_path / "none")})
 
 
 def test_plaintext_needs_no_secret() -> None:

@@ -19,6 +19,7 @@ from rollstream.streams.topics import Topic
 from testbed.servers.kafka_broker import KafkaBroker
 
 PASSWORD = "hunter2-5d1c"
+REAUTHENTICATE_MS = 1500  # a connection with a token lives no longer without a new one
 MODULES = "org.apache.kafka.common.security"
 LOGINS = {
     "plain": f'plain.PlainLoginModule required user_me="{PASSWORD}"',
@@ -43,6 +44,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBro
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": keystore,
         **{f"{name}.sasl.jaas.config": f"{MODULES}.{login};" for name, login in LOGINS.items()},
+        "oauthbearer.connections.max.reauth.ms": REAUTHENTICATE_MS,
     }
     users = [f"SCRAM-SHA-{bits}=[name=me,password={PASSWORD}]" for bits in (256, 512)]
     broker = KafkaBroker(

@@ -1,0 +1,40 @@
+"""OAuth tokens for connections to brokers: from a file, from a function by name, or for Amazon MSK
+signed with AWS credentials (`token_source`). No token is logged or kept.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from rollstream.errors import ConfigurationError
+from rollstream.import_path import find_callable
+from rollstream.streams.kafka.address import KafkaAddress, Secrets, msk_region
+
+
+def token_source(address: KafkaAddress, secrets: Secrets) -> Callable[[], str]:
+    """Return a function that gives the token of a new connection."""
+    if address.mechanism == "msk-iam":
+        return functools.partial(signed_token, msk_region(address))
+    if address.token:
+        return lambda: str(find_callable(address.token, "token")())
+    return lambda: Path(secrets.token_file).read_text(encoding="utf-8").strip()
+
+
+def signed_token(region: str) -> str:
+    """Return a token for Amazon MSK in `region`, signed with the credentials of boto3's own chain.
+    It holds for 15 minutes; a connection that lives longer authenticates itself again with the
+    next. Raises `ConfigurationError` if AWS's signer is not installed or finds no credentials.
+    """
+    try:
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+    except ImportError:
+        raise ConfigurationError(
+            "mechanism=msk-iam needs AWS's signer: pip install 'rollstream[aws]'"
+        ) from None
+    try:
+        token, _ = MSKAuthTokenProvider.generate_auth_token(region)
+    except (ValueError, AttributeError):  # release 1.0.2 takes None for credentials
+        raise ConfigurationError(
+            f"mechanism=msk-iam, region {region}: boto3's chain finds no AWS credentials"
+        ) from None
+    return token
