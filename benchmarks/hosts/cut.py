@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rollstream.streams.reader import Received
+from rollstream.storage.archive.segments import LogRecord
 from rollstream.streams.records import Assignment, Partial, Trajectory
 from testbed.hosts.run import RolloutSample
 
@@ -35,7 +35,7 @@ def slot_speed(samples: Iterable[RolloutSample]) -> float:
     return tokens / busy_s
 
 
-def queued_tokens(log: Iterable[Received], at_s: float) -> dict[str, list[int]]:
+def queued_tokens(log: Iterable[LogRecord], at_s: float) -> dict[str, list[int]]:
     """Returns by rollout the tokens that each answer still lacked at `at_s`, of the answers that it
     had been assigned by then and that were not complete. `log` are the records of `assignments`,
     `partials` and `trajectories`, the later ones too: they say how long each answer became.
@@ -78,7 +78,7 @@ def possible_tokens(left: Sequence[int], slots: int, speed: float, seconds: floa
     return total
 
 
-def idle_share(samples: Samples, log: Sequence[Received], cut: Cut, before_s: float) -> float:
+def idle_share(samples: Samples, log: Sequence[LogRecord], cut: Cut, before_s: float) -> float:
     """Returns the slot-seconds of the cut in which slots were idle although their rollout had work
     for them, over all slot-seconds of the cut. Speeds are those of the `before_s` seconds before.
     """

@@ -19,9 +19,9 @@ from benchmarks.case import Case, alone
 from benchmarks.hosts.cut import Cut, back_s, idle_share
 from rollstream.config.config import load
 from rollstream.config.run_folder import open_run_log_for_writing, store_url
+from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.reader import Received
 from rollstream.streams.records import WeightsAnnounced
 from testbed.hosts.run import RELAY_PORT, HostsRun, Sampler
 from testbed.hosts.sites import TwoSites, two_sites
@@ -117,7 +117,7 @@ def _vanish_and_end(run: HostsRun) -> None:
     run.wait_complete(BOUND_S)
 
 
-def _log(run: HostsRun) -> list[Received]:
+def _log(run: HostsRun) -> list[LogRecord]:
     configuration = load(run.home() / "config.json")
     bus = open_run_log_for_writing(configuration, run.home())
     try:

@@ -187,7 +187,7 @@ class MetricsCollector(Collector):
         by_name["behind_records"] = self._lag_of(readers)
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
-    def _lag_of(self, readers: Sequence[TopicReader]) -> Mapping[str, float]:
+    def _lag_of(self, readers: Sequence[TopicReader]) -> dict[str, float]:
         """Returns the lag by topic; {} if the brokers do not answer within `LAG_S`. It is asked in
         a thread of its own, one at a time, because they may take a minute to fail, in which the
         other metrics are needed most.

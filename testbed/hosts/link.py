@@ -35,8 +35,8 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 
 @dataclass
 class Direction:
-    """Packets on their way to `device`. `bytes` counts what was sent into the link by port: the
-    lower of a packet's two, which is the server's.
+    """Packets on their way to `device`. `sent` counts the bytes that were sent into the link by port:
+    the lower of a packet's two, which is the server's.
     """
 
     device: int
@@ -44,13 +44,13 @@ class Direction:
     waiting: deque[tuple[float, bytes]] = field(default_factory=deque[tuple[float, bytes]])
     free_s: float = 0.0
     dropped: int = 0
-    bytes: Counter[int] = field(default_factory=Counter[int])
+    sent: Counter[int] = field(default_factory=Counter[int])
 
     def enter(self, packet: bytes, now_s: float) -> None:
         """Take the packet unless it is lost; it arrives after its turn and the delay."""
         starts_s = max(now_s, self.free_s)
         is_full = (starts_s - now_s) * BYTES_PER_S > QUEUE_BYTES
-        self.bytes[_port(packet)] += len(packet)
+        self.sent[_port(packet)] += len(packet)
         if is_full or self.choose.random() < LOSS:
             self.dropped += 1
             return
@@ -120,7 +120,7 @@ def _packets(device: int, most: int = 64) -> list[bytes]:
 
 
 def _answer(word: str, directions: list[Direction]) -> None:
-    counts = [{**one.bytes, "dropped": one.dropped} for one in directions]
+    counts = [{**one.sent, "dropped": one.dropped} for one in directions]
     print(json.dumps(counts) if word == "counts" else word, flush=True)
 
 

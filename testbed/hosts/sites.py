@@ -57,7 +57,8 @@ def two_sites(hidden: Sequence[Path] = ()) -> Generator[TwoSites]:
     empty on the hosts of site B. Raises `NoHosts` if this machine cannot have them.
     """
     require_hosts()
-    jars(), program()  # fetched over this machine's network
+    jars()  # over this machine's network, as the other server
+    program()
     for folder in hidden:
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
