@@ -35,8 +35,8 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 
 @dataclass
 class Direction:
-    """Packets on their way to `device`. `sent` counts the bytes of all packets, the lost ones too, by
-    port: the lower of a packet's two, which is the server's.
+    """Packets on their way to `device`. `sent` counts the bytes of all packets, also of lost ones,
+    by port: the lower of a packet's two, which is the server's.
     """
 
     device: int
