@@ -2,7 +2,7 @@
 #   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
 #   make test-long | fuzz                        the longest tests | property tests on new random examples
-#   make test-stack                              docker-compose.yml on a Docker daemon (part of test-long)
+#   make test-stack | test-hosts                 compose on a Docker daemon | two sites in namespaces (part of test-long)
 #   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests (part of test-slow)
 #   make gpu-check [MODEL=path]                  what the project does on this machine's GPU (docs/gpu.md)
 
@@ -28,7 +28,7 @@ VLLM_NEEDS := from importlib.metadata import requires as r; \
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-long test-stack fuzz check bench vllm test-vllm gpu-check
+.PHONY: help run test test-slow test-long test-stack test-hosts fuzz check bench vllm test-vllm gpu-check
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -45,12 +45,16 @@ test-slow: .venv/.testing
 	$(MAKE) test-vllm
 
 test-long: .venv/.testing
-	$(BIN)/python -m pytest -m long --ignore=tests/vllm --ignore=tests/stack -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m long --ignore=tests/vllm --ignore=tests/stack --ignore=tests/hosts -n $(WORKERS) --dist loadfile
 	$(MAKE) test-vllm VLLM_TESTS=long
 	$(MAKE) test-stack
+	$(MAKE) test-hosts
 
 test-stack: .venv/.testing  # a Docker daemon of its own; as root, on Debian (docs/testing.md)
 	$(BIN)/python -m pytest -m long tests/stack
+
+test-hosts: .venv/.testing  # network namespaces of its own; as root (docs/testing.md)
+	$(BIN)/python -m pytest -m long tests/hosts
 
 vllm: .venv/.vllm
 

@@ -182,6 +182,17 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "histospec/quickstart.py": {"histospec_quickstart": "≥ 0.97 ×"},
         },
     ),
+    "hosts": Benchmark(
+        "benchmarks.hosts.hosts",
+        {
+            "hosts/hosts.py": {
+                "hosts_cut": "0",
+                "hosts_cut_idle": "≤ 0.1",
+                "hosts_back_s": "≤ 15 s",
+                "hosts_egress": "≤ 1.05",
+            }
+        },
+    ),
     "hostile": Benchmark(
         "benchmarks.chaos.hostile",
         {
@@ -376,7 +387,8 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         },
     ),
 }
-BY_NAME_ONLY = ("stack", "vllm")  # they need a Docker daemon, and `make vllm`
+BY_NAME_ONLY = ("hosts", "stack", "vllm")
+"""They need network namespaces, a Docker daemon, and `make vllm`."""
 
 
 def lines() -> Iterator[str]:

@@ -8,6 +8,7 @@ its length. The standard library bounds the headers (64 KiB a line, 100 lines).
 
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -100,4 +101,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log the error that ended a connection, unless the client or the network did."""
+        if isinstance(sys.exception(), ConnectionError):
+            return
         log.warning("%s: a request of %s failed", self._thread.name, client_address, exc_info=True)

@@ -8,6 +8,7 @@ so no old assignment applies to it: dispatch assigns its trajectories again, in 
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollstream.errors import Fenced, PositionLost
@@ -76,6 +77,12 @@ class AssignmentQueue:
                 self.waiting.remove(assignment)
                 return assignment
         return None
+
+    def put_last(self, assignments: Sequence[Assignment]) -> None:
+        """Move these waiting assignments behind the others until the next `read`."""
+        for assignment in assignments:
+            self.waiting.remove(assignment)
+            self.waiting.append(assignment)
 
     def _poll(self) -> list[Received]:
         """Read the new records. Assignments that were truncated unread belong to trajectories that

@@ -6,6 +6,8 @@ partials of other writers between them are never mixed in. Any process can appen
 a record is not trusted (invariant 12): a wrong link makes the chain unusable (`DecodeError`).
 """
 
+import logging
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +30,7 @@ from rollstream.streams.values import (
     join_drafts,
 )
 
+log = logging.getLogger(__name__)
 TOPIC = "partials"
 LINKS_BYTES_MAX = 64 << 20  # encoded partials of one trajectory; a million tokens are 9 MiB
 
@@ -211,3 +214,47 @@ def _sources(link: Partial) -> Sources:
     if len(link.sources):
         return link.sources
     return np.full(len(link.tokens), GENERATED, np.uint8)
+
+
+AttemptKey = tuple[str, int]
+"""A trajectory and the attempt that resumes it."""
+ChainResults = Mapping[AttemptKey, ChainContent | DecodeError]
+
+
+class ChainPrefetch:
+    """Reads chains in a thread, one batch at a time, so that decoding waits neither for round trips
+    of the log nor for one that does not answer. The chains of such a batch are missing in the
+    results, and may be requested again; any other error is raised by the next call of `take`.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._thread: threading.Thread | None = None
+        self._found: ChainResults = {}
+        self._failed: BaseException | None = None
+
+    def request(self, wanted: Mapping[AttemptKey, ChainRequest]) -> None:
+        """Start to read these chains; does nothing while another batch is read."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._run, args=(wanted,), name="chains", daemon=True
+            )
+            self._thread.start()
+
+    def take(self) -> ChainResults:
+        """Return the chains that were read since the last call."""
+        if self._failed is not None:
+            raise self._failed
+        if self._thread is not None and self._thread.is_alive():
+            return {}
+        found, self._found = self._found, {}
+        return found
+
+    def _run(self, wanted: Mapping[AttemptKey, ChainRequest]) -> None:
+        try:
+            found = read_chains(self._bus, wanted.values())
+            self._found = {key: found[request.trajectory] for key, request in wanted.items()}
+        except BusTimeout as error:
+            log.warning("%d resumes wait for their partials: %s", len(wanted), error)
+        except BaseException as error:  # noqa: BLE001  raised again in the loop's thread
+            self._failed = error

@@ -17,7 +17,13 @@ from msgspec.structs import replace
 from rollstream.errors import DecodeError, EngineRefused
 from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.engines.base import Emission, Engine
-from rollstream.producers.rollout.chain import ChainContent, ChainRequest, read_chains
+from rollstream.producers.rollout.chain import (
+    AttemptKey,
+    ChainContent,
+    ChainPrefetch,
+    ChainRequest,
+    read_chains,
+)
 from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
@@ -45,12 +51,14 @@ class InProgress:
     running: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     parked: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
-    chains: dict[tuple[str, int], ChainContent | DecodeError] = field(
-        default_factory=dict[tuple[str, int], ChainContent | DecodeError]
+    chains: dict[AttemptKey, ChainContent | DecodeError] = field(
+        default_factory=dict[AttemptKey, ChainContent | DecodeError]
     )
     """By trajectory and attempt, for assignments that start soon: the content of the trajectory's
     chain of partials (each links to the one before it), or why the chain cannot be used.
     """
+    prefetch: ChainPrefetch | None = None
+    """Reads chains in a thread. None: they are read where they are needed."""
     agents: AgentEpisodes | None = None
     """Runs the trajectories as episodes of a program, which asks for each turn; None: they are
     answers to prompts. An episode is in `running` only while the engine generates turns of it.
@@ -62,21 +70,34 @@ class InProgress:
         """Return the number of trajectories that the engine has."""
         return len(self.running) + len(self.parked)
 
-    def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
+    def read_chains_ahead(self, assignments: Iterable[Assignment]) -> list[Assignment]:
         """Read the chains of all these assignments in one pass over the topic, so that `start`
-        finds them. Chains of other assignments are removed.
+        finds them. Chains of other assignments are removed. Returns the assignments whose chains
+        are still being read (`prefetch`), and which cannot start yet.
         """
         due = [assignment for assignment in assignments if assignment.partial is not None]
+        if self.prefetch is not None:
+            self.chains |= self.prefetch.take()
         keys = {_attempt_of(assignment) for assignment in due}
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
         missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
-        if missing:
-            is_episode = self.agents is not None
-            wanted = [_chain_request(assignment, is_episode) for assignment in missing]
-            found = read_chains(self.publisher.bus, wanted)
-            self.chains |= {
-                _attempt_of(assignment): found[assignment.trajectory] for assignment in missing
-            }
+        if missing and self.prefetch is not None:
+            self.prefetch.request({_attempt_of(one): self._chain_request(one) for one in missing})
+            return missing
+        self._read_chains(missing)
+        return []
+
+    def _read_chains(self, assignments: Iterable[Assignment]) -> None:
+        wanted = {_attempt_of(one): self._chain_request(one) for one in assignments}
+        found = read_chains(self.publisher.bus, wanted.values())
+        self.chains |= {key: found[request.trajectory] for key, request in wanted.items()}
+
+    def _chain_request(self, assignment: Assignment) -> ChainRequest:
+        assert assignment.partial is not None, "only a resume has a chain"
+        most = assignment.sampling.tokens_max
+        start = 0 if self.agents is not None else len(assignment.tokens)
+        name, newest = assignment.trajectory, assignment.partial
+        return ChainRequest(name, newest, assignment.first, start, most)
 
     def start(self, assignment: Assignment) -> None:
         """Submit the trajectory to the engine, resuming from its partials if any. If its chain
@@ -120,7 +141,7 @@ class InProgress:
         if assignment.partial is None:
             return None
         if _attempt_of(assignment) not in self.chains:
-            self.read_chains_ahead([assignment])
+            self._read_chains([assignment])
         found = self.chains.pop(_attempt_of(assignment))
         if isinstance(found, DecodeError):
             self.broken_chains += 1
@@ -294,12 +315,5 @@ class InProgress:
             self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
 
 
-def _attempt_of(assignment: Assignment) -> tuple[str, int]:
+def _attempt_of(assignment: Assignment) -> AttemptKey:
     return assignment.trajectory, assignment.attempt
-
-
-def _chain_request(assignment: Assignment, is_episode: bool) -> ChainRequest:
-    assert assignment.partial is not None, "only a resume has a chain"
-    most = assignment.sampling.tokens_max
-    start = 0 if is_episode else len(assignment.tokens)
-    return ChainRequest(assignment.trajectory, assignment.partial, assignment.first, start, most)

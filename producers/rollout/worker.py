@@ -217,20 +217,22 @@ class RolloutLoop:
 
     def start_waiting(self) -> None:
         """Submit waiting assignments to the engine, in order, while it has room and the rules allow
-        new trajectories under the held version.
+        new trajectories under the held version. A resume waits until its chain was read.
 
         The engine gets an eighth more trajectories than it has slots, so that a slot that becomes
-        free while it decodes is filled at once. Those that wait for their environment do not count:
-        while they do, their slots serve others, until `episodes_max` trajectories are open. Where
-        its KV cache is full before its slots are, no more than that eighth wait in the engine; the
-        others wait here, where they can still start under a newer version.
+        free while it decodes is filled at once. Those that wait for their environment do not count,
+        until `episodes_max` trajectories are open. Where its KV cache is full before its slots are,
+        no more than that eighth wait in the engine; the others may start under a newer version.
         """
         waiting, surplus = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + surplus
         if waiting and self.engine.stats().waiting >= surplus:
             return
-        self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
-        while waiting and self._startable(room):
+        late = self.in_progress.read_chains_ahead(islice(waiting, self._startable(room)))
+        if any(one.from_history for one in late):
+            return
+        self.assignments.put_last(late)  # others start meanwhile, but not in their slots
+        while waiting and waiting[0] not in late and self._startable(room - len(late)):
             is_new = waiting[0].kind == "start"
             if is_new and not may_draw(self._effective_mode, self._update_inputs()):
                 self._fill_tail()
@@ -349,9 +351,7 @@ class RolloutLoop:
         return max(0, self.settings.episodes_max - slots) if self.ended_turns.dialogue else 0
 
     def _resumes(self) -> list[Assignment]:
-        return [
-            assignment for assignment in self.assignments.waiting if assignment.kind == "resume"
-        ]
+        return [one for one in self.assignments.waiting if one.kind == "resume"]
 
     def metric_values(self) -> MetricValues:
         here = [*self.in_progress.running.values(), *self.in_progress.parked.values()]

@@ -47,7 +47,7 @@ EVERY_ROLE = (
         ("lease_term", "term", "term of the lease that this process holds (invariant 7)"),
         ("reader_behind_records", "records",
          "distance from a reader's position to the end of the topic; in compacted topics, "
-         "offsets without a record count too", "topic"),
+         "offsets without a record count too; missing while the brokers do not answer", "topic"),
     ]),
     *_families("counter", [
         ("lease_renewals_total", "renewals", "renewals of the lease"),

@@ -130,6 +130,7 @@ class ProcessMetrics:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+LAG_S = 1.0  # that a scrape waits for the ends of topics; Prometheus itself waits ten seconds
 
 
 class MetricsCollector(Collector):
@@ -145,6 +146,8 @@ class MetricsCollector(Collector):
         self._process = ProcessCollector(registry=None)
         self._errors = 0
         self._logged: set[str] = set()
+        self._asking: threading.Thread | None = None
+        self._behind: dict[str, float] = {}
 
     def collect(self) -> Iterator[Metric]:
         values: dict[str, MetricValue] = {
@@ -175,18 +178,37 @@ class MetricsCollector(Collector):
         """Returns the readers' metrics by topic. Of several readers of a topic, `behind_records`
         is the largest lag, and the other metrics are sums.
         """
-        behind: dict[str, float] = {}
         totals: dict[str, dict[str, float]] = {"dead": {}, "void": {}, "lost": {}}
-        for read in list(self._watch.readers):
-            for reader in self._read(read, ()):
-                topic = reader.topic
+        readers = [reader for read in list(self._watch.readers) for reader in self._read(read, ())]
+        for reader in readers:
+            for name, by_topic in totals.items():
+                by_topic[reader.topic] = by_topic.get(reader.topic, 0) + getattr(reader, name)
+        by_name = {f"{n}_total": sums for n, sums in totals.items()}
+        by_name["behind_records"] = self._lag_of(readers)
+        return {f"reader_{name}": values for name, values in by_name.items() if values}
+
+    def _lag_of(self, readers: Sequence[TopicReader]) -> dict[str, float]:
+        """Returns the lag by topic; {} if the brokers do not answer within `LAG_S`. It is asked in
+        a thread of its own, one at a time, because they may take a minute to fail, in which the
+        other metrics are needed most.
+        """
+
+        def ask() -> None:
+            behind: dict[str, float] = {}
+            for reader in readers:
                 left = self._read(reader.behind, None)
                 if left is not None:
-                    behind[topic] = max(left, behind.get(topic, 0))
-                for name, by_topic in totals.items():
-                    by_topic[topic] = by_topic.get(topic, 0) + getattr(reader, name)
-        by_name = {"behind_records": behind, **{f"{n}_total": sums for n, sums in totals.items()}}
-        return {f"reader_{name}": values for name, values in by_name.items() if values}
+                    behind[reader.topic] = max(left, behind.get(reader.topic, 0))
+            self._behind = behind
+
+        asking = self._asking
+        if asking is None or not asking.is_alive():
+            self._behind = {}
+            asking = threading.Thread(target=ask, name="metrics-lag", daemon=True)
+            self._asking = asking
+            asking.start()
+        asking.join(LAG_S)
+        return {} if asking.is_alive() else self._behind
 
     def _read(self, read: Callable[[], T], otherwise: T) -> T:
         """Returns a source's value, or `otherwise` if the source raises: its error must not fail

@@ -50,6 +50,7 @@ from rollstream.producers.engines.profile import (
 from rollstream.producers.engines.roofline import batch_max
 from rollstream.producers.rewards.pool import CAPACITY, RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
+from rollstream.producers.rollout.chain import ChainPrefetch
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
@@ -228,6 +229,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     )
     # No bound for the vocabulary: an engine emits no token beyond its own.
     rollout.in_progress.bounds = training_bounds(c, None)
+    rollout.in_progress.prefetch = ChainPrefetch(context.bus)
     if c.agent.is_active:
         _serve_agents(context, rollout, task)
     if context.grace_s is not None:
@@ -349,12 +351,10 @@ def open_rollout_engine(
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
     tensors, slots, context_max = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
     if c.rollouts.engine == "paced":
-        vocabulary = json.loads(fetch_model_file(context.store, manifest, "config.json"))[
-            "vocab_size"
-        ]
-        paced = open_paced(
-            c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context_max
-        )
+        found = json.loads(fetch_model_file(context.store, manifest, "config.json"))
+        vocabulary = found["vocab_size"]
+        sizes = {"slots": slots, "context_max": context_max}
+        paced = open_paced(c.paced, vocabulary, tensors, announced.version, **sizes)
         return paced, c.rollouts.batch_max or paced.batch_max
     from rollstream.storage.models import config_from_version  # a paced run needs no transformers
 

@@ -79,7 +79,7 @@ class Relay:
             lambda version: self.server.pushed_s(version),
         )
         self._published: tuple[object, ...] = ()
-        self._published_s = float("-inf")
+        self._published_s = self._followed_s = float("-inf")
         self._failed: BaseException | None = None
         self.server = _start_server(settings, self.cache, self.status)
         self.url = settings.url or _url(settings.host, self.server.port)
@@ -174,9 +174,10 @@ class Relay:
                 envelope = received.envelope
                 term = envelope.term if envelope else received.record.version.term
                 self.cache.announce(received.record, term)
-        self.directory.poll()
+        silence_s = time.monotonic() - self._followed_s
+        self.directory.poll(log_was_silent=silence_s > self._settings.timeout_s / 4)
         self._check_term()
-        now = time.monotonic()
+        now = self._followed_s = time.monotonic()
         self.cache.drop_stalled(now)
         state = (tuple(self.cache.versions()), self.intake.upstream)
         if state != self._published or now - self._published_s >= self._settings.status_s:

@@ -26,7 +26,11 @@ from rollstream.storage.stores.file import ForeignFile, open_own
 log = logging.getLogger(__name__)
 
 WAIT_S = 2.0  # one request waits this long for an object that is arriving
-STALLED_S = 15.0  # the bucket is read once no byte has arrived at the relay for this long
+STALLED_S = 75.0
+"""The bucket is read once no byte has arrived at the relay for this long. The relay itself reads it
+after `relay.patience_s`; if it cannot, the site's network is probably cut, and each rollout that
+turned to the bucket would read the version over the same link once that is back.
+"""
 SILENCE_S = 3.0  # a relay that sends no byte of a response for this long is lost
 RELAY_RETRY_S = 5.0  # a lost relay is tried again after this
 CONNECTIONS_MAX = 4

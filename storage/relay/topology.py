@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
@@ -102,10 +102,12 @@ class RelayDirectory:
         self._suspects: dict[int, float] = {}
         self._polled_s = float("-inf")
 
-    def poll(self, every_s: float = 0.0) -> None:
+    def poll(self, every_s: float = 0.0, log_was_silent: bool = False) -> None:
         """Read `status` to its present end, unless that happened within the last `every_s` seconds.
         A heartbeat counts from the time at which it is read, so a relay that was dead before the
-        first call stays in the chain for the time-out, unless it is suspected.
+        first call stays in the chain for the time-out, unless it is suspected. After a silence of
+        the log (`log_was_silent`), in which no heartbeat could be read, all known relays stay as
+        long: else each relay of a site whose network was cut would become head of its own chain.
         """
         with self._lock:
             now = self._clock()
@@ -115,6 +117,9 @@ class RelayDirectory:
                 for received in batch:
                     if isinstance(received.record, RelayStatus):
                         self._note_heartbeat(received.record, now)
+            if log_was_silent:
+                members = self._members.items()
+                self._members = {name: replace(one, heartbeat_s=now) for name, one in members}
             self._polled_s = now
 
     def members(self) -> list[ChainMember]:

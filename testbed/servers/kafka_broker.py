@@ -107,7 +107,7 @@ def _fetch_jars() -> None:
 
 class KafkaBroker:
     """One broker; `start` and `kill` may alternate, and its data stay until `close`. `more` are
-    further lines of server.properties.
+    further lines of server.properties; `host` is the address of this machine on which it listens.
     """
 
     def __init__(
@@ -117,15 +117,16 @@ class KafkaBroker:
         more: str = "",
         secure: bool = False,
         format_more: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         ports = [*free_ports(2), *([*voters] or free_ports(1))]
-        self.port, self.secure_port = ports[:2]
+        self.host, (self.port, self.secure_port) = host, ports[:2]
         controllers = ports[2:]
-        self.server = f"127.0.0.1:{self.port}"
+        self.server = f"{host}:{self.port}"
         self._folder = Path(tempfile.mkdtemp(prefix="rollstream-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
         listeners = [f"PLAINTEXT://{self.server}"]
-        listeners += [f"SECURE://127.0.0.1:{self.secure_port}"] if secure else []
+        listeners += [f"SECURE://{host}:{self.secure_port}"] if secure else []
         control = f"CONTROLLER://127.0.0.1:{controllers[node - 1]}"
         copies = len(controllers)
         text = SETTINGS.format(
@@ -164,7 +165,7 @@ class KafkaBroker:
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end and self._process.poll() is None:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.05)
         raise RuntimeError(f"Kafka did not start:\n{self.log()[-4000:]}")

@@ -62,17 +62,18 @@ def _build() -> None:
 
 class VersityGW:
     """One server and its bucket; `start` and `stop` may alternate, and its data stay until
-    `close`.
+    `close`. `host` is the address of this machine on which it listens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._program = program()
         self._folder = _folder_with_attributes()
         (self._folder / "data").mkdir()
         self.access_key, self.secret_key = "rollstream", secrets.token_hex(16)
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+            probe.bind((host, 0))
+            self.port: int = probe.getsockname()[1]
+        self.address = f"{host}:{self.port}"
         self.endpoint = f"http://{self.address}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -111,6 +112,13 @@ class VersityGW:
         """Stops the process and removes its data."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def set_credentials(self) -> None:
+        """Put its keys into the environment, for boto3 and child processes."""
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+            os.environ.pop(name, None)
+        os.environ["AWS_ACCESS_KEY_ID"] = self.access_key
+        os.environ["AWS_SECRET_ACCESS_KEY"] = self.secret_key
 
     def make_bucket(self, name: str) -> None:
         client = boto3.Session().client(
@@ -155,10 +163,7 @@ def server() -> VersityGW:
     started = VersityGW()
     atexit.register(started.close)
     started.start()
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
-        os.environ.pop(name, None)
-    os.environ["AWS_ACCESS_KEY_ID"] = started.access_key
-    os.environ["AWS_SECRET_ACCESS_KEY"] = started.secret_key
+    started.set_credentials()
     started.make_bucket(BUCKET)
     use("VersityGW", f"{VERSION.removeprefix('v')} at {started.endpoint}")
     return started

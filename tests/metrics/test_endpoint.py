@@ -10,6 +10,7 @@ import pytest
 
 from rollstream.config.settings import Configuration, MetricsSettings
 from rollstream.metric_values import MetricHistogram
+from rollstream.metrics import endpoint as endpoint_module
 from rollstream.metrics.endpoint import (
     REQUESTS_MAX,
     ProcessMetrics,
@@ -18,6 +19,7 @@ from rollstream.metrics.endpoint import (
     serve_metrics,
 )
 from testbed.scraping import endpoint, get, scrape, value
+from testbed.waiting import wait_for
 
 PLAIN = Configuration(run="tiny")
 
@@ -60,6 +62,40 @@ def test_a_source_that_fails_costs_its_own_figures_only(tmp_path: Path, caplog):
     assert value(found, "rollstream_scrape_errors_total") == 4
     assert caplog.text.count("no figures today") == 1
     assert "'no_such_figure' is not in" in caplog.text
+
+
+class SilentReader:
+    """A reader whose brokers do not answer."""
+
+    topic, dead, void, lost = "weights", 2, 0, 0
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+        self.asked = 0
+
+    def behind(self) -> int:
+        self.asked += 1
+        assert self.answer.wait(60)
+        return 7
+
+
+def test_brokers_that_do_not_answer_cost_the_lag_only(tmp_path: Path, monkeypatch):
+    """A broker may take a minute to fail; each scrape answers within its own time meanwhile."""
+    monkeypatch.setattr(endpoint_module, "LAG_S", 0.05)
+    watch, reader = ProcessMetrics(threading.Event()), SilentReader()
+    watch.offer(lambda: {"prompts_ahead": 3}, lambda: [reader])  # pyright: ignore[reportArgumentType]
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", watch, {}):
+        url = endpoint(tmp_path, "p")["url"]
+        for _ in range(2):
+            found = scrape(url)
+            assert value(found, "rollstream_prompts_ahead") == 3
+            assert value(found, "rollstream_reader_dead_total", topic="weights") == 2
+            assert "rollstream_reader_behind_records" not in found
+        assert reader.asked == 1
+        reader.answer.set()
+        wait_for(lambda: "rollstream_reader_behind_records" in scrape(url))
+        found = scrape(url)
+    assert value(found, "rollstream_reader_behind_records", topic="weights") == 7
 
 
 def test_a_port_in_use_is_a_warning_and_the_role_continues(tmp_path: Path, caplog):

@@ -35,6 +35,21 @@ def test_a_relay_whose_clock_is_wrong_is_in_the_chain():
     assert directory.members() == [], "it was dead before, or is now"
 
 
+def test_relays_stay_for_the_time_out_after_a_silence_of_the_log():
+    """The site's network was cut: its relays serve each other, and their heartbeats are late."""
+    bus, clock, directory = made()
+    beat(bus, "r1", "r2")
+    directory.poll()
+    clock.now_s += 60.0
+    beat(bus, "r2")
+    directory.poll(log_was_silent=True)
+    assert [member.name for member in directory.members()] == ["r1", "r2"]
+    clock.now_s += TIMEOUT_S + 1
+    beat(bus, "r2")
+    directory.poll()
+    assert [member.name for member in directory.members()] == ["r2"], "r1 did not come back"
+
+
 def test_after_a_stall_all_that_were_sent_meanwhile_are_alive():
     """One read returns 512."""
     bus, clock, directory = made()

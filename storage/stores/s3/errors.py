@@ -140,6 +140,7 @@ def translate_s3_errors(action: str, where: str) -> Generator[None]:
 
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0
+CONNECT_S_MAX = 5.0  # the system asks again after 1 and 3 s, then waits ever longer after a cut
 SILENCE_S_MAX = 20.0  # one of eight parallel parts of 16 MiB takes this long at 0.8 MB/s
 BLOCKED_MAX = 4  # VersityGW reports IN_THE_WAY also for a folder that a concurrent delete empties
 SLOWEST_BYTES_S = 8 << 20  # a large object gets size / this rate more than `deadline_s`
@@ -162,11 +163,12 @@ class TimeLimits:
 
 
 def time_limits(deadline_s: float) -> TimeLimits:
-    """Return the limits for an operation with this deadline: a quarter of it, at most
-    `SILENCE_S_MAX`, each for connecting and for waiting; the rest for beginning requests.
+    """Return the limits for an operation with this deadline: a quarter of it each, at most
+    `CONNECT_S_MAX` for connecting and `SILENCE_S_MAX` for waiting; the rest for beginning requests.
     """
-    quarter = min(SILENCE_S_MAX, deadline_s / 4)
-    return TimeLimits(deadline_s - 2 * quarter, quarter, quarter)
+    connect_s = min(CONNECT_S_MAX, deadline_s / 4)
+    silence_s = min(SILENCE_S_MAX, deadline_s / 4)
+    return TimeLimits(deadline_s - connect_s - silence_s, connect_s, silence_s)
 
 
 def allowance_s(begin_s: float, size: int) -> float:

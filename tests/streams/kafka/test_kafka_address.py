@@ -1,6 +1,7 @@
 """Kafka's URL, its secrets, and the decisions made without a broker."""
 
 import logging
+import socket
 import subprocess
 import sys
 import threading
@@ -183,3 +184,14 @@ print("kafka" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "False\n"
+
+
+def test_connections_notice_a_cut_network_within_seconds():
+    """The system's own pauses double; a test on a cut network is in tests/hosts."""
+    address = parse_kafka_url("kafka://one:9092")
+    with socket.socket() as probe:
+        for option in client_settings(address, Secrets())["socket_options"]:
+            probe.setsockopt(*option)
+        assert probe.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000

@@ -1,0 +1,1 @@
+"""Two sites and the link between them, in network namespaces: NAME hosts."""
