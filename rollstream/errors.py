@@ -12,8 +12,8 @@ EXIT_REFUSED = 2
 supervisor makes none.
 """
 EXIT_UNSERVED = 3
-"""Exit code for an `EngineUnavailable`: another start may help. The supervisor gives up when a role
-ends with this code twice in a row.
+"""Exit code for `EngineUnavailable` and `EveryGroupDied`: another start may help. The supervisor
+gives up when a role ends with this code twice in a row.
 """
 
 
@@ -113,3 +113,9 @@ class EngineRefused(RollstreamError, ValueError):
 
 class EngineUnavailable(RollstreamError, ValueError):
     """An engine or server could not be opened, or refused a version; another start may succeed."""
+
+
+class EveryGroupDied(RollstreamError, RuntimeError):
+    """One group after the other ended dead, so nothing can be trained: a tool, a program or a judge
+    fails in every episode. Another start helps if the cause has passed.
+    """

@@ -5,6 +5,12 @@ Groups of 8 on `waiting.toml`: each episode waits once for its environment, whos
 (10 s, deviation 5 s, at least 1 s) or Pareto (index 1.5, of the same mean), and a tenth of the
 episodes hangs until the limit of 60 s, in both arms. Environments sleep, the engine is paced, all
 else is real. The two arms of a pair run side by side.
+
+What the latencies allow, by arithmetic: a group of 8 takes 41.6 s on average with normal ones and
+44.4 s with Pareto ones, the eighth of 11 comes after 14.4 and 11.5 s, so 2.9 and 3.9, together 3.3.
+That would be the bound if no group expired. But `max_lag` is five steps: without redundancy about
+one group in eight waits so long for a hanging episode that its tokens are too old, with it one in
+eighty.
 """
 
 import tempfile

@@ -1,5 +1,5 @@
 """Writes the answer of a turn in the form of each route: as one JSON object (`answer_json`), or as
-the events of a stream (`answer_events`). Pure.
+the events of a stream (`answer_events`), and an error as a status and a body (`error_body`). Pure.
 
 A turn's answer is durable in the log before it leaves, so a stream is written when the turn has
 ended; clients that need a stream get one. Token ids are in an answer only on request.
@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollstream.producers.agents.requests import TurnRequest
+from rollstream.producers.agents.chat_format import ChatRefused
+from rollstream.producers.agents.requests import (
+    EndpointBusy,
+    EpisodeMoved,
+    LimitReached,
+    RequestRefused,
+    SessionKeyRefused,
+    SessionSealed,
+    TurnRequest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +96,25 @@ def _envelope(
     return body
 
 
-def assistant_message(answer: TurnAnswer) -> dict[str, Any]:
-    """Return the answer as a message of chat completions."""
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = list(answer.tool_calls)
+def assistant_message(
+    content: str, reasoning: str, tool_calls: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the parts of an answer as a message of chat completions."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if tool_calls:
+        message["tool_calls"] = list(tool_calls)
     return message
 
 
 def _chat_choice(request: TurnRequest, answer: TurnAnswer) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": 0,
-        "message": {**assistant_message(answer), "refusal": None},
+        "message": {
+            **assistant_message(answer.content, answer.reasoning, answer.tool_calls),
+            "refusal": None,
+        },
         "finish_reason": answer.finish,
         "logprobs": _chat_logprobs(answer) if request.with_logprobs else None,
     }
@@ -260,3 +274,26 @@ def _call_events(item: dict[str, Any], place: dict[str, Any]) -> list[dict[str, 
         {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]},
         {"type": "response.function_call_arguments.done", **place, **given},
     ]
+
+
+_STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (SessionKeyRefused, 401, "invalid_api_key"),
+    (SessionSealed, 409, "session_sealed"),
+    (EpisodeMoved, 503, "moving"),
+    (EndpointBusy, 429, "too_many_requests"),
+    (LimitReached, 400, "limit_reached"),
+    (RequestRefused, 400, "invalid_request"),
+    (ChatRefused, 400, "invalid_messages"),
+)
+
+
+def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Return the status of an error, and the body in OpenAI's form."""
+    status, code = 500, "error"
+    for kind, number, name in _STATUSES:
+        if isinstance(error, kind):
+            status, code = number, name
+            break
+    if "context_length_exceeded" in str(error):
+        code = "context_length_exceeded"
+    return status, {"error": {"message": str(error), "type": "rollstream", "code": code}}

@@ -142,6 +142,20 @@ class Conversation:
         """Return the turn that answered a request of this digest."""
         return self._by_digest.get(digest)
 
+    def plan(
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonObject],
+        prompt: str | Sequence[int] | None,
+    ) -> PlannedPrompt:
+        """Return the tokens that a request adds, of messages or of a prompt. Raises `ChatRefused`
+        for messages that cannot be rendered.
+        """
+        if messages:
+            return self.plan_messages(messages, tools)
+        tokens = self.chat.encode(prompt) if isinstance(prompt, str) else prompt or ()
+        return self.plan_tokens(tokens, isinstance(prompt, str))
+
     def plan_messages(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> PlannedPrompt:

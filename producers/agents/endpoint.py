@@ -15,9 +15,12 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -25,8 +28,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from rollstream.errors import RollstreamError
-from rollstream.producers.agents.answers import TurnAnswer, answer_events, answer_json
-from rollstream.producers.agents.chat_format import ChatRefused
+from rollstream.producers.agents.answers import (
+    TurnAnswer,
+    answer_events,
+    answer_json,
+    error_body,
+)
+from rollstream.producers.agents.conversation import PlannedPrompt
 from rollstream.producers.agents.episode import Episode, PendingTurn, stored_answer
 from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.agents.fates import EpisodeEnd, EpisodeFates
@@ -44,11 +52,12 @@ from rollstream.producers.agents.requests import (
     LimitReached,
     RequestRefused,
     Route as RouteName,
+    SessionKeyRefused,
     SessionSealed,
     TurnRequest,
     read_request,
+    reward_in,
 )
-from rollstream.streams.admissible import is_bounded_number
 from rollstream.streams.branches import path_to
 from rollstream.streams.records import GENERATED, Annotation
 from rollstream.streams.values import Turn
@@ -58,19 +67,6 @@ Outcome = TypeVar("Outcome")
 
 KEEPALIVE_S = 10.0  # of a stream whose answer is not there yet
 TURNS_PER_EPISODE = 64  # requests of one episode that are answered together
-
-STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
-    (SessionSealed, 409, "session_sealed"),
-    (EpisodeMoved, 503, "moving"),
-    (EndpointBusy, 429, "too_many_requests"),
-    (LimitReached, 400, "limit_reached"),
-    (RequestRefused, 400, "invalid_request"),
-    (ChatRefused, 400, "invalid_messages"),
-)
-
-
-class SessionKeyRefused(RollstreamError, PermissionError):
-    """Raised for a request without an authentic key."""
 
 
 @dataclass(slots=True)
@@ -134,7 +130,7 @@ class AgentEndpoint:
         """
         identity = self._identity(request)
         body = await self._body(request)
-        reward = _reward_in(body)
+        reward = reward_in(body)
         scores: dict[str, float] = body.get("scores") or {}
         if reward is None:
             raise RequestRefused("reward is missing")
@@ -150,7 +146,7 @@ class AgentEndpoint:
         """End the episode, with a reward or the reason of a failure in the body, if it has any."""
         identity = self._identity(request)
         body = await self._body(request)
-        failure, reward = body.get("failed"), _reward_in(body)
+        failure, reward = body.get("failed"), reward_in(body)
         reason = f"failed: {failure}"[:300] if failure else ""
         episode = self.episodes.find(identity)
         if episode is not None:
@@ -200,7 +196,8 @@ class AgentEndpoint:
                 if turn.done():
                     turn.result()  # an error becomes a status
                 return StreamingResponse(self._events(turn, asked), media_type="text/event-stream")
-            return JSONResponse(answer_json(asked, await self._answer(episode, asked)))
+            whole = answer_json(asked, await self._answer(episode, asked))
+            return Response(msgspec.json.encode(whole), media_type="application/json")
 
         return self._guarded(answer)
 
@@ -214,7 +211,7 @@ class AgentEndpoint:
         try:
             answer = turn.result()
         except RollstreamError as error:
-            yield f"data: {json.dumps(_error_body(error)[1])}\n\n"
+            yield f"data: {json.dumps(error_body(error)[1])}\n\n"
             return
         for event in answer_events(asked, answer):
             yield event
@@ -228,31 +225,36 @@ class AgentEndpoint:
         if turn is not None:
             self.episodes.counts.repeated += 1
             episode.reached.add(turn.digest)
-        else:  # a client that goes away ends only its own wait
-            turn = await asyncio.shield(self._asked(episode, asked))
+        else:
+            turn = await self._asked(episode, asked)
         return self._answer_of(episode, turn, asked)
 
-    def _asked(self, episode: Episode, asked: TurnRequest) -> "asyncio.Task[Turn]":
-        """Return the task that answers this request; equal requests share it."""
-        task = episode.asked.get(asked.digest)
-        if task is not None:
+    def _asked(self, episode: Episode, asked: TurnRequest) -> "asyncio.Future[Turn]":
+        """Return a future of the turn that answers this request; equal requests share the turn. A
+        client that goes away cancels its own future alone.
+        """
+        waiting, own = episode.asked.get(asked.digest), asyncio.get_running_loop().create_future()
+        if waiting is not None:
             self.episodes.counts.repeated += 1
-            return task
+            waiting.append(own)
+            return own
         if len(episode.asked) >= TURNS_PER_EPISODE:
             raise EndpointBusy(f"{len(episode.asked)} requests of this episode are being answered")
-        task = asyncio.ensure_future(self._new_turn(episode, asked))
-        episode.asked[asked.digest] = task
-        task.add_done_callback(lambda _: episode.asked.pop(asked.digest, None))
-        return task
+        asked_s = self.episodes.clock()
+        pending = PendingTurn(asked, self._planned(episode, asked), asked_s)
+        pending.outcome.add_done_callback(partial(_resolve_soon, own.get_loop(), episode, asked))
+        episode.asked[asked.digest] = [own]
+        try:
+            self.episodes.inbox.put(TurnTicket(episode, pending))  # the loop runs from here on
+        except EndpointBusy:
+            del episode.asked[asked.digest]
+            raise
+        return own
 
-    async def _new_turn(self, episode: Episode, asked: TurnRequest) -> Turn:
-        asked_s, conversation = self.episodes.clock(), episode.conversation
-        if asked.messages:
-            plan = conversation.plan_messages(asked.messages, asked.tools)
-        else:
-            given, is_text = asked.prompt, isinstance(asked.prompt, str)
-            prompt = conversation.chat.encode(given) if isinstance(given, str) else given or ()
-            plan = conversation.plan_tokens(prompt, is_text)
+    def _planned(self, episode: Episode, asked: TurnRequest) -> PlannedPrompt:
+        """Return the tokens that the request adds. Raises `LimitReached` if the context is full."""
+        conversation = episode.conversation
+        plan = conversation.plan(asked.messages, asked.tools, asked.prompt)
         length = conversation.path_length(plan)
         if not length:
             raise RequestRefused("the prompt has no tokens")
@@ -262,8 +264,7 @@ class AgentEndpoint:
                 f"{length} tokens leave no room in the context of {self.context_max} "
                 "(rollouts.context_max): context_length_exceeded"
             )
-        pending = PendingTurn(asked, plan, asked_s)
-        return await self._outcome(TurnTicket(episode, pending), pending.outcome)
+        return plan
 
     def _answer_of(self, episode: Episode, turn: Turn, asked: TurnRequest) -> TurnAnswer:
         """Return a turn's answer with its tokens, as far as the request needs them."""
@@ -344,6 +345,29 @@ class AgentEndpoint:
         return guarded
 
 
+def _resolve_soon(
+    loop: asyncio.AbstractEventLoop, episode: Episode, asked: TurnRequest, outcome: "Future[Turn]"
+) -> None:
+    """Let the endpoint's loop answer all that wait for a turn. Called in the thread that ended it,
+    once the log has it: one wake-up, whose callback resolves what the requests await.
+    """
+    with suppress(RuntimeError):  # the endpoint's loop is closed
+        loop.call_soon_threadsafe(_resolve, episode.asked, asked.digest, outcome)
+
+
+def _resolve(
+    waiting: "dict[str, list[asyncio.Future[Turn]]]", digest: str, outcome: "Future[Turn]"
+) -> None:
+    error = outcome.exception()
+    for own in waiting.pop(digest):
+        if own.done():  # its client went away
+            continue
+        if error is None:
+            own.set_result(outcome.result())
+        else:
+            own.set_exception(error)
+
+
 def check_service(request: Request, variable: str) -> None:
     """Raise `SessionKeyRefused` if this client may not open sessions: it needs the key in the
     environment variable `agent.key_env`; without that setting, only programs of this machine may.
@@ -360,39 +384,8 @@ def check_service(request: Request, variable: str) -> None:
 
 def error_response(error: RollstreamError) -> Response:
     """Return the response of an error: its status, and its message in OpenAI's form."""
-    status, body = _error_body(error)
+    status, body = error_body(error)
     headers = {"retry-after": "1"} if status in (429, 503) else {}
     if status in (400, 401, 409):
         headers["x-should-retry"] = "false"
     return JSONResponse(body, status, headers)
-
-
-def _error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the status of an error, and the body in OpenAI's form."""
-    status, code = 500, "error"
-    if isinstance(error, SessionKeyRefused):
-        status, code = 401, "invalid_api_key"
-    for kind, number, name in STATUSES:
-        if isinstance(error, kind):
-            status, code = number, name
-            break
-    if "context_length_exceeded" in str(error):
-        code = "context_length_exceeded"
-    return status, {"error": {"message": str(error), "type": "rollstream", "code": code}}
-
-
-def _reward_in(body: dict[str, Any]) -> float | None:
-    reward: object = body.get("reward")
-    if reward is None:
-        return None
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise RequestRefused(f"reward = {reward!r} is not a number")
-    if not is_bounded_number(float(reward)):
-        raise RequestRefused(f"reward = {reward!r} is not finite or too large")
-    scores: object = body.get("scores") or {}
-    if not isinstance(scores, dict) or not all(
-        isinstance(value, int | float)
-        for value in scores.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    ):
-        raise RequestRefused("scores is not an object of numbers")
-    return float(reward)

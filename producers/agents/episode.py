@@ -98,10 +98,10 @@ class Episode:
     """Names of requests whose KV the engine holds, by the flat index of their newest token."""
     version: Version | None = None
     """The version under which its first turn was begun."""
-    asked: "dict[str, asyncio.Task[Turn]]" = field(
-        default_factory=lambda: dict[str, "asyncio.Task[Turn]"]()
+    asked: "dict[str, list[asyncio.Future[Turn]]]" = field(
+        default_factory=lambda: dict[str, "list[asyncio.Future[Turn]]"]()
     )
-    """The requests that are being answered, by digest; of the endpoint's event loop."""
+    """By digest, what awaits each request that is being answered; of the endpoint's event loop."""
     reached: set[str] = field(default_factory=set[str])
     """Digests of the turns of earlier attempts that the present program has asked for."""
     adopted: SessionIdentity | None = None

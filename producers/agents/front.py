@@ -22,8 +22,9 @@ from starlette.routing import Route
 
 from rollstream.metric_values import MetricValues
 from rollstream.producers.agents.directory import RolloutDirectory
-from rollstream.producers.agents.endpoint import SessionKeyRefused, check_service, error_response
+from rollstream.producers.agents.endpoint import check_service, error_response
 from rollstream.producers.agents.keys import SessionKeys
+from rollstream.producers.agents.requests import SessionKeyRefused
 
 WAIT_S = 120.0  # longest wait for a rollout that runs the episode
 PAUSE_S = 0.1

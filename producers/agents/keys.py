@@ -18,6 +18,7 @@ from rollstream.storage.stores.base import ObjectStore
 SECRET_KEY = "agents/secret"
 _PREFIX = "rs-"
 _MAC_BYTES = 18  # 144 bits
+KNOWN_MAX = 8192  # keys of open episodes, about 1 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +40,38 @@ class SessionKeys:
     def __init__(self, secret: bytes) -> None:
         assert len(secret) >= 16, "a secret of 128 bits or more"
         self._secret = secret
+        self._known: dict[str, SessionIdentity] = {}
+        """Authentic keys: one is issued or checked once, not with each request."""
 
     def issue(self, identity: SessionIdentity) -> str:
         """Return the key of a session."""
         fields = [identity.trajectory, identity.attempt, identity.rollout, identity.term]
         fields += [identity.retry] if identity.retry else []
         payload = _text(json.dumps(fields, separators=(",", ":")).encode())
-        return f"{_PREFIX}{payload}.{self._mac(payload)}"
+        key = f"{_PREFIX}{payload}.{self._mac(payload)}"
+        self._remember(key, identity)
+        return key
 
     def identity(self, key: str) -> SessionIdentity | None:
         """Return the session that an authentic key names, else None."""
+        if (known := self._known.get(key)) is not None:
+            return known
         payload, dot, mac = key.removeprefix(_PREFIX).partition(".")
         if not (key.startswith(_PREFIX) and dot and key.isascii()):
             return None
         if not hmac.compare_digest(mac, self._mac(payload)):
             return None
         trajectory, attempt, rollout, term, *retry = json.loads(_bytes(payload))
-        return SessionIdentity(
+        identity = SessionIdentity(
             str(trajectory), int(attempt), str(rollout), int(term), *map(int, retry)
         )
+        self._remember(key, identity)
+        return identity
+
+    def _remember(self, key: str, identity: SessionIdentity) -> None:
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[key] = identity
 
     def _mac(self, payload: str) -> str:
         return _text(hmac.digest(self._secret, payload.encode(), "sha256")[:_MAC_BYTES])

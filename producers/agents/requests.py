@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from rollstream.errors import RollstreamError
 from rollstream.producers.agents.chat_format import JsonObject, text_of
 from rollstream.producers.agents.conversation import digest_of
+from rollstream.streams.admissible import is_bounded_number
 from rollstream.streams.values import Sampling
 
 Route = Literal["chat", "completion", "response", "tokens"]
@@ -25,6 +26,10 @@ class RequestRefused(RollstreamError, ValueError):
 
 class SessionSealed(RollstreamError, PermissionError):
     """Raised for a request of an episode that has ended, or whose attempt was replaced."""
+
+
+class SessionKeyRefused(RollstreamError, PermissionError):
+    """Raised for a request without an authentic key."""
 
 
 class EpisodeMoved(RollstreamError, ConnectionError):
@@ -238,3 +243,23 @@ def _count(parameters: JsonObject, *names: str) -> int | None:
             raise RequestRefused(f"{name} = {value!r} is not a whole number above 0")
         return value
     return None
+
+
+def reward_in(body: JsonObject) -> float | None:
+    """Return the reward in the body of a route of sessions, None without one; checks its `scores`,
+    too. Raises `RequestRefused`.
+    """
+    reward: object = body.get("reward")
+    if reward is None:
+        return None
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise RequestRefused(f"reward = {reward!r} is not a number")
+    if not is_bounded_number(float(reward)):
+        raise RequestRefused(f"reward = {reward!r} is not finite or too large")
+    scores: object = body.get("scores") or {}
+    if not isinstance(scores, dict) or not all(
+        isinstance(value, int | float)
+        for value in scores.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    ):
+        raise RequestRefused("scores is not an object of numbers")
+    return float(reward)

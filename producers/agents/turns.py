@@ -22,8 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from msgspec.structs import replace
-
 from rollstream.errors import EngineRefused
 from rollstream.producers.agents.answers import assistant_message
 from rollstream.producers.agents.conversation import history_hashes
@@ -34,7 +32,6 @@ from rollstream.producers.agents.episode import (
     PendingTurn,
     fail,
     held_tokens,
-    stored_answer,
     succeed,
 )
 from rollstream.producers.agents.requests import LimitReached
@@ -245,8 +242,11 @@ class EpisodeTurns:
 
 
 def check_limits(episode: Episode, settings: AgentSettings) -> None:
-    """Raise `LimitReached` if the run's limits allow the episode no further turn."""
-    if len(episode.running.turns) + len(episode.open_turns) >= settings.turns_max:
+    """Raise `LimitReached` if the run's limits allow the episode no further turn. The turns that a
+    program which died has left are none of the present one's; their tokens count all the same.
+    """
+    turns = len(episode.running.turns) - len(episode.abandoned()) + len(episode.open_turns)
+    if turns >= settings.turns_max:
         episode.limit = f"turns_max of {settings.turns_max} reached"
         raise LimitReached(f"agent.{episode.limit}")
     if episode.tokens_left < 1:
@@ -314,9 +314,13 @@ def answered_turn(episode: Episode, ended: OpenTurn, start: int) -> Turn:
         for call in parsed.tool_calls
     )
     answer = {"content": parsed.content, "reasoning": parsed.reasoning, "tool_calls": calls}
-    turn = Turn(
+    history = ""
+    if request.messages:
+        said = assistant_message(parsed.content, parsed.reasoning, calls)
+        history = history_hashes([*request.messages, said], request.tools)[-1]
+    return Turn(
         digest=request.digest,
-        history="",
+        history=history,
         start=start,
         generated=generated,
         end=running.length,
@@ -327,7 +331,3 @@ def answered_turn(episode: Episode, ended: OpenTurn, start: int) -> Turn:
         overridden=request.overridden,
         answer=json.dumps(answer),
     )
-    if not request.messages:
-        return turn
-    said = assistant_message(stored_answer(turn))
-    return replace(turn, history=history_hashes([*request.messages, said], request.tools)[-1])

@@ -47,7 +47,8 @@ def exit_code_of(error: errors.RollstreamError) -> int:
     """Return the exit code of a command that this error ends."""
     if isinstance(error, errors.ConfigurationError | errors.NewerRelease):
         return errors.EXIT_REFUSED
-    return errors.EXIT_UNSERVED if isinstance(error, errors.EngineUnavailable) else 1
+    is_passing = isinstance(error, errors.EngineUnavailable | errors.EveryGroupDied)
+    return errors.EXIT_UNSERVED if is_passing else 1
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -75,6 +75,23 @@ def test_turns_that_the_restarted_program_does_not_reach_are_not_trained(bus: Bu
     assert mask.tolist() == np.repeat([True, False, True], counts).tolist()
 
 
+def test_abandoned_turns_leave_the_restarted_program_its_turns(bus: Bus):
+    killed_after_two_turns(bus)
+    settings = AgentSettings(service=True, turns_max=2)
+    with agent_rollout(bus, term=2, settings=settings) as rollout:
+        rollout.assign(resumed(bus, assignment(), rollout_term=2))
+        first = ask(rollout, "quite another start")
+        ask(rollout, "quite another start", first, "go on")
+        body = {"model": "m", "messages": [{"role": "user", "content": "once more"}]}
+        headers = {"authorization": f"Bearer {rollout.key()}"}
+        url = f"{rollout.url}/v1/chat/completions"
+        refused = httpx2.post(url, json=body, headers=headers, timeout=60)
+        assert (refused.status_code, "turns_max" in refused.text) == (400, True)
+        assert end(rollout) == 204
+        (record,) = rollout.finished()
+    assert (record.abandoned, len(record.turns)) == ((0, 1), 4)
+
+
 def test_a_turn_that_is_only_continued_is_reached(bus: Bus):
     """A program that keeps its history itself does not ask for its first turns again."""
     _, first = killed_after_two_turns(bus)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.main import main
+from rollstream.errors import EveryGroupDied
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.settings import RolloutSettings
-from rollstream.streams.ledger_records import StepDone
+from rollstream.streams.ledger_records import GroupClosed, StepDone
 from rollstream.streams.records import Trajectory
 from tests.support.tiny_run import DISPATCH, tiny_run
 
@@ -50,3 +51,20 @@ def test_episodes_of_a_program_are_trained_and_audit_clean(
     name = records[0].trajectory
     assert main(["inspect", str(tmp_path), name]) == 0
     assert "2 turns, 0 branches" in capsys.readouterr().out
+
+
+def test_a_run_whose_episodes_all_die_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without an end it would use up prompts for ever."""
+    monkeypatch.setattr("rollstream.consumers.trainer.data.ready_groups.DEAD_MIN", 6)
+    agent = AgentSettings(episode="tests.agents.programs:failing")
+    rollout = RolloutSettings(slots=4, context_max=128, status_s=0.1)
+    trainer = {"steps": 100, "groups_per_step": 1, "samples_per_group": 2}
+    with tiny_run(tmp_path, agent=agent, rollout=rollout, trainer=trainer) as run:
+        run.start_all(rollouts=1)
+        with pytest.raises(EveryGroupDied, match=r"groups in a row ended dead.*ValueError"):
+            run.train()
+        closed = run.records("ledger", GroupClosed)
+    assert len(closed) >= 8
+    assert {one.reason for one in closed} == {"dead"}

@@ -1,10 +1,13 @@
 """The contract of every engine (`producers/engines/base.py`), on each that needs no accelerator."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import Engine, GenerationRequest, WeightUpdate
+from rollstream.streams.records import ENVIRONMENT
 from rollstream.streams.values import Sampling
 from tests.support.contract_engines import KINDS, Kind
 from tests.support.engine_samples import (
@@ -186,6 +189,33 @@ def test_after_the_environments_turn_it_continues_on_any_engine(kind: Kind) -> N
     other = kind.open(slots=2)
     other.submit(again)
     assert to_first_stop(other, "t").tokens == second.tokens
+
+
+def test_a_turn_continued_with_noise_draws_as_a_fresh_request_of_its_tokens(kind: Kind) -> None:
+    """Invariant 10, for the turns of an agent: each draws by the name of its own request, whether
+    the engine continues its cache or a fresh request has all tokens before the turn.
+    """
+    request = ask("t", prompt(6), TURNS, hold=True)
+    drawn: list[list[int]] = []
+    for noise in ("t/one", "t/two"):
+        engine = kind.open()
+        engine.submit(request)
+        first = to_first_stop(engine, "t")
+        engine.append("t", prompt(4, 9), noise)
+        drawn.append(to_first_stop(engine, "t").tokens)
+        moved = resumed(request, first)
+        fresh = replace(
+            moved,
+            trajectory="t/1",
+            tokens=np.concatenate((moved.tokens, prompt(4, 9))),
+            sources=np.concatenate((moved.sources, np.full(4, ENVIRONMENT, np.uint8))),
+            hold=True,
+            noise=noise,
+        )
+        other = kind.open(slots=2)
+        other.submit(fresh)
+        assert to_first_stop(other, "t/1").tokens == drawn[-1]
+    assert drawn[0] != drawn[1]
 
 
 def test_an_append_that_fills_the_context_ends_without_another_token(kind: Kind) -> None:

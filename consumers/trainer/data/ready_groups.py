@@ -3,11 +3,13 @@ and the ledger need.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollstream.consumers.trainer.data.groups import ReceivedCompletion, TrainerGroup
 from rollstream.consumers.trainer.data.prepare import PreparedGroup
 from rollstream.consumers.trainer.data.selection import GroupCandidate
+from rollstream.errors import EveryGroupDied
 from rollstream.streams.records import GroupClosed
 from rollstream.streams.values import AnnotationUsed, GroupMembers
 
@@ -35,6 +37,31 @@ class ReadyGroup:
     @property
     def tokens(self) -> int:
         return sum(len(sample.tokens) for sample in self.prepared.samples)
+
+
+DEAD_MIN, DEAD_STEPS = 64, 8
+"""The trainer ends when so many groups in a row ended dead, or those of so many steps, if that is
+more.
+"""
+
+
+@dataclass(slots=True)
+class DeadGroups:
+    """Counts the groups that ended dead since one could be trained."""
+
+    count: int = 0
+
+    def check(
+        self, closed: Sequence[GroupClosed], is_any_ready: bool, groups_per_step: int
+    ) -> None:
+        """Count groups that are closed now. Raises `EveryGroupDied` after too many in a row."""
+        dead = [one for one in closed if one.reason == "dead"]
+        self.count = 0 if is_any_ready else self.count + len(dead)
+        if dead and self.count >= max(DEAD_MIN, DEAD_STEPS * groups_per_step):
+            raise EveryGroupDied(
+                f"{self.count} groups in a row ended dead and none could be trained, the last one: "
+                f"{dead[-1].detail}. Mend the cause and start the same command again"
+            )
 
 
 def closed_record(

@@ -29,6 +29,7 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
 )
 from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.ready_groups import (
+    DeadGroups,
     ReadyGroup,
     candidate_of,
     closed_record,
@@ -222,6 +223,7 @@ class TakeFeeder(TakeRepeater):
     """The version trained from and the highest believed version, for which `_prepared` holds the
     prepared groups: a ready group that is not taken is not prepared again at every poll.
     """
+    _dead: DeadGroups = field(default_factory=DeadGroups)
     _failing: threading.Lock = field(default_factory=threading.Lock)
     _has_failed: bool = False
     """Whether this term has recorded a failure; `_failing` guards it."""
@@ -320,6 +322,7 @@ class TakeFeeder(TakeRepeater):
             step_metrics.add_closed(closed[-1].reason, found.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
+        self._dead.check(closed, bool(ready), self.settings.groups_per_step)
         self.annotation_watch.check(waiting, self.intake.annotated_s, now_s)
         return ready
 
