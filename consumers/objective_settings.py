@@ -77,11 +77,15 @@ class ObjectiveSettings(Settings):
     """Weight of (log π/μ)² of each trained token, which is minimised."""
     reference_kl: float = Field(default=0.0, ge=0)
     """Weight of the KL to the policy `reference`, which is minimised. Above 0 the trainer keeps
-    that model too; one process must train (`processes = 1`).
+    that model too, and one process must train (`processes = 1`), unless `reference_by` is `score`.
     """
     reference: str = "v0"
     """The reference policy: `vN`, version N (until it exists: version 0); `every K`, the newest
     version whose number is a multiple of K; or another model, a folder or Hub name as `model.path`.
+    """
+    reference_by: Literal["trainer", "score"] = "trainer"
+    """Who computes the reference's log-probabilities: the `trainer`, which holds that model too, or
+    scorers (`scoring.function = "reference"`), whose annotations the trainer then waits for.
     """
     reference_kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL acts: as a term of the `loss`, or in the `reward` of each token, so that it
@@ -216,17 +220,29 @@ def named_version(policy: str, version: int) -> int | None:
 
 
 def past_policies(settings: ObjectiveSettings) -> tuple[str, ...]:
-    """Returns the policies besides the trained one that the objective needs, by their names."""
-    reference = (settings.reference,) if settings.reference_kl else ()
+    """Returns the policies besides the trained one whose models the trainer holds for the
+    objective, by their names.
+    """
+    is_own = settings.reference_kl and settings.reference_by == "trainer"
+    reference = (settings.reference,) if is_own else ()
     return (*reference, settings.proximal) if settings.proximal else reference
+
+
+def scored_reference(settings: ObjectiveSettings) -> str:
+    """Returns the name of the reference whose log-probabilities scorers compute; "" if there is no
+    reference, or the trainer computes them itself.
+    """
+    is_scored = settings.reference_kl and settings.reference_by == "score"
+    return settings.reference if is_scored else ""
 
 
 def versions_needed(
     settings: ObjectiveSettings, versions: Collection[int], max_lag: int | None
 ) -> set[int]:
     """Returns the numbers of the past versions that a trainer needs which continues from one of
-    these `versions` up to the highest. It has the version that it continues from itself,
-    and a reference of version 0 is the starting model.
+    these `versions` up to the highest, and its scorers, for the trajectories that can be trained
+    then. A trainer has the version that it continues from itself, and a reference of version 0 is
+    the starting model.
     """
     needed: set[int] = set()
     for policy in past_policies(settings) if versions else ():
@@ -237,4 +253,9 @@ def versions_needed(
             needed.update(
                 number for version, number in named.items() if number and number != version
             )
+    if (reference := scored_reference(settings)) and versions:
+        emitted = range(max(0, min(versions) - (max_lag or 0)), max(versions) + 1)
+        needed.update(
+            number for version in emitted if (number := named_version(reference, version))
+        )
     return needed

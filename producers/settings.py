@@ -184,7 +184,8 @@ class ScoringSettings(Settings):
     """Names of the annotations that a scorer writes about each trajectory."""
     function: str = ""
     """`module:function` that is called with each finished trajectory; `http` or `judge`: a service
-    (`scoring.service`, `scoring.judge`); empty: the task's own `judge`.
+    (`scoring.service`, `scoring.judge`); `reference`: the model of `trainer.reference`, which gives
+    the annotation `reference_logprobs` alone; empty: the task's own `judge`.
     """
     timeout_s: Annotated[float, INCIDENTAL] = Field(default=60.0, gt=0)
     """Most seconds for one call. After them its process is killed, and the trajectory's annotations

@@ -24,7 +24,7 @@ from rollstream.streams.records import (
     Trajectory,
 )
 from rollstream.streams.topics import NUMBER_MAX
-from rollstream.streams.values import Drafts, Sources, Version
+from rollstream.streams.values import Drafts, Floats, Sources, Version
 
 RefusalKind = Literal[
     "tokens",
@@ -50,6 +50,10 @@ and rounding in 16 bits puts a certain token a little above 0.
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-3, 1e3
 """Logits are divided by the temperature in float32. At the minimum a logit of 100 becomes 1e5, the
 size of `LOGPROB_MIN`; at the maximum it becomes .1.
+"""
+REFERENCE_LOGPROBS = "reference_logprobs"
+"""Name of the annotation that has, for each generated token of a trajectory, its log-probability
+under the run's reference policy at the trajectory's temperature. Abandoned tokens have any value.
 """
 SCORES_MAX, LABEL_MAX = 64, 200
 """Most parts of one reward, and most characters of a task's name or of a part's name."""
@@ -164,6 +168,18 @@ def is_usable_annotation(note: Annotation) -> bool:
     """
     values = note.values
     return bool(note.reason) or (len(values) > 0 and bool((np.abs(values) <= NUMBER_MAX).all()))
+
+
+def reference_problem(record: Trajectory, values: Floats) -> str:
+    """Return why the values of an annotation `REFERENCE_LOGPROBS` cannot be the trajectory's, or ""
+    if they can. Trainer, replay and audit call it.
+    """
+    if len(values) != len(record.logprobs):
+        return f"{len(values)} values for {len(record.logprobs)} generated tokens"
+    low, high = float(values.min()), float(values.max())
+    if not LOGPROB_MIN <= low <= high <= LOGPROB_MAX:  # also for NaN
+        return f"values from {low:g} to {high:g}, outside {LOGPROB_MIN:g} to {LOGPROB_MAX:g}"
+    return ""
 
 
 def refused_counts(refusals: Iterable[Refusal]) -> Mapping[str, int]:

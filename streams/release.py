@@ -82,12 +82,18 @@ PROCESS_REWARDS = "process_rewards"
 without it would take the first value for the reward; in `run.json` only.
 """
 
+SCORED_REFERENCE = "scored_reference"
+"""The feature of a run whose trainer takes the reference's log-probabilities from annotations: a
+reader without it would expect samples that lack them to be trained; in `run.json` only.
+"""
+
 KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
     ABANDONED,
     ADAPTERS,
     AGENTS,
     PROCESS_REWARDS,
     REDUNDANCY,
+    SCORED_REFERENCE,
     WEIGHTS_HASH,
 }
 """All features that this release understands: `Opened.knows`."""

@@ -23,6 +23,7 @@ from rollstream.consumers.audit.folds import (
 )
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.consumers.audit.origins import OriginAudit
+from rollstream.consumers.audit.repetitions import RepetitionAudit
 from rollstream.consumers.audit.source import AuditSource, RowFold, TrajectoryRows
 from rollstream.consumers.audit.spans import (
     AuditPolicy,
@@ -72,6 +73,7 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     LagAudit: ("ledger", "trajectories"),
     OriginAudit: ("applied", "prompts", "assignments", "partials", "trajectories"),
     DecisionAudit: ("ledger", "annotations", "trajectories"),
+    RepetitionAudit: ("ledger",),
     FenceAudit: (),  # its `judged` classifies messages before the folds receive them
 }
 """The topics whose messages a fold receives; a fold that is not listed receives all."""
@@ -211,7 +213,9 @@ class Audit:
             origins,
             DecisionAudit(groups, ledger, reads, self.policy, once.result, surplus),
         )
-        every = (groups, *rows, AnnotationAudit(ledger, once.result), versions, fences)
+        notes = AnnotationAudit(ledger, once.result)
+        again = RepetitionAudit(ledger, self.policy, once.result)
+        every = (groups, *rows, notes, again, versions, fences)
         by_topic = {
             topic: [fold for fold in every if topic in TOPICS_OF.get(type(fold), READ_ORDER)]
             for topic in READ_ORDER

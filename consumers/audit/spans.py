@@ -47,6 +47,8 @@ class AuditPolicy:
     """The trainer's rule for choosing among complete groups (`trainer.choose`)."""
     checkpoint_every: int = 0
     """Steps between checkpoints, 0 if unknown."""
+    epochs: int = 0
+    """How often a step trains its takes (`trainer.epochs`), 0 if unknown."""
 
 
 @dataclass(slots=True)

@@ -45,7 +45,8 @@ version of the new run made these tokens; version 0 precedes its training.
 class SourceTrajectory:
     """Holds a trajectory as its source has it. `group` is the source's own name of the group, `at`
     the trajectory's address if the source is a log, else None. Without `has_logprobs` the record's
-    log-probabilities are placeholders.
+    log-probabilities are placeholders; `behaviour` then is the run's folder and the number of its
+    version that emitted the tokens, None if it is unknown.
     """
 
     group: str
@@ -53,6 +54,7 @@ class SourceTrajectory:
     timestamp_ms: int
     at: Address | None
     has_logprobs: bool = True
+    behaviour: tuple[str, int] | None = None
 
 
 class TrajectorySource(Protocol):
@@ -118,12 +120,12 @@ class LabelledSource:
 class GatherRules:
     """States which trajectories are taken and how they are completed. Trajectories that cannot be
     trained within `bounds` are left out. `fill` returns a trajectory with the log-probabilities
-    that it lacked, computed by the model, so its tokens must be in the vocabulary: the caller of
+    that it lacked, computed by a model, so its tokens must be in the vocabulary: the caller of
     `gather_sources` calls `check_tokens` before.
     """
 
     bounds: TrainingBounds
-    fill: Callable[[Trajectory], Trajectory]
+    fill: Callable[[SourceTrajectory], Trajectory]
 
 
 def gather_sources(
@@ -169,7 +171,7 @@ def _put_trajectories(
             counts["filtered_out"] += 1
             continue
         group = groups.get(trajectory.group, counts["groups"])
-        filled = record if trajectory.has_logprobs else rules.fill(record)
+        filled = record if trajectory.has_logprobs else rules.fill(trajectory)
         renamed = _renamed(filled, one.label, group)
         if renamed.finish != "dead" and (wrong := refusal(renamed, rules.bounds)) is not None:
             counts[f"refused_{wrong.kind}"] += 1
@@ -180,7 +182,7 @@ def _put_trajectories(
         found[record.trajectory] = group
         counts["trajectories"] += 1
         if not trajectory.has_logprobs:
-            counts["logprobs_computed"] += 1
+            counts["logprobs_recomputed" if trajectory.behaviour else "logprobs_computed"] += 1
         _put(writer, group, renamed)
     return found
 
@@ -247,6 +249,8 @@ class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     trajectory: str | None = None
     task: str = "offline"
     finish: Literal["stop", "length"] = "stop"
+    run: str | None = None
+    version: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +326,7 @@ class JsonLines:
             raise ValueError("a log-probability is above 0")
         prompt = next(i for i, source in enumerate(sources) if source != PROMPT)
         group = f"={line.group}" if line.group is not None else repr(tokens[:prompt])
-        return SourceTrajectory(group, record, 0, None, known)
+        return SourceTrajectory(group, record, 0, None, known, _behaviour_of(line))
 
     def _tokens(self, line: OfflineLine) -> tuple[list[int], list[int]]:
         """Returns the line's tokens and the source of each."""
@@ -344,3 +348,12 @@ class JsonLines:
                 "tokens instead"
             )
         return list(self.encode(given))
+
+
+def _behaviour_of(line: OfflineLine) -> tuple[str, int] | None:
+    """Returns the run and the number of its version that a line names, if it names them."""
+    if line.run is None and line.version is None:
+        return None
+    if line.run is None or line.version is None or line.logprobs is not None:
+        raise ValueError("give `run` and `version` together, in place of `logprobs`")
+    return line.run, line.version

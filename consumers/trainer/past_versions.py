@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rollstream.consumers.objective_settings import past_policies, versions_needed
+from rollstream.consumers.objective_settings import (
+    past_policies,
+    scored_reference,
+    versions_needed,
+)
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.checkpoints import stored_checkpoints
@@ -65,7 +69,8 @@ class NeededVersions:
     max_lag: int | None
 
     def __call__(self) -> set[Version]:
-        if not set(past_policies(self.settings)) - {"v0"}:
+        policies = {*past_policies(self.settings), scored_reference(self.settings)}
+        if not policies - {"v0", ""}:
             return set()
         # Read before the listing: a checkpoint is written before the version after it is believed.
         pointer = believed_pointer(self.store)

@@ -28,17 +28,19 @@ from rollstream.producers.rewards.worker import (
 from rollstream.producers.scoring.functions import TrajectoryFacts
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply, Turns
+from rollstream.streams.values import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
     """Holds a reward with its named scores, or the `reason` why there will be none: then it is a
-    dead verdict.
+    dead verdict. `vectors` are scores of several values, which only a scorer's model gives.
     """
 
     reward: float = 0.0
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
+    vectors: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
 
     @property
     def dead(self) -> bool:

@@ -17,6 +17,8 @@ from rollstream.producers.tasks.base import Tokenizer
 
 SERVICES = ("http", "judge")
 """Values of `scoring.function` that name a service in place of a function."""
+REFERENCE = "reference"
+"""Value of `scoring.function` for a scorer that holds the run's reference policy."""
 _CHAT = "/chat/completions"
 
 
@@ -45,7 +47,7 @@ def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.
     """
     if scoring.function in SERVICES:
         service_plan(scoring, environment)
-    elif scoring.function:
+    elif scoring.function not in ("", REFERENCE):
         load_function(scoring.function)
 
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -50,6 +50,17 @@ class ScorerPool(Protocol):
         self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts
     ) -> None: ...
     def poll(self) -> list[tuple[str, RewardOutcome]]: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class RecordPool(Protocol):
+    """Gives every submitted trajectory one verdict, from its whole record: a model that scores
+    tokens.
+    """
+
+    def submit_record(self, record: Trajectory) -> None: ...
+    def poll(self) -> Sequence[tuple[str, RewardOutcome]]: ...
     def close(self) -> None: ...
 
 
@@ -129,6 +140,8 @@ def _annotation(
     record: Trajectory, name: str, values: dict[str, float], verdict: RewardVerdict, scorer: str
 ) -> Annotation:
     reason = verdict.reason
+    if not reason and name in verdict.vectors:
+        return Annotation(record.trajectory, record.group, name, verdict.vectors[name], scorer)
     if not reason and name not in values:
         reason = f"not among what was given ({', '.join(sorted(values)) or 'nothing'})"
     found: Sequence[float] = () if reason else (values[name],)
@@ -150,7 +163,7 @@ class Scorer:
     """
 
     bus: Bus
-    pool: ScorerPool
+    pool: ScorerPool | RecordPool
     writes: AnnotationPlan
     window: int
     clock: Callable[[], float] = time.monotonic
@@ -250,6 +263,9 @@ class Scorer:
                 self._submit(read.record)
 
     def _submit(self, record: Trajectory) -> None:
+        if isinstance(self.pool, RecordPool):
+            self.pool.submit_record(record)
+            return
         turns = turns_of(record.tokens, record.sources)
         if self.writes.by_judge:
             self.pool.submit(record.trajectory, record.reference, turns)

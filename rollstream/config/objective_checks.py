@@ -10,6 +10,7 @@ from rollstream.consumers.objective_settings import (
     LOSS_NAMES,
     named_version,
     past_policies,
+    scored_reference,
 )
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.storage.hf_folder import CONFIG, find_hf_folder
@@ -26,6 +27,10 @@ def objective_problems(
     """
     yield from _formula_problems(t)
     yield from _policy_problems(t)
+    moves = scored_reference(t) not in ("", "v0") and named_version(t.reference, 0) is not None
+    if moves and max_lag is None:
+        must = f"must be a number with trainer.reference = {t.reference!r} by scorers"
+        yield "dispatch.max_lag", f"{must}: it bounds the versions that are kept for them"
     if t.proximal != BEHAVIOUR:
         return
     if max_lag is None:
@@ -79,10 +84,12 @@ def _policy_problems(t: TrainerSettings) -> Iterator[Problem]:
     if t.processes > 1 and past_policies(t):
         must = (
             "must be 1 with trainer.reference_kl > 0 or trainer.proximal: ranks do not share "
-            "another policy's model"
+            "another policy's model (scorers can compute a reference: trainer.reference_by)"
         )
         yield "trainer.processes", must
-    is_model = t.reference_kl > 0 and named_version(t.reference, 0) is None
+    # A scorer's model may be on its own machine alone.
+    is_model = bool(t.reference_kl) and t.reference_by == "trainer"
+    is_model &= named_version(t.reference, 0) is None
     if is_model and not (find_hf_folder(t.reference) / CONFIG).is_file():
         must = "must be 'vN', 'every K', or a model: a folder, or a Hub name in the machine's cache"
         yield "trainer.reference", must

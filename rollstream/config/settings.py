@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollstream.config.objective_checks import objective_problems
+from rollstream.consumers.objective_settings import scored_reference
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
@@ -344,6 +345,9 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     if t.samples_per_group < 2:
         must = f"must be ≥ 2: advantage {t.advantage} compares the samples of a group"
         yield SettingProblem("trainer.samples_per_group", must)
+    if c.scoring.function == "reference" and not scored_reference(t):
+        must = "must not be 'reference' unless trainer.reference_by = 'score' and reference_kl > 0"
+        yield SettingProblem("scoring.function", must)
     kept = c.checkpoints.every * (c.checkpoints.keep + 1)
     for key, must in objective_problems(t, c.dispatch.max_lag, c.weights.versions_max, kept):
         yield SettingProblem(key, must)

@@ -2,8 +2,8 @@
 
 `catalogue` declares each role once. `context` opens what a role needs: log, store, task.
 `completion` tells a role that the run is complete. Roles that need more than a few lines have a
-module: `rollout`, `train`, `evaluation`, `observe`; the others are built in `roles`. `rollout` also
-measures an engine's profile.
+module: `rollout`, `train`, `evaluation`, `observe`, `reference` (a scorer with a model); the others
+are built in `roles`. `rollout` also measures an engine's profile.
 """
 
 from typing import TYPE_CHECKING

@@ -29,7 +29,12 @@ from rollstream.config.run_model import task_settings
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.producers.scoring.build import check_scoring, scorer_pool, window_size
+from rollstream.producers.scoring.build import (
+    REFERENCE,
+    check_scoring,
+    scorer_pool,
+    window_size,
+)
 from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.catalogue import ROLES
 from rollstream.roles.completion import is_complete, stop_when_complete
@@ -315,9 +320,14 @@ def _relay_folder(context: RoleContext) -> Path:
 
 def build_scorer(context: RoleContext) -> Scorer:
     """Build the scorer, which runs the task's reward or the function of `scoring.function` in a
-    pool of processes, or asks a service; it resumes at the committed positions of its group.
+    pool of processes, asks a service, or holds the reference policy; it resumes at the committed
+    positions of its group.
     """
     c = context.configuration
+    if c.scoring.function == REFERENCE:
+        from rollstream.roles.reference import build_reference_scorer
+
+        return build_reference_scorer(context)
     task = load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
     return Scorer(
         context.bus,

@@ -24,6 +24,11 @@ from rollstream.config.identity import (
 from rollstream.config.run_model import model_folder, store_starting_model
 from rollstream.config.settings import Configuration
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
+from rollstream.consumers.objective_settings import (
+    named_version,
+    past_policies,
+    scored_reference,
+)
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.learn.base import open_learner
@@ -127,7 +132,7 @@ def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
 
 def _check_settings(wanted: ForkPlan, step: int) -> None:
     """Raise `ConfigurationError` if the fork has the parent's name, bus or store, changes a setting
-    that cannot change, or has no step left to train.
+    that cannot change, has no step left to train, or needs a version of the parent.
     """
     before, now = wanted.before, wanted.now
     if now.run == before.run:
@@ -143,6 +148,13 @@ def _check_settings(wanted: ForkPlan, step: int) -> None:
             f"trainer.steps must be > {step}, where the fork begins, got {now.trainer.steps}; "
             "set its last step with --set trainer.steps=N"
         )
+    for policy in (*past_policies(now.trainer), scored_reference(now.trainer)):
+        if (number := named_version(policy, step)) not in (None, 0, step):
+            raise ConfigurationError(
+                f"trainer.reference or trainer.proximal: {policy!r} is the parent's version "
+                f"{number} at step {step}, and a fork has none of these; fork at a step where it "
+                "is that step's own version, or choose v0 or a model"
+            )
     parents = {"bus": wanted.parent.bus, "store": wanted.parent.store}
     for name, url_of in (("bus", run_folder.bus_url), ("store", run_folder.store_url)):
         url, other = url_of(now, wanted.folder.path), parents[name]

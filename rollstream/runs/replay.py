@@ -19,7 +19,7 @@ from rollstream.analysis import fields
 from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
 from rollstream.config.run_folder import RunFolder, store_url
 from rollstream.config.settings import Configuration
-from rollstream.consumers.objective_settings import ObjectiveSettings
+from rollstream.consumers.objective_settings import ObjectiveSettings, scored_reference
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse
 from rollstream.consumers.replay.training import ReplayTrainer
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
@@ -206,6 +206,13 @@ def replay_request(
                 f"{change.key}: it decided which trajectories exist, a replay cannot change it;"
                 f" what can be set: {', '.join(name.rstrip('.') for name in CHANGEABLE_SETTINGS)}"
             )
+    recorded_for, wanted_for = (scored_reference(c.trainer) for c in (before, now))
+    if wanted_for not in ("", recorded_for):
+        raise ConfigurationError(
+            f"trainer.reference = {wanted_for!r} by scorers: the run's annotations are of "
+            f"{recorded_for or 'no reference'!r}; compute another one here with "
+            "--set trainer.reference_by=trainer"
+        )
     parse_conditions(where)
     done = recorded.last()
     wanted = done if last is None else last

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from rollstream.consumers.objective_settings import BEHAVIOUR
 from rollstream.consumers.replay import recorded_steps
 from rollstream.consumers.replay.offline_log import GatherRules, LabelledSource, gather_sources
 from rollstream.consumers.replay.training import (
-    BehaviourModel,
     ReplayOutput,
     ReplayTrainer,
     ledger_position,
@@ -52,6 +51,7 @@ from rollstream.errors import ConfigurationError, LeaseHeld
 from rollstream.revision import code_revision
 from rollstream.roles.context import set_torch_threads
 from rollstream.roles.train import config_and_tokenizer_files, starting_model
+from rollstream.runs.behaviour import Behaviours
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
@@ -60,7 +60,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.terms import next_term
 from rollstream.streams.admissible import TrainingBounds
-from rollstream.streams.records import Configured, Position, StepDone, Trajectory
+from rollstream.streams.records import Configured, Position, StepDone
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter
 
@@ -272,6 +272,11 @@ class OfflineTraining:
     folder: RunFolder
     configuration: Configuration
     left_over: int = 0
+    behaviours: Behaviours = field(init=False)
+    """Load a model only if it is needed."""
+
+    def __post_init__(self) -> None:
+        self.behaviours = Behaviours(lambda: load_model(str(self._model)))
 
     @property
     def course(self) -> recorded_steps.ReplayCourse:
@@ -285,21 +290,14 @@ class OfflineTraining:
     def gather(self, sources: Sequence[LabelledSource]) -> Counter[str]:
         """Copy the trajectories of all sources into the folder's log, except those that a source's
         filter excludes or that cannot be trained. Returns the numbers of trajectories and groups
-        copied, and of trajectories left out, by reason. The starting model, loaded only if needed,
-        computes the log-probabilities that a trajectory lacks.
+        copied, and of trajectories left out, by reason. `behaviours` computes the log-probabilities
+        that a trajectory lacks.
         """
         disable_progress_bar()
         set_torch_threads(self.configuration.trainer.threads)
-        model: list[BehaviourModel] = []
-
-        def fill(record: Trajectory) -> Trajectory:
-            if not model:
-                model.append(BehaviourModel(load_model(str(self._model))))
-            return model[0].fill(record)
-
         with closing(open_run_log_for_writing(self.configuration, self.folder.path)) as log:
             log.create(catalogue())
-            rules = GatherRules(TrainingBounds(self.vocabulary), fill)
+            rules = GatherRules(TrainingBounds(self.vocabulary), self.behaviours.fill)
             return gather_sources(sources, log, rules, str(self.folder.path))
 
     def train(self) -> Iterator[StepDone]:

@@ -169,6 +169,11 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
     return (*lines, *passes)
 
 
+def reference_bytes(shape: ModelShape, settings: TrainerSettings) -> float:
+    """Returns the memory of a reference of this shape in a scorer, on its device: its weights."""
+    return (BFLOAT16 if settings.compute == "bfloat16" else FLOAT32) * shape.parameters
+
+
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
     """Returns the trained parameters of the rank that holds most. For an adapter it is an upper
     bound: all factors are divided like A, which has only as many rows as the adapter's rank.

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollstream.config.settings import Configuration
+from rollstream.consumers.objective_settings import named_version
 from rollstream.errors import ConfigurationError
 from rollstream.sizes import arithmetic as sums
 from rollstream.sizes.arithmetic import total
 from rollstream.sizes.devices import GB
 from rollstream.sizes.shapes import ModelShape, shape_of
-from rollstream.storage.hf_folder import read_hf_config
+from rollstream.storage.hf_folder import find_hf_folder, read_hf_config
 from rollstream.supervisor.cards import GpuCard, cards_per_engine
 
 
@@ -39,12 +40,15 @@ def _generates_on_gpus(c: Configuration) -> bool:
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
     """Returns the cards that each process of a run uses if `[devices]` assigns none: it then sees
     all `cards` and takes consecutive ones. The trainer begins at the card of `trainer.device`
-    (`cuda:1`; the first without a number); all rollouts and the evaluation begin at the first.
+    (`cuda:1`; the first without a number), where scorers with the reference are, too; all rollouts
+    and the evaluation begin at the first.
     """
     r, found = c.rollouts, dict[str, Sequence[GpuCard]]()
     if _trains_on_gpus(c):
         first = int(c.trainer.device.partition(":")[2] or 0)
         found["trainer"] = cards[first : first + c.trainer.processes]
+        if c.scoring.function == "reference":
+            found |= {f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)}
     if _generates_on_gpus(c):
         for number in range(r.count):
             found[f"rollout-{number}"] = cards[: cards_per_engine(r)]
@@ -102,6 +106,7 @@ def needed_bytes(
     * A trainer of several ranks: with micro-batches of the configured size.
     * A trainer of one rank: with micro-batches of at most one longest sequence, because it halves
       a micro-batch that does not fit.
+    * A scorer with the reference: its weights.
     * A vLLM engine: the share that it reserves (`rollouts.vllm.memory_share`), but at least its
       weights and workspaces and the KV cache of one longest sequence.
     * The engine `torch`: its weights, and its caches for all slots.
@@ -113,6 +118,8 @@ def needed_bytes(
             tokens = min(form.micro_batch_tokens, context)
             form = replace(form, micro_batch_tokens=tokens, workers=1)
         return total(sums.trainer_lines(shape, form)) + sums.CONTEXT_BYTES
+    if process.startswith("scorer"):
+        return sums.reference_bytes(_reference_shape(c, shape), c.trainer) + sums.CONTEXT_BYTES
     if r.engine == "vllm":
         # The evaluation serves whole weights, so no adapter takes room.
         lora_rank = 0 if process == "eval" else c.model.lora.rank
@@ -123,6 +130,19 @@ def needed_bytes(
     item = sums.FLOAT32 if r.dtype == "float32" else sums.BFLOAT16
     lines = sums.torch_engine_lines(shape, slots, context, item)
     return total(lines) + sums.CONTEXT_BYTES
+
+
+def _reference_shape(c: Configuration, shape: ModelShape) -> ModelShape:
+    """Returns the shape of the reference; that of the run's model, `shape`, if it is a version, or
+    of a family that is not counted.
+    """
+    if named_version(c.trainer.reference, 0) is not None:
+        return shape
+    folder = find_hf_folder(c.trainer.reference)
+    try:
+        return shape_of(read_hf_config(folder), folder.name)
+    except ConfigurationError:
+        return shape
 
 
 def _weight_item(c: Configuration) -> float:

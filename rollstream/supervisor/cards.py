@@ -90,7 +90,7 @@ def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tup
     A setting is a number of cards, or a list of positions among `cards`. Numbers take the first
     cards, the trainer before the rollouts. The rollouts' cards are cut into groups of one engine
     each, and rollouts use these in turn. The evaluation shares the first group, or the trainer's
-    first cards (`devices.evaluation`).
+    first cards (`devices.evaluation`). Scorers that hold the reference share the trainer's first.
 
     Raises `ConfigurationError` for cards that do not exist or cannot be cut into such groups, for
     settings of trainer or engine that do not fit, and for a shared card without enough memory.
@@ -105,6 +105,8 @@ def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tup
     if trainer:
         found["trainer"] = tuple(trainer)
         _check_trainer(c, len(trainer))
+        if c.scoring.function == "reference":
+            found |= {f"scorer-{n}": tuple(trainer[:1]) for n in range(c.scoring.count)}
     groups = _groups(c.rollouts, rollouts)
     if groups:
         for number in range(c.rollouts.count):
@@ -180,7 +182,7 @@ def _check_overlaps(c: Configuration, found: Mapping[str, Sequence[int]]) -> Non
             users[at].append(name)
     own = c.rollouts.vllm.memory_share if c.rollouts.engine == "vllm" else 0.0
     for at, names in sorted(users.items()):
-        share = own * sum(name != "trainer" for name in names)
+        share = own * sum(not name.startswith(("trainer", "scorer")) for name in names)
         most = BESIDE_TRAINER if "trainer" in names else 1.0
         if len(names) > 1 and share > most:
             raise ConfigurationError(

@@ -43,8 +43,8 @@ from rollstream.streams.records import (
     Partial,
     Position,
     Prompt,
+    Record,
     StepDone,
-    Superseded,
     Take,
     Trajectory,
     WeightsAnnounced,
@@ -125,7 +125,7 @@ class AuditedRun:
         at = publish(self.bus, "annotations", str(record.group), record)
         return AnnotationUsed(record.trajectory, record.name, at, record_hash(encode(record)))
 
-    def record(self, *records: Take | StepDone | GroupClosed | Configured | Superseded) -> None:
+    def record(self, *records: Record) -> None:
         self.ledger.append([("run", record) for record in records])
 
     def publish_version(self, number: int, parent: Manifest | None) -> Manifest:

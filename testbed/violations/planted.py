@@ -11,7 +11,15 @@ from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.records import Annotation, Applied, GroupClosed, Record, Take, Trajectory
+from rollstream.streams.records import (
+    Annotation,
+    Applied,
+    GroupClosed,
+    Record,
+    Take,
+    TakesRepeated,
+    Trajectory,
+)
 from rollstream.streams.values import Address, AnnotationUsed, GroupMembers, Member, Span, Version
 from rollstream.streams.writer import publish
 from testbed.violations.healthy_run import RUN, AuditedRun, admitted, announced, completion, done
@@ -124,6 +132,11 @@ def uses_a_second_annotation(run: AuditedRun) -> None:
 def uses_an_annotation_that_is_not_there(run: AuditedRun) -> None:
     used = AnnotationUsed("5.0", "reward", Address(0, 3), "00")
     run.record(take(3, first(run, "5.0"), group=5, annotations=(used,)))
+
+
+def repeats_other_takes(run: AuditedRun) -> None:
+    again = TakesRepeated(3, 0, 1, (0, 1))
+    run.record(take(3, first(run, "5.0"), first(run, "5.1"), group=5), again)
 
 
 # ---- invariants 3, 4, 5 --------------------------------------------------------------------------
@@ -268,6 +281,7 @@ PLANTED: list[tuple[Plant, int, str]] = [
     (trains_without_beginning, 2, "ledger 0:10: 5.0 was trained, but no take began its group"),
     (uses_a_second_annotation, 2, "a take used reward of 5.0 at 0:2, not this first one"),
     (uses_an_annotation_that_is_not_there, 2, "annotations 0:3: reward of 5.0 is missing"),
+    (repeats_other_takes, 2, "ledger 0:11: step 3, update 0: epoch 1 repeats takes 0, 1, not 0"),
     (leaves_tokens_without_a_span, 3, "6.0: its spans end at 4 of 6 generated tokens"),
     (stamps_tokens_twice, 3, "trajectories 0:7: 6.0: span [3, 6) instead of one that starts at 4"),
     (trains_above_the_lag, 5, "step 3 trained 6.0 at lag 2, max_lag is 1"),

@@ -2,10 +2,12 @@
 the position.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from rollstream.consumers.audit.exactly_once import AnnotationAudit
@@ -13,15 +15,35 @@ from rollstream.consumers.audit.folds import AuditMessage, InvariantResult, Ledg
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.codec import encode, record_hash
 from rollstream.streams.reader import TopicReader, from_begin
-from rollstream.streams.records import Admitted, Annotation, GroupClosed, Opened, StepDone
-from rollstream.streams.values import Address, AnnotationUsed, Branch, Span, Turn, Version
+from rollstream.streams.records import (
+    Admitted,
+    Annotation,
+    GroupClosed,
+    Opened,
+    Record,
+    StepDone,
+    Superseded,
+    Take,
+    TakesRepeated,
+)
+from rollstream.streams.values import (
+    Address,
+    AnnotationUsed,
+    Branch,
+    GroupMembers,
+    Span,
+    Turn,
+    Version,
+)
 from testbed.violations.healthy_run import (
     KEEP,
+    POLICY,
     PROMPT,
     TOKENS,
     admitted,
     audited,
     completion,
+    done,
     open_run,
     order,
     partial,
@@ -76,6 +98,67 @@ def test_a_group_of_one_is_reported_if_equal_rewards_are_filtered(folder: Path) 
     assert [offender.what for offender in found.offenders] == [
         "group 40 was trained, and all its rewards are 1"
     ]
+
+
+def repeated_run(folder: Path, *again: Record) -> list[str]:
+    """Step 3 of two takes, with these records between them and its end; audited as one of a run
+    with `trainer.epochs = 3`, whose steps 1 and 2 repeated their only take.
+    """
+    run = open_run(folder, 2)
+    five, six = (
+        [first(run, "5.0"), first(run, "5.1")],
+        [run.complete(completion(6, index, 2)) for index in (0, 1)],
+    )
+    for number, members in enumerate((five, six)):
+        group = GroupMembers(5 + number, tuple(members))
+        take = Take(3, 0, number, tuple(members), (group,), (), run.read(), Version(2, 1))
+        run.record(take)
+    counts = {"groups": 2, "trained": 4}
+    run.record(*again, done(3, 2, 4, counts=counts))
+    run.publish_version(3, None)
+    run.bus.close()
+    offenders = audited(folder, dataclasses.replace(POLICY, epochs=3))[2].offenders
+    return [one.what for one in offenders if one.what.startswith("step 3")]
+
+
+@pytest.mark.parametrize(
+    ("again", "found"),
+    [
+        ([(1, (0, 1)), (2, (0, 1))], []),
+        ([(1, (0, 1))], ["epoch 2 is not recorded"]),
+        ([], ["epoch 1 is not recorded", "epoch 2 is not recorded"]),
+        ([(1, (0, 1)), (2, (0,))], ["epoch 2 repeats takes 0, not 0, 1"]),
+        ([(1, (1, 0)), (2, (0, 1))], ["epoch 1 repeats takes 1, 0, not 0, 1"]),
+        ([(1, (0, 1)), (2, (0, 1)), (2, (0, 1))], []),
+    ],
+)
+def test_a_step_of_three_epochs_repeats_all_its_takes_twice(
+    folder: Path, again: list[tuple[int, tuple[int, ...]]], found: list[str]
+) -> None:
+    """Invariant 2: every training of a trajectory is on record."""
+    records = [TakesRepeated(3, 0, epoch, numbers) for epoch, numbers in again]
+    assert repeated_run(folder, *records) == [f"step 3, update 0: {what}" for what in found]
+
+
+def test_an_epoch_too_many_is_reported(folder: Path) -> None:
+    records = [TakesRepeated(3, 0, epoch, (0, 1)) for epoch in (1, 2, 3)]
+    assert repeated_run(folder, *records) == [
+        "step 3, update 0 is repeated as epoch 3 of 3, counted from 0"
+    ]
+
+
+def test_a_repetition_is_recorded_again_without_a_take_that_was_superseded(folder: Path) -> None:
+    """Takes that the trainer could not compute in a later epoch (invariant 12)."""
+    gone = Superseded(3, 0, (1,), (6,), "no memory")
+    before = [TakesRepeated(3, 0, 1, (0, 1)), gone]
+    records = [*before, TakesRepeated(3, 0, 1, (0,)), TakesRepeated(3, 0, 2, (0,))]
+    assert repeated_run(folder, *records) == []
+
+
+def test_a_repetition_before_a_take_was_superseded_does_not_count(folder: Path) -> None:
+    gone = Superseded(3, 0, (1,), (6,), "no memory")
+    records = [TakesRepeated(3, 0, 1, (0, 1)), gone, TakesRepeated(3, 0, 2, (0,))]
+    assert repeated_run(folder, *records) == ["step 3, update 0: epoch 1 is not recorded"]
 
 
 def test_one_sample_that_max_lag_left_of_a_group_is_no_group_of_equal_rewards(folder: Path) -> None:

@@ -4,12 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rollstream.cli.main import main
 from rollstream.consumers.replay.recorded_steps import index_log, read_recorded
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Trajectory
+from testbed.run_process import read
 from tests.replay.test_replay_of_runs import killed, own_hashes
 from tests.support.kept_run import made
 
@@ -93,6 +96,53 @@ def test_lines_without_logprobs_get_those_of_the_starting_model(run: Path, tmp_p
     assert json.loads(line)["ratio_mean"] == pytest.approx(1, abs=1e-5)
     assert json.loads(line)["gradient_norm"] > 0
     assert all((record.logprobs < 0).all() for record in gathered(tmp_path / "out"))
+
+
+def test_lines_get_the_logprobs_of_the_stored_version_that_they_name(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trajectories of the run as another program's file, which lost what the engine recorded."""
+    recorded = {
+        record.trajectory: record
+        for record in read(run, "trajectories", Trajectory)
+        if len(record.spans) == 1 and record.finish != "dead"
+    }
+    versions = {record.spans[0].version.number for record in recorded.values()}
+    assert len(versions) > 1
+    values = [
+        {
+            "trajectory": name, "group": record.group, "reward": record.reward, "run": str(run),
+            "version": record.spans[0].version.number, "tokens": record.tokens.tolist(),
+            "sources": record.sources.tolist(), "temperature": record.temperature,
+        }
+        for name, record in recorded.items()
+    ]  # fmt: skip
+    path = lines(tmp_path / "mine.jsonl", *values)
+    assert main(offline(run, tmp_path / "out", path, "--set", "trainer.steps=1")) == 0
+    assert f"{len(values)} of them had no log-probabilities: those of the versions" in (
+        capsys.readouterr().err
+    )
+    found = gathered(tmp_path / "out")
+    assert len(found) == len(values)
+    for record in found:
+        before = recorded[record.trajectory.removeprefix("mine/")].logprobs
+        assert np.allclose(record.logprobs, before, atol=1e-4)
+
+
+def test_a_version_that_is_not_stored_is_refused_before_anything_is_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (one, *rest) = groups(1)
+    for named, expected in (
+        ({"run": str(run), "version": 99}, "version 99 of"),
+        ({"run": str(tmp_path), "version": 1}, "is no run's folder"),
+        ({"version": 1}, "give `run` and `version` together"),
+        ({"run": str(run), "version": 1, "logprobs": [-1.0, -1.0]}, "in place of `logprobs`"),
+    ):
+        path = lines(tmp_path / "mine.jsonl", {**one, **named}, *rest)
+        assert main(offline(run, tmp_path / "out", path)) == 2
+        assert expected in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 def test_lines_keep_their_values(run: Path, tmp_path: Path):

@@ -16,7 +16,12 @@ from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.vllm.adapters import TOGETHER
 from rollstream.producers.engines.vllm.core import LORA_RANKS
-from rollstream.sizes.arithmetic import ADAPTER_RANKS, ADAPTERS_TOGETHER, vllm_lines
+from rollstream.sizes.arithmetic import (
+    ADAPTER_RANKS,
+    ADAPTERS_TOGETHER,
+    CONTEXT_BYTES,
+    vllm_lines,
+)
 from rollstream.sizes.check import check_memory, needed_bytes, unassigned_use, uses_gpus
 from rollstream.sizes.shapes import SHAPES
 from rollstream.supervisor.cards import GpuCard
@@ -74,6 +79,20 @@ def test_roles_that_share_a_card_must_fit_together(model: Path) -> None:
     assert set(used) == {"trainer", "rollout-0"}
     with pytest.raises(ConfigurationError, match=r"rollout-0 72.0 GB.*memory_share"):
         check_memory(c, model, used)
+
+
+def test_the_reference_is_counted_where_it_is_held() -> None:
+    """In the trainer, or in a scorer on its first card; a teacher by its own size."""
+    shape, card = SHAPES["qwen2.5-1.5b"], GpuCard("0", "H100", 80e9)
+    kl = {"device": "cuda", "compute": "bfloat16", "reference_kl": 0.1}
+    own = configuration(trainer=kl)
+    scoring = {"count": 1, "function": "reference"}
+    scored = configuration(trainer={**kl, "reference_by": "score"}, scoring=scoring)
+    before, after = (needed_bytes(c, shape, "trainer", card) for c in (own, scored))
+    assert before - after == 2 * shape.parameters
+    assert set(unassigned_use(scored, [card])) >= {"trainer", "scorer-0"}
+    scorer = needed_bytes(scored, shape, "scorer-0", card)
+    assert scorer - CONTEXT_BYTES == before - after
 
 
 def test_an_engine_for_adapters_needs_the_factors_of_a_step_and_an_evaluation_does_not() -> None:

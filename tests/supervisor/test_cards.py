@@ -85,6 +85,16 @@ def test_an_engine_of_several_stages_takes_as_many_cards() -> None:
     assert found == {"rollout-0": "0,1,2,3", "rollout-1": "4,5,6,7"}
 
 
+def test_scorers_with_the_reference_share_the_trainers_first_card() -> None:
+    trainer = {"device": "cuda", "processes": 2, "reference_kl": 0.1, "reference_by": "score"}
+    scoring = {"count": 2, "function": "reference"}
+    tables: dict[str, Any] = {"trainer": trainer, "rollouts": VLLM, "devices": {"trainer": 2}}
+    assert assigned(**tables, scoring=scoring) == {
+        "trainer": "0,1", "scorer-0": "0", "scorer-1": "0"
+    }  # fmt: skip
+    assert assigned(**tables, scoring={"count": 2}) == {"trainer": "0,1"}
+
+
 def test_the_evaluation_shares_the_first_cards_of_its_role() -> None:
     vllm = {"memory_share": 0.45}
     tables: dict[str, Any] = {

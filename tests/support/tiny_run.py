@@ -105,6 +105,7 @@ class TinyRun:
     archived: tuple[str, ...] = ()
     lora: LoraSettings = NO_LORA
     weights: WeightsSettings = WEIGHTS
+    name: str = "tiny"
     configuration_hash: str = "configuration"
     accept: Callable[[str], bool] = lambda before: True
     threads: list[threading.Thread] = field(default_factory=list)
@@ -173,7 +174,7 @@ class TinyRun:
                 archived=self.archived,
             ),
             InitialModel(self.trained_model(), model_files(model, None, model.dtype)),
-            Provenance("tiny", term, self.configuration_hash, "revision", self.accept),
+            Provenance(self.name, term, self.configuration_hash, "revision", self.accept),
             MetricsFile(self.folder / "trainer.jsonl"),
             lambda: time.monotonic() + self.passed_s,
         )

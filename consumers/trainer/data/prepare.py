@@ -193,6 +193,8 @@ LATER_SETTINGS: Mapping[str, object] = {
     "overlong": "train",
     "overlong_penalty": None,
     "process_rewards": False,
+    "reference_kl": 0.0,
+    "reference_by": "trainer",
 }
 """Settings of `trainer` that a run of an earlier release does not have, with the values that mean
 what that release did.
@@ -344,7 +346,8 @@ def _trainable_samples(
         if wrong is None and not admissible.is_bounded_number(reward):
             wrong = admissible.Refusal("reward", f"a reward of {reward:g} in all")
         if wrong is None:
-            living.append(admitted_sample(record, 0.0, reward))
+            sample = admitted_sample(record, 0.0, reward)
+            living.append(replace(sample, reference=found.reference.get(record.trajectory)))
         else:
             refused[record.trajectory] = wrong
             reasons.append(f"{record.trajectory} {wrong}")

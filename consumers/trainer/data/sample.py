@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rollstream.consumers.objective_settings import scored_reference
 from rollstream.consumers.trainer.data.credit import PartRewards, no_parts, part_rewards
 from rollstream.errors import DecodeError
-from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.streams.admissible import (
+    REFERENCE_LOGPROBS,
+    TrainingBounds,
+    reference_problem,
+    refusal,
+)
 from rollstream.streams.branches import abandoned_tokens, leaves
 from rollstream.streams.records import Annotation, Trajectory
 from rollstream.streams.values import Branch, Floats, Sources, Span, Tokens
@@ -37,17 +43,20 @@ AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 @dataclass(frozen=True, slots=True)
 class AnnotatedRewards:
     """Holds for each live (not dead) trajectory either its reward or the reason why it has none
-    (`lacking`). `parts` has the rewards of its parts, if these count.
+    (`lacking`). `parts` has the rewards of its parts, if these count. `reference` has the
+    log-probabilities of its generated tokens under the reference, if scorers compute them.
     """
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     lacking: dict[str, str] = field(default_factory=dict[str, str])
     parts: dict[str, PartRewards] = field(default_factory=dict[str, PartRewards])
+    reference: dict[str, Floats] = field(default_factory=dict[str, Floats])
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
     """Returns the annotations that a sample must have before it is trained."""
-    return tuple(sorted({*settings.annotations, *settings.reward_terms}))
+    scored = (REFERENCE_LOGPROBS,) if scored_reference(settings) else ()
+    return tuple(sorted({*settings.annotations, *settings.reward_terms, *scored}))
 
 
 def is_annotated(
@@ -72,7 +81,8 @@ def annotated_rewards(
     """Returns the reward of each live (not dead) trajectory: the weighted sum of its values in
     `terms`. A trajectory that lacks the value of any of `names` gets the reasons instead.
 
-    With `by_part` all values of a term count (`credit.py`); otherwise the first one alone.
+    With `by_part` all values of a term count (`credit.py`); otherwise the first one alone. With
+    `REFERENCE_LOGPROBS` among `names` its values must be those of the trajectory's tokens.
     """
     found, needed = AnnotatedRewards(), tuple(names)
     for record in records:
@@ -80,6 +90,11 @@ def annotated_rewards(
             continue
         values = {name: _value(record, name, noted) for name in needed}
         reasons = [value for value in values.values() if isinstance(value, str)]
+        if REFERENCE_LOGPROBS in values and not reasons:
+            given = noted[record.trajectory, REFERENCE_LOGPROBS].values
+            wrong = reference_problem(record, given)
+            reasons = [f"{REFERENCE_LOGPROBS}: {wrong}"] if wrong else []
+            found.reference[record.trajectory] = given
         if by_part and not reasons:
             parts = _parts(record, noted, terms)
             if isinstance(parts, PartRewards):
@@ -153,6 +168,8 @@ class Sample:
     branches: tuple[Branch, ...] = ()
     """Where the tokens of an episode branch; its learner makes one row for each path."""
     advantages: NDArray[np.float64] | None = None
+    reference: Floats | None = None
+    """Log-probabilities of the generated tokens under the reference, if a scorer gave them."""
 
     def __len__(self) -> int:
         """Returns the number of tokens that a forward pass computes at most: those of all paths."""

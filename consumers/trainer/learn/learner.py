@@ -33,7 +33,7 @@ from rollstream.consumers.trainer.learn.other_policies import (
     OtherPolicies,
     PastVersions,
     PastWeights,
-    ScoringForm,
+    scoring_form,
 )
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
 from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
@@ -96,9 +96,7 @@ class TorchLearner:
         compute: torch.dtype = getattr(torch, settings.compute)
         is_rounded = compute != torch.float32
         # Copied first: below, parameters become views and layers get other forwards.
-        general = is_rounded or settings.compile
-        form = ScoringForm(compute, self._device, general, settings.varlen_attention)
-        self._others = OtherPolicies(model, settings, form, past)
+        self._others = OtherPolicies(model, settings, scoring_form(settings), past)
         self._policy = policy_scorer(
             model,
             is_rounded,

@@ -1,6 +1,9 @@
 """Scores tokens under policies other than the trained one (`OtherPolicies`): the reference of a KL
 term (`trainer.reference`) and the proximal policy of decoupled PPO (`trainer.proximal`).
 
+Where scorers compute the reference (`trainer.reference_by`), its log-probabilities are those of the
+samples, and no reference is held here.
+
 A policy that is a version of the run has its weights as they were published, so rounded to
 `weights.dtype`; version 0 alone is the starting model itself. The version follows from the number
 of the version that is trained from (`named_version`). The learner copies a version that it makes
@@ -21,13 +24,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollstream.consumers.objective_settings import BEHAVIOUR, named_version
+from rollstream.consumers.objective_settings import (
+    BEHAVIOUR,
+    named_version,
+    scored_reference,
+)
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.forward import PolicyScorer, policy_scorer
+from rollstream.consumers.trainer.learn.forward import PolicyScorer, device_of, policy_scorer
 from rollstream.consumers.trainer.learn.loss import OtherLogprobs
 from rollstream.consumers.trainer.learn.masters import Masters
-from rollstream.consumers.trainer.learn.row_layout import TokenRows, to_device, token_rows
+from rollstream.consumers.trainer.learn.row_layout import (
+    TokenRows,
+    given_reference,
+    to_device,
+    token_rows,
+)
 from rollstream.errors import ConfigurationError
 from rollstream.storage.lora import PREFIX
 from rollstream.storage.models import load_model
@@ -64,6 +76,13 @@ class ScoringForm:
     joins: bool
 
 
+def scoring_form(settings: TrainerSettings) -> ScoringForm:
+    """Returns the form in which a trainer with these settings computes, and its scorers, too."""
+    compute: torch.dtype = getattr(torch, settings.compute)
+    general = compute != torch.float32 or settings.compile
+    return ScoringForm(compute, device_of(settings.device), general, settings.varlen_attention)
+
+
 PastWeights = Mapping[Version, Mapping[str, Tensor]]
 """Version → its weights by name."""
 
@@ -84,10 +103,11 @@ class OtherPolicies:
         self._form, self._past = form, past
         self._behind: OrderedDict[Version, Mapping[str, Tensor]] = OrderedDict()
         self._reference = self._proximal = None
-        if settings.reference_kl:
-            self._reference = FrozenPolicy(model, settings.reference, form, past)
+        self._is_scored = bool(scored_reference(settings))
+        if settings.reference_kl and not self._is_scored:
+            self._reference = _frozen_policy(model, settings.reference, form, past)
         if settings.proximal:
-            self._proximal = FrozenPolicy(model, settings.proximal, form, past)
+            self._proximal = _frozen_policy(model, settings.proximal, form, past)
 
     def follow(self, version: int, own: Mapping[str, Tensor]) -> None:
         """Give each policy its weights for the step that trains from `version`, whose trained
@@ -121,6 +141,8 @@ class OtherPolicies:
     ) -> OtherLogprobs:
         """Returns the log-probabilities of the samples' trained tokens, whose rows are `rows`."""
         reference = None if self._reference is None else self._reference.score(rows)
+        if self._is_scored:
+            reference = given_reference(samples).to(self._form.device)
         if self._proximal is None:
             return OtherLogprobs(reference)
         if self._proximal.is_behaviour:
@@ -130,41 +152,47 @@ class OtherPolicies:
 
 class FrozenPolicy:
     """Scores tokens under the policy called `name`: a version (`named_version`), the version of
-    each token (`BEHAVIOUR`), or the model of that folder or Hub name. Adapters are copied with the
-    model; at version 0 they change nothing.
+    each token (`BEHAVIOUR`), or the model of that folder or Hub name. It owns `frozen`: that model,
+    or the one of version 0, where adapters change nothing.
     """
 
     def __init__(
-        self, model: PreTrainedModel, name: str, form: ScoringForm, past: PastVersions | None
+        self, frozen: PreTrainedModel, name: str, form: ScoringForm, past: PastVersions | None
     ) -> None:
         self.is_behaviour = name == BEHAVIOUR
         self._name, self._form, self._past = name, form, past
-        self._version = 0
-        is_version = self.is_behaviour or named_version(name, 0) is not None
-        frozen = copy.deepcopy(model).eval() if is_version else _loaded(name, model)
+        self.version = 0
+        """The number of the version that it holds, if it is a version."""
+        frozen.eval()
         self._trained = {n: p for n, p in frozen.named_parameters() if p.requires_grad}
         frozen.requires_grad_(False)
         self._score: PolicyScorer = policy_scorer(frozen, general=form.general, joins=form.joins)
         Masters(frozen, form.compute, form.device)  # rounds and moves them as the policy's
         self._lock = threading.Lock()
 
-    def follow(self, version: int, own: Mapping[str, Tensor]) -> None:
-        """Take the weights for a step that trains from `version`; see `OtherPolicies.follow`."""
+    def follow(self, version: int, own: Mapping[str, Tensor] | None) -> None:
+        """Take the weights for a step that trains from `version`; see `OtherPolicies.follow`. With
+        `own` None the published ones of that version are read, too.
+        """
         wanted = named_version(self._name, version)
-        if wanted is None or wanted == self._version:
+        if wanted is None or wanted == self.version:
             return
-        if wanted == version:
+        if wanted == version and own is not None:
             self._fill(own)
         elif self._past is not None:
             self._fill(self._past.read(wanted))
         else:
             raise ConfigurationError(f"version {wanted} ({self._name!r}) is not stored here")
-        self._version = wanted
+        self.version = wanted
 
     @torch.no_grad()
     def score(self, rows: TokenRows) -> Tensor:
         """Returns the log-probabilities [G] of the trained tokens."""
         return self._score(rows).logprobs
+
+    def score_alone(self, sample: Sample) -> Tensor:
+        """Returns the log-probabilities [G] of one sample's trained tokens, computed alone."""
+        return self.score(to_device(token_rows([sample]), self._form.device))
 
     def score_each(self, samples: Sequence[Sample], behind: PastWeights) -> Tensor:
         """Returns the log-probabilities [G] of the trained tokens, each under the version of its
@@ -202,6 +230,15 @@ class FrozenPolicy:
             parameter.copy_(found.to(dtype))
 
 
+def _frozen_policy(
+    model: PreTrainedModel, name: str, form: ScoringForm, past: PastVersions | None
+) -> FrozenPolicy:
+    """Returns the policy called `name` beside the trained `model`, which is that of version 0."""
+    is_version = name == BEHAVIOUR or named_version(name, 0) is not None
+    frozen = copy.deepcopy(model) if is_version else load_reference(name, vocabulary_of(model))
+    return FrozenPolicy(frozen, name, form, past)
+
+
 def _trained_spans(sample: Sample) -> list[tuple[Version, int]]:
     """Returns for each span of the sample its version and the number of its trained tokens."""
     return [
@@ -210,17 +247,18 @@ def _trained_spans(sample: Sample) -> list[tuple[Version, int]]:
     ]
 
 
-def _vocabulary(model: PreTrainedModel) -> int:
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """Returns the number of the model's tokens."""
     fields: Any = model.config.get_text_config()  # pyright: ignore[reportUnknownMemberType]
     return int(fields.vocab_size)
 
 
-def _loaded(path: str, model: PreTrainedModel) -> PreTrainedModel:
+def load_reference(path: str, least: int) -> PreTrainedModel:
     """Returns the model at `path`. Raises `ConfigurationError` if it has fewer tokens than the
-    trained one, so that it cannot score what that one writes.
+    trained one, which has `least`, so that it cannot score what that one writes.
     """
-    other = load_model(path).eval()
-    least, found = _vocabulary(model), _vocabulary(other)
+    other = load_model(path)
+    found = vocabulary_of(other)
     if found < least:
         raise ConfigurationError(
             f"trainer.reference: {path} has {found} tokens, the trained model {least}; the "

@@ -192,6 +192,17 @@ def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
     )
 
 
+def given_reference(samples: Sequence[Sample]) -> Tensor:
+    """Returns the log-probabilities [G] of the samples' trained tokens under the reference, which a
+    scorer computed, in the order of `loss_inputs`.
+    """
+    given: list[NDArray[np.float32]] = []
+    for sample in samples:
+        assert sample.reference is not None, f"{sample.trajectory} lacks its annotation"
+        given.append(sample.reference[sample.mask])
+    return torch.from_numpy(np.concatenate(given).astype(np.float32))
+
+
 def _advantages(sample: Sample, count: int) -> NDArray[np.float32]:
     """Returns the advantage of each of the sample's `count` trained tokens."""
     if sample.advantages is None:

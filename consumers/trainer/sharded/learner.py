@@ -90,7 +90,8 @@ class ShardedLearner:
         if past_policies(settings):  # `torchrun` starts ranks whatever `trainer.processes` is
             raise ConfigurationError(
                 "trainer.reference_kl must be 0 and trainer.proximal empty where several processes "
-                "train one model: they do not share another policy's model; train with one process"
+                "train one model: they do not share another policy's model; train with one "
+                'process, or let scorers compute the reference (trainer.reference_by = "score")'
             )
         if settings.epochs > 1 or settings.optimiser != "adamw":
             raise ConfigurationError(

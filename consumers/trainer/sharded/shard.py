@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rollstream.consumers.objective_settings import scored_reference
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn import masters
@@ -29,9 +30,19 @@ from rollstream.consumers.trainer.learn.forward import (
     recompute_layers,
     try_sharded,
 )
-from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
+from rollstream.consumers.trainer.learn.loss import (
+    NO_OTHERS,
+    LossStatistics,
+    OtherLogprobs,
+    surrogate_loss,
+)
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
-from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.row_layout import (
+    given_reference,
+    loss_inputs,
+    to_device,
+    token_rows,
+)
 from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
 from rollstream.consumers.trainer.sharded.rank_plan import slice_of
@@ -232,7 +243,10 @@ class Shard:
         )
         if counts:
             inputs = to_device(loss_inputs(samples, version), self._ranks.device)
-            loss, sums = surrogate_loss(scores, inputs, self._settings)
+            others = NO_OTHERS
+            if scored_reference(self._settings):
+                others = OtherLogprobs(given_reference(samples).to(self._ranks.device))
+            loss, sums = surrogate_loss(scores, inputs, self._settings, others)
             if self.updates % self._settings.updates_in_step == 0:  # as in learner.py
                 sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
             self._sums += sums

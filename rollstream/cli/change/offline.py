@@ -32,6 +32,8 @@ from rollstream.streams.values import Address
 JSONL = (".jsonl", ".ndjson")  # a source with such a name is a file, any other a run or archive
 GATHERED_TEXTS = {
     "logprobs_computed": "of them had no log-probabilities: those of the initial model are used",
+    "logprobs_recomputed": "of them had no log-probabilities: those of the versions that they name "
+    "are used",
     "filtered_out": "others are left out by --where",
     "duplicate": "others repeat a trajectory: only the first is used",
     "unreadable": "records are unreadable and left out",
@@ -103,7 +105,7 @@ def _gather_and_train(
         sources = [] if "gathered" in recorded else _sources(arguments, configuration, stack)
         training = replay_output.OfflineTraining(folder, configuration)
         if sources:
-            _check(sources, training.vocabulary)
+            _check(sources, training)
         stack.enter_context(replay_output.lock_replay_folder(folder.path))
         if "gathered" not in recorded:
             replay_output.write_replay_request(folder.path, request)
@@ -165,12 +167,16 @@ def _is_wanted(
     )
 
 
-def _check(sources: list[offline_log.LabelledSource], vocabulary: int) -> None:
+def _check(
+    sources: list[offline_log.LabelledSource], training: replay_output.OfflineTraining
+) -> None:
     """Validate every line of every file before anything is written; raises `ConfigurationError`."""
+    vocabulary = training.vocabulary
     for labelled in sources:
         if isinstance(labelled.source, offline_log.JsonLines):
             for trajectory in labelled.source.trajectories():
                 offline_log.check_tokens(labelled.label, trajectory.record, vocabulary)
+                training.behaviours.check(labelled.label, trajectory)
 
 
 def _tokenizer(model: Path) -> offline_log.TextEncoder | None:

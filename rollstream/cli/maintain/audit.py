@@ -179,6 +179,7 @@ def audit_policy(location: RunLocation) -> AuditPolicy:
         rule=_rule(trainer, location, keep_version),
         choose=trainer.get("choose", ""),
         checkpoint_every=configuration.get("checkpoints", {}).get("every", 0),
+        epochs=trainer.get("epochs", 1),
     )
 
 

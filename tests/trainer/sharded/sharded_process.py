@@ -66,11 +66,12 @@ MODEL = "qwen3_tied"
 
 def stream(update: int) -> list[list[Sample]]:
     """The micro-batches of an update: of unequal size, the fifth update's without a trained token,
-    and in each longer one a micro-batch of which nothing is trained.
+    and in each longer one a micro-batch of which nothing is trained. A scorer gave the
+    log-probabilities of a reference.
     """
     rng = np.random.default_rng(100 + update)
     batches = [
-        [sample(rng, f"{update}-{m}-{i}", 1 + i % 3) for i in range(1 + 2 * (m % 3))]
+        [referred(sample(rng, f"{update}-{m}-{i}", 1 + i % 3)) for i in range(1 + 2 * (m % 3))]
         for m in range(COUNTS[update] or 2)
     ]
     if COUNTS[update] == 0:
@@ -78,13 +79,19 @@ def stream(update: int) -> list[list[Sample]]:
     return [hidden(batches[0]), *batches] if COUNTS[update] > 3 else batches
 
 
+def referred(one: Sample) -> Sample:
+    ahead = np.linspace(-1.0, 0.5, len(one.logprobs), dtype=np.float32)
+    return replace(one, reference=one.logprobs + ahead)
+
+
 def hidden(batch: Sequence[Sample]) -> list[Sample]:
     return [replace(one, mask=np.zeros_like(one.mask)) for one in batch]
 
 
 def rules(**changed: object):
+    kl = {"reference_kl": 0.1, "reference_by": "score"}
     return settings(
-        lr=1e-2, lr_ramp_steps=2, weight_decay=0.1, gradient_norm_max=0.5, steps=8, **changed
+        lr=1e-2, lr_ramp_steps=2, weight_decay=0.1, gradient_norm_max=0.5, steps=8, **kl, **changed
     )
 
 

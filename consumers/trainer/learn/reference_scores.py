@@ -1,0 +1,70 @@
+"""Scores finished trajectories under the run's reference policy, outside the trainer
+(`ReferenceScorer`): the model of a `score` role, whose annotations a trainer with
+`trainer.reference_by = "score"` takes in place of a forward pass of its own.
+
+A trajectory's reference follows from the trajectory alone: a model, or the version that
+`trainer.reference` means for the newest version that emitted one of its tokens. Each trajectory is
+computed alone. So every scorer, also one that repeats the work of a killed one, gives the same
+numbers on the same hardware.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollstream.consumers.objective_settings import named_version
+from rollstream.consumers.trainer.data.sample import sample_of
+from rollstream.consumers.trainer.learn.other_policies import FrozenPolicy
+from rollstream.streams.admissible import LOGPROB_MIN
+from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Floats
+
+
+@dataclass(slots=True)
+class ReferenceScorer:
+    """Scores under the reference called `name`, as `trainer.reference` has it. `open_policy` makes
+    it, with version 0 if it is a version; `believed` returns the number of the highest believed
+    version.
+    """
+
+    name: str
+    open_policy: Callable[[], FrozenPolicy]
+    believed: Callable[[], int]
+    _policy: FrozenPolicy = field(init=False)
+    _highest: int = 0
+
+    def __post_init__(self) -> None:
+        self._policy = self.open_policy()
+
+    def is_ready(self, record: Trajectory) -> bool:
+        """Whether the record's reference exists. A version that was emitted under is not believed
+        yet for a moment, in which another term may still publish that number.
+        """
+        wanted = self._wanted(record)
+        if wanted is not None and wanted > self._highest:
+            self._highest = self.believed()
+        return wanted is None or wanted <= self._highest
+
+    def score(self, record: Trajectory) -> Floats:
+        """Returns the log-probabilities [G] of the generated tokens; 0 for abandoned ones. The
+        record `is_ready`. Raises `ConfigurationError` if its reference is no longer stored, and
+        `DecodeError` if no model can score it.
+        """
+        sample = sample_of(record, 0.0)
+        wanted = self._wanted(record)
+        if wanted == 0 and self._policy.version:
+            self._policy = self.open_policy()
+        if wanted is not None:
+            self._policy.follow(_newest(record), None)
+        found = np.zeros(len(record.logprobs), np.float32)
+        found[sample.mask] = self._policy.score_alone(sample).float().cpu().numpy()
+        return np.maximum(found, np.float32(LOGPROB_MIN))  # NaN stays NaN
+
+    def _wanted(self, record: Trajectory) -> int | None:
+        """Returns the number of the record's reference version; None if it is another model."""
+        return named_version(self.name, _newest(record))
+
+
+def _newest(record: Trajectory) -> int:
+    return max((span.version.number for span in record.spans), default=0)

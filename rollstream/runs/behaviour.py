@@ -1,0 +1,103 @@
+"""Computes the log-probabilities that trajectories of other programs lack (`Behaviours`): under the
+stored version of a run that emitted them, where they name it, else under the model that training
+starts from.
+
+The first are those of the policy that emitted the tokens, up to the rounding of another engine. The
+second only make the importance ratio 1 in the first step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+from transformers import PreTrainedModel
+
+from rollstream.config.config import load
+from rollstream.config.run_folder import store_url
+from rollstream.consumers.objective_settings import BEHAVIOUR
+from rollstream.consumers.replay.offline_log import SourceTrajectory
+from rollstream.consumers.replay.training import BehaviourModel
+from rollstream.consumers.trainer.data.sample import sample_of
+from rollstream.consumers.trainer.learn.other_policies import FrozenPolicy, scoring_form
+from rollstream.consumers.trainer.learn.paced import PacedModel
+from rollstream.consumers.trainer.past_versions import PublishedVersions
+from rollstream.errors import ConfigurationError
+from rollstream.roles.train import starting_model
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.retention import listed_versions
+from rollstream.streams.records import Trajectory
+
+
+class RunBehaviour:
+    """Computes log-probabilities under the stored versions of the run in `folder`. Raises
+    `ConfigurationError` if there is no run, or none that trains a model.
+    """
+
+    def __init__(self, folder: str) -> None:
+        settings = Path(folder) / "config.json"
+        if not settings.is_file():
+            raise ConfigurationError(f"run {folder!r} is no run's folder: it has no config.json")
+        self._folder, self._configuration = Path(folder), load(settings)
+        c = self._configuration
+        self._store: ObjectStore = open_store(store_url(c, self._folder), c.sync)
+        self.numbers = {version.number for version in listed_versions(self._store)}
+        self._policy: FrozenPolicy | None = None
+
+    def fill(self, record: Trajectory, number: int) -> Trajectory:
+        """Returns the record with the log-probabilities of its tokens under this version, at the
+        record's temperature. Each record is scored alone.
+        """
+        c = self._configuration
+        past = PublishedVersions(lambda: (self._store,), c.weights.dtype)
+        if self._policy is None:
+            model = starting_model(c, self._folder)
+            if isinstance(model, PacedModel):
+                raise ConfigurationError(f"run {self._folder} trains no model (paced)")
+            self._policy = FrozenPolicy(model, BEHAVIOUR, scoring_form(c.trainer), past)
+        (span,) = record.spans
+        scored = self._policy.score_each(
+            [sample_of(record, 0.0)], {span.version: past.read(number)}
+        )
+        return replace(record, logprobs=scored.to("cpu", torch.float32).numpy())
+
+
+@dataclass(slots=True)
+class Behaviours:
+    """Fills in log-probabilities; `start` loads the model that training starts from."""
+
+    start: Callable[[], PreTrainedModel]
+    _runs: dict[str, RunBehaviour] = field(default_factory=dict[str, RunBehaviour])
+    _started: BehaviourModel | None = None
+
+    def check(self, label: str, trajectory: SourceTrajectory) -> None:
+        """Raise `ConfigurationError` if the trajectory names a version that is not stored; `label`
+        is its source's name in the error.
+        """
+        if trajectory.behaviour is None:
+            return
+        folder, number = trajectory.behaviour
+        stored = self._run(folder).numbers
+        if number not in stored:
+            kept = f"{min(stored)} to {max(stored)}" if stored else "none"
+            raise ConfigurationError(
+                f"{label}: trajectory {trajectory.record.trajectory} is of version {number} of "
+                f"{folder}, which is not stored (stored: {kept}); give its `logprobs`, or leave "
+                "out `run` and `version` to use those of the initial model"
+            )
+
+    def fill(self, trajectory: SourceTrajectory) -> Trajectory:
+        """Returns the record with the log-probabilities that it lacks."""
+        if trajectory.behaviour is not None:
+            folder, number = trajectory.behaviour
+            return self._run(folder).fill(trajectory.record, number)
+        if self._started is None:
+            self._started = BehaviourModel(self.start())
+        return self._started.fill(trajectory.record)
+
+    def _run(self, folder: str) -> RunBehaviour:
+        if folder not in self._runs:
+            self._runs[folder] = RunBehaviour(folder)
+        return self._runs[folder]
