@@ -1,6 +1,6 @@
 """The runs of the evidence: worlds (a task and a model) times arms (a lag and a loss) times seeds.
-All arms of a world and seed start from the same warm model and have common random numbers: the same
-prompts in the same order, and sampling that is a function of seed, trajectory and position
+All arms of a world start from the same warm model. Those of a seed have common random numbers: the
+same prompts in the same order, and sampling that is a function of seed, trajectory and position
 (invariant 10).
 
 `stepped_run.py` makes a run in one process, where the lag is what an arm says: each token of a step
@@ -20,7 +20,7 @@ COMMON = (
     f"trainer.steps={STEPS_MAX}", "trainer.lr_final=1", "trainer.workers=1", "trainer.threads=1",
 )  # fmt: skip
 """The learning rate stays constant after its ramp, because a decay would depend on `STEPS_MAX`."""
-STRESS_LAG = 16
+STRESS_LAG = 8  # steps, of four updates each: tokens are up to 35 updates old
 STRESS = ("trainer.lr=2e-3", "trainer.updates_per_step=4")
 """Four times the learning rate, four updates of a quarter of the groups: the off-policy distance
 grows within a step, too.
@@ -34,7 +34,7 @@ SYNCHRONOUS = Schedule(0)
 @dataclass(frozen=True, slots=True)
 class World:
     """A task and a model. A run's outcome is the sampled accuracy of the first version behind
-    `tokens` trained tokens, over `prompts` held-out prompts, `samples` answers each.
+    `tokens` trained tokens, over `prompts` held-out prompts.
     """
 
     name: str
@@ -42,13 +42,13 @@ class World:
     settings: tuple[str, ...]
     tokens: int
     prompts: int = 200
-    samples: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A lag and a loss. `reference` is the arm that it is compared with, "" for one without.
-    `recorded` names the arm whose trajectories it trains, in place of generating.
+    `recorded` names the arm whose trajectories it trains, in place of generating. `samples` are
+    the sampled answers to each held-out prompt.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Arm:
     reference: str = ""
     schedule: Schedule = SYNCHRONOUS
     recorded: str = ""
+    samples: int = 16
 
 
 LARGER = (
@@ -75,8 +76,13 @@ WORLDS = {
 """All must have enough seeds before the question of lag is decided: two tasks, two sizes."""
 
 
-def _lagged(name: str, lag: int, reference: str, *settings: str) -> Arm:
-    return Arm(name, settings, reference, Schedule(lag))
+def _lagged(name: str, lag: int, reference: str) -> Arm:
+    return Arm(name, (), reference, Schedule(lag))
+
+
+def _stressed(name: str, lag: int, reference: str, *settings: str) -> Arm:
+    """Few answers: a collapsed model writes each to the limit of its length."""
+    return Arm(name, (*STRESS, *settings), reference, Schedule(lag), samples=4)
 
 
 LOSSES = {
@@ -101,9 +107,9 @@ LAGS = (
     _lagged("lag16", 16, "lag0"),
 )
 STRESSES = (
-    _lagged("stress_lag0", 0, "", *STRESS),
+    _stressed("stress_lag0", 0, ""),
     *(
-        _lagged(f"stress_{name}", STRESS_LAG, "stress_lag0", *STRESS, *settings)
+        _stressed(f"stress_{name}", STRESS_LAG, "stress_lag0", *settings)
         for name, settings in LOSSES.items()
     ),
 )

@@ -22,7 +22,6 @@ from benchmarks.evidence.generation import Group
 from benchmarks.evidence.rows import FACTS, RUNS, EvidenceRow, row_path, write_row
 from benchmarks.evidence.stepped_run import SteppedRun, TrainedStep
 from rollstream.config.config import load
-from rollstream.config.settings import Configuration
 from rollstream.producers.evaluation import Evaluation
 from rollstream.producers.tasks.registry import load_task
 from rollstream.revision import code_revision
@@ -31,6 +30,7 @@ from rollstream.streams.codec import decode, encode
 from rollstream.streams.records import Trajectory
 from rollstream.warmup.warmup import SftSchedule, warm_up
 
+WARM_SEED = 0
 STEP_METRICS = (
     "tokens_trained", "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped",
     "ratio_max", "gradient_norm", "lag_consumed_mean", "lag_consumed_max", "length_median",
@@ -79,8 +79,8 @@ def made_row(
     steps = list(run.train(piece.world.tokens))
     seconds = time.process_time() - began_s
     if any(arm.recorded == piece.arm.name for arm in ARMS.values()):
-        _write_recorded(_record_path(piece, scratch), steps)
-    held_out = run.evaluate(piece.world.prompts, piece.world.samples)
+        write_recorded(_record_path(piece, scratch), steps)
+    held_out = run.evaluate(piece.world.prompts, piece.arm.samples)
     row = _row(piece, steps, held_out, run.learner.state_hash(), seconds)
     run.learner.close()
     facts = [fact for step in steps for fact in step.facts]
@@ -88,17 +88,14 @@ def made_row(
 
 
 def warm_model(piece: Piece, scratch: Path) -> Path:
-    """The warm model of the world and seed, made once."""
-    folder = scratch / piece.world.name / f"warm-{piece.seed}" / "model"
-    c = load(piece.world.configuration, [*piece.world.settings, f"seed={piece.seed}"])
+    """The warm model of the world, made once for all seeds."""
+    folder = scratch / piece.world.name / f"warm-{WARM_SEED}" / "model"
+    c = load(piece.world.configuration, [*piece.world.settings, f"seed={WARM_SEED}"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     schedule = SftSchedule(documents=c.warmup.documents, steps=c.warmup.steps)
-    warm_up(_task(c), c.model, c.seed, folder, 1, schedule=schedule)
+    task = load_task(c.task, prompt_tokens_max(c))
+    warm_up(task, c.model, c.seed, folder, 1, schedule=schedule)
     return folder
-
-
-def _task(c: Configuration):  # type: ignore[no-untyped-def]
-    return load_task(c.task, prompt_tokens_max(c))
 
 
 def _record_path(piece: Piece, scratch: Path) -> Path:
@@ -106,7 +103,7 @@ def _record_path(piece: Piece, scratch: Path) -> Path:
     return scratch / piece.world.name / f"recorded-{name}-{piece.seed}.msgpack"
 
 
-def _write_recorded(path: Path, steps: Sequence[TrainedStep]) -> None:
+def write_recorded(path: Path, steps: Sequence[TrainedStep]) -> None:
     """Write the steps' groups, as encoded records."""
     found = [[[encode(one) for one in group] for group in step.groups] for step in steps]
     partial = path.with_suffix(".partial")
@@ -123,6 +120,11 @@ def _recorded(
     path = _record_path(piece, scratch)
     if not path.exists():
         made_row(Piece(piece.world, ARMS[piece.arm.recorded], piece.seed), scratch, report)
+    return read_recorded(path)
+
+
+def read_recorded(path: Path) -> list[list[Group]]:
+    """Returns the groups of each step that `write_recorded` wrote."""
     steps = msgspec.msgpack.decode(path.read_bytes(), type=list[list[list[bytes]]])
     return [[list(_decoded(group)) for group in step] for step in steps]
 
@@ -130,7 +132,7 @@ def _recorded(
 def _decoded(group: Sequence[bytes]) -> Iterator[Trajectory]:
     for data in group:
         record = decode(data).record
-        assert isinstance(record, Trajectory), "written by _write_recorded"
+        assert isinstance(record, Trajectory), "written by write_recorded"
         yield record
 
 
@@ -158,13 +160,18 @@ def _row(
         facts="",
         seconds=round(seconds, 1),
         code_revision=code_revision(),
-        machine={
-            "python": sys.version.split()[0],
-            "torch": str(torch.__version__),
-            "cpu": platform.machine(),
-            "cores": str(os.cpu_count()),
-        },
+        machine=machine(),
     )
+
+
+def machine() -> dict[str, str]:
+    """What a row says of the machine: other kinds may round differently."""
+    return {
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "cpu": platform.machine(),
+        "cores": str(os.cpu_count()),
+    }
 
 
 def _rounded(value: float | None) -> float | None:
