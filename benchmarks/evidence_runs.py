@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.evidence.arms import ARMS, WORLDS
+from benchmarks.evidence.arms import ARMS, MADE, WORLDS
 from benchmarks.evidence.pieces import Piece, run_piece
 
 SCRATCH = Path(tempfile.gettempdir()) / "rollstream-evidence"
@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epilog="example: python -m benchmarks.evidence_runs --arms lag0 lag8 --seeds 5 --runs 2",
     )
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS)[:1])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["lag0", "lag8"])
+    arms = [arm.name for arm in MADE]
+    parser.add_argument("--arms", nargs="+", choices=arms, default=["lag0", "lag8"])
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to N − 1 (default 5)")
     parser.add_argument("--runs", type=int, default=None, help="end after so many new runs")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help=f"default {SCRATCH}")

@@ -128,6 +128,9 @@ RECORDED = tuple(
     for name in PRESETS
 )
 """The trajectories of `lag8`, trained under each preset."""
-ARMS = {one.name: one for one in (*LAGS, *STRESSES, *FLOWS, *RECORDED)}
+TRL = Arm("trl", (), "lag0")
+"""TRL's trainer, synchronous (`trl_run.py`); the only arm that `evidence_runs` does not make."""
+MADE = (*LAGS, *STRESSES, *FLOWS, *RECORDED)
+ARMS = {one.name: one for one in (*MADE, TRL)}
 ROLES = "roles_lag0"
 """The row of a run by the product's own processes; no piece makes it."""

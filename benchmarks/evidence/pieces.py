@@ -81,7 +81,7 @@ def made_row(
     if any(arm.recorded == piece.arm.name for arm in ARMS.values()):
         write_recorded(_record_path(piece, scratch), steps)
     held_out = run.evaluate(piece.world.prompts, piece.arm.samples)
-    row = _row(piece, steps, held_out, run.learner.state_hash(), seconds)
+    row = row_of(piece, steps, held_out, run.learner.state_hash(), seconds)
     run.learner.close()
     facts = [fact for step in steps for fact in step.facts]
     return row, pa.Table.from_pylist(facts, schema=FACTS)
@@ -136,13 +136,14 @@ def _decoded(group: Sequence[bytes]) -> Iterator[Trajectory]:
         yield record
 
 
-def _row(
+def row_of(
     piece: Piece,
     steps: Sequence[TrainedStep],
     held_out: Evaluation,
     state_hash: str,
     seconds: float,
 ) -> EvidenceRow:
+    """Returns the row of a run, without the hash of its facts."""
     return EvidenceRow(
         world=piece.world.name,
         arm=piece.arm.name,

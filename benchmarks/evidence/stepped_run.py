@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from benchmarks.evidence.generation import (
     TERM,
@@ -27,7 +29,7 @@ from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.data.selection import groups_of_update, pack_micro_batches
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.metrics import StepMetrics
-from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.base import EngineOptions, UpdateMode
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.evaluation import Evaluation, EvaluationPlan, evaluate
 from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
@@ -47,7 +49,7 @@ class Schedule:
     """
 
     lag: int
-    mode: Any = None
+    mode: UpdateMode | None = None
     slots: int = 192
 
 
@@ -88,19 +90,12 @@ class SteppedRun:
         if self.recorded:
             return RecordedBatches(self.recorded)
         c, schedule = self.configuration, self.schedule
-        engine = self._engine(weights, schedule.slots, c.rollouts.dtype)
+        engine = _engine(c, self.model_config, weights, schedule.slots, c.rollouts.dtype)
         generator = Generator(self.task, prompt_order(c, self.folder), engine)
         each = c.trainer.groups_per_step
         if schedule.mode is None:
             return LaggedBatches(generator, each, schedule.lag)
         return RunningBatch(generator, each, schedule.lag, schedule.mode)
-
-    def _engine(self, weights: dict[str, Tensor], slots: int, dtype: str) -> TorchEngine:
-        import torch
-
-        options = EngineOptions(slots, self.configuration.rollouts.context_max, dtype=dtype)
-        kind: torch.dtype = getattr(torch, dtype)
-        return TorchEngine(self.model_config, weights, Version(0, TERM), options, dtype=kind)
 
     def train(self, tokens: int) -> Iterator[TrainedStep]:
         """Train steps until so many tokens are trained, and yield each."""
@@ -140,10 +135,30 @@ class SteppedRun:
     def evaluate(self, prompts: int, samples: int) -> Evaluation:
         """Evaluate the present weights in float32, with answers judged in this process."""
         weights = dict(self.learner.snapshot("float32"))
-        engine = self._engine(weights, EVALUATION_SLOTS, "float32")
-        c = self.configuration
-        plan = EvaluationPlan(prompts, samples, c.sampling.tokens_max, c.seed)
-        return evaluate(self.task, plan, DirectRewards(self.task), engine)  # type: ignore[arg-type]
+        c, config = self.configuration, self.model_config
+        return held_out_evaluation(c, self.task, (config, weights), prompts, samples)
+
+
+def held_out_evaluation(
+    c: Configuration,
+    task: Task,
+    model: tuple[PreTrainedConfig, dict[str, Tensor]],
+    prompts: int,
+    samples: int,
+) -> Evaluation:
+    """Evaluate a model, its configuration and weights, in this process."""
+    engine = _engine(c, *model, EVALUATION_SLOTS, "float32")
+    plan = EvaluationPlan(prompts, samples, c.sampling.tokens_max, c.seed)
+    rewards: Any = DirectRewards(task)
+    return evaluate(task, plan, rewards, engine)
+
+
+def _engine(
+    c: Configuration, config: PreTrainedConfig, weights: dict[str, Tensor], slots: int, dtype: str
+) -> TorchEngine:
+    options = EngineOptions(slots, c.rollouts.context_max, dtype=dtype)
+    kind: torch.dtype = getattr(torch, dtype)
+    return TorchEngine(config, weights, Version(0, TERM), options, dtype=kind)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from benchmarks.evidence_runs import main
 from benchmarks.runs.quickstart import QUICKSTART
 from rollstream.config.config import load
 from rollstream.producers.engines.base import UpdateMode
+from rollstream.producers.tasks.base import Score, Turns
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import prompt_tokens_max
 from rollstream.warmup.warmup import SftSchedule, warm_up
@@ -185,13 +186,22 @@ def test_a_low_ess_predicts_the_runs_that_collapse():
     assert "5 runs collapsed, 5 did not" in case.note
 
 
+class Parity:
+    """A task whose answers are right by chance, so that an untrained model has gradients."""
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        return Score(float(sum(turns[0]) % 2))
+
+
 def tiny_run(tmp_path: Path, schedule: Schedule, *settings: str) -> SteppedRun:
     """Untrained, of two groups of two answers a step, with its model in `tmp_path`."""
     values = [*TINY, f"dispatch.max_lag={2 * schedule.lag}", *settings]
     c, model = load(QUICKSTART, values), tmp_path / "model"
     task = load_task(c.task, prompt_tokens_max(c))
     warm_up(task, c.model, 0, model, 1, schedule=SftSchedule(documents=20, steps=1))
-    return SteppedRun(load(QUICKSTART, [*values, f"model.path={model}"]), tmp_path, schedule)
+    run = SteppedRun(load(QUICKSTART, [*values, f"model.path={model}"]), tmp_path, schedule)
+    run.source.generator.task = Parity()
+    return run
 
 
 def trained_hash(run: SteppedRun, tokens: int = 150) -> str:
