@@ -1,6 +1,6 @@
-"""Runs TRL's `GRPOTrainer` beside the runs of the evidence: the same warm model, the same prompts in
-the same order, group size, optimiser and number of trained tokens, synchronous. The evaluation is
-ours. It needs TRL, in an environment of its own from which this project can be imported:
+"""Runs TRL's `GRPOTrainer` beside the runs of the evidence: the same warm model, prompts and order,
+group size, optimiser and number of trained tokens, synchronous. The evaluation is ours. It needs
+TRL, in an environment of its own from which this project can be imported:
 
 `python -m benchmarks.evidence.trl_run --seeds 5`
 """
