@@ -5,6 +5,7 @@ between two marks in the page, and the plot of rewards over trained tokens besid
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import fmean
 
 import numpy as np
@@ -62,15 +63,18 @@ def charts(rows: Sequence[EvidenceRow]) -> list[Chart]:
 def _curve(runs: Sequence[EvidenceRow]) -> list[tuple[float, float]]:
     """Returns the mean curve, over the numbers of tokens that every run reached."""
     last = min(_tokens(run)[-1] for run in runs)
-    grid = np.linspace(0, last, POINTS)
-    curves = [np.interp(grid, _tokens(run), _smooth(run)) for run in runs]
-    return [(x / 1000, fmean(float(c[at]) for c in curves)) for at, x in enumerate(grid.tolist())]
+    curve: list[tuple[float, float]] = []
+    for at in range(POINTS):
+        tokens = last * at / (POINTS - 1)
+        each = [float(np.interp(tokens, _tokens(run), _smooth(run))) for run in runs]
+        curve.append((tokens / 1000, fmean(each)))
+    return curve
 
 
-def _tokens(run: EvidenceRow) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _tokens(run: EvidenceRow) -> list[float]:
     """The trained tokens before each step."""
-    each = np.array([value or 0.0 for value in run.steps["tokens_trained"]])
-    return np.cumsum(each) - each
+    each = [value or 0.0 for value in run.steps["tokens_trained"]]
+    return [0.0, *accumulate(each[:-1])]
 
 
 def _smooth(run: EvidenceRow) -> list[float]:

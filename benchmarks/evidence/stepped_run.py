@@ -106,7 +106,7 @@ class SteppedRun:
             yield trained
             if done >= tokens or (self.recorded and step == len(self.recorded)):
                 return
-            self.source.published(step, self.learner.snapshot("float32"))
+            self.source.published(step, self._weights())
 
     def _step(self, step: int, groups: Sequence[Group]) -> TrainedStep:
         settings, rule = self.configuration.trainer, run_rule(self.configuration, self.folder)
@@ -134,9 +134,13 @@ class SteppedRun:
 
     def evaluate(self, prompts: int, samples: int) -> Evaluation:
         """Evaluate the present weights in float32, with answers judged in this process."""
-        weights = dict(self.learner.snapshot("float32"))
-        c, config = self.configuration, self.model_config
-        return held_out_evaluation(c, self.task, (config, weights), prompts, samples)
+        model = self.model_config, self._weights()
+        return held_out_evaluation(self.configuration, self.task, model, prompts, samples)
+
+    def _weights(self) -> dict[str, Tensor]:
+        found = self.learner.snapshot("float32")
+        assert isinstance(found, dict), "one process trains"
+        return found
 
 
 def held_out_evaluation(

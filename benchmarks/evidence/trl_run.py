@@ -9,12 +9,11 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import datasets  # pyright: ignore[reportMissingImports]
 import pyarrow as pa
-import trl  # pyright: ignore[reportMissingImports]
 import xxhash
 from transformers import AutoTokenizer, TrainerCallback
 
@@ -29,6 +28,9 @@ from rollstream.producers.tasks.base import Task
 from rollstream.roles.context import load_run_task, prompt_order, set_torch_threads
 from rollstream.storage.models import load_model
 from rollstream.storage.weights.tensors import state_hash
+
+datasets: Any = import_module("datasets")
+trl: Any = import_module("trl")
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Rewards:
 
 
 @dataclass
-class Enough(TrainerCallback):  # pyright: ignore[reportUntypedBaseClass]
+class Enough(TrainerCallback):
     """Ends the training behind the wanted tokens."""
 
     rewards: Rewards
@@ -111,7 +113,7 @@ def run_trl(piece: Piece, scratch: Path) -> Path:
     warm = warm_model(piece, scratch)
     c = load(piece.world.configuration, [*piece.settings(), f"model.path={warm}"])
     task, model = load_run_task(c, scratch), load_model(str(warm))
-    tokenizer = AutoTokenizer.from_pretrained(str(warm))
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(warm))  # pyright: ignore[reportUnknownMemberType]
     rewards = Rewards(task)
     began_s = time.process_time()
     trainer = trl.GRPOTrainer(

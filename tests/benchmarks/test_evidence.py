@@ -4,6 +4,7 @@ too few seeds is never met.
 
 import math
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from benchmarks.evidence import evidence, rows
 from benchmarks.evidence.arms import ARMS, ROLES, WORLDS
+from benchmarks.evidence.generation import Generator, LaggedBatches, RunningBatch
 from benchmarks.evidence.page import PAGE, with_table
 from benchmarks.evidence.pieces import Piece, read_recorded, write_recorded
 from benchmarks.evidence.rows import FACTS, EvidenceRow, read_rows, recounted, row_path, write_row
@@ -20,7 +22,7 @@ from benchmarks.evidence_runs import main
 from benchmarks.runs.quickstart import QUICKSTART
 from rollstream.config.config import load
 from rollstream.producers.engines.base import UpdateMode
-from rollstream.producers.tasks.base import Score, Turns
+from rollstream.producers.tasks.base import Score, Task, Turns
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import prompt_tokens_max
 from rollstream.warmup.warmup import SftSchedule, warm_up
@@ -200,8 +202,13 @@ def tiny_run(tmp_path: Path, schedule: Schedule, *settings: str) -> SteppedRun:
     task = load_task(c.task, prompt_tokens_max(c))
     warm_up(task, c.model, 0, model, 1, schedule=SftSchedule(documents=20, steps=1))
     run = SteppedRun(load(QUICKSTART, [*values, f"model.path={model}"]), tmp_path, schedule)
-    run.source.generator.task = Parity()
+    generator(run).task = cast(Task, Parity())
     return run
+
+
+def generator(run: SteppedRun) -> Generator:
+    assert isinstance(run.source, LaggedBatches | RunningBatch)
+    return run.source.generator
 
 
 def trained_hash(run: SteppedRun, tokens: int = 150) -> str:
@@ -235,13 +242,15 @@ def test_a_running_batch_changes_versions_as_its_policy_says(tmp_path: Path, mod
     assert all(fact["fate"] == "trained" for step in steps for fact in step.facts)
 
 
-def test_a_run_has_the_same_bits_when_it_is_made_twice(tmp_path: Path):
+def test_a_run_has_the_same_bits_when_it_is_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Also where the engine is polled again and again, as if each poll ran out of its time."""
     schedule = Schedule(1, "in_flight", slots=3)
     first = trained_hash(tiny_run(tmp_path, schedule))
     run = tiny_run(tmp_path, schedule)
-    poll = run.source.generator.engine.poll
-    run.source.generator.engine.poll = lambda deadline_s: poll(0.0)
+    engine = generator(run).engine
+    monkeypatch.setattr(engine, "poll", lambda deadline_s, poll=engine.poll: poll(0.0))
     assert trained_hash(run) == first
     assert trained_hash(tiny_run(tmp_path, schedule, "seed=1")) != first
 
@@ -253,10 +262,12 @@ def test_recorded_trajectories_are_trained_under_another_loss(tmp_path: Path):
     write_recorded(path, steps)
     recorded = read_recorded(path)
     again = SteppedRun(run.configuration, tmp_path, Schedule(2), recorded)
-    assert trained_hash(again) == run.learner.state_hash()
+    same = run.learner.state_hash()
+    run.learner.close()
+    assert trained_hash(again) == same
     settings = [*TINY, "dispatch.max_lag=4", "trainer.preset=dppo"]
     other = load(QUICKSTART, [*settings, f"model.path={tmp_path / 'model'}"])
-    assert trained_hash(SteppedRun(other, tmp_path, Schedule(2), recorded)) != trained_hash(again)
+    assert trained_hash(SteppedRun(other, tmp_path, Schedule(2), recorded)) != same
 
 
 def test_the_product_trained_what_the_stepped_run_trains():
