@@ -101,6 +101,7 @@ def prompts(c: Configuration, folder: Path, tokenizer: Any) -> Any:
     for group in range(c.trainer.steps * c.trainer.groups_per_step):
         prompt = order.at(group)
         text = tokenizer.decode(prompt.tokens.tolist())
+        text = text.removeprefix(tokenizer.bos_token or "")  # the tokenizer adds it again
         assert tokenizer(text)["input_ids"] == prompt.tokens.tolist(), text
         found = xxhash.xxh3_64_intdigest(prompt.tokens.tobytes()) >> 1  # a signed column
         rows.append({"prompt": text, "reference": prompt.reference, "group": group, "hash": found})
