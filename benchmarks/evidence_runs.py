@@ -2,17 +2,19 @@
 a row for each (`benchmarks/evidence/rows.py`). A finished one is not repeated, an interrupted one
 continues; `python -m benchmarks evidence` prints what the rows say.
 
-A run takes some minutes on two idle cores. Any number can be made at any time, in any order: seeds
-of all arms of one choice first, so that every new run gives a new pair.
+A run takes about 40 s of one idle core. Any number can be made at any time, in any order and by
+several processes: seeds of all arms of one choice first, so that every new run gives a new pair.
 """
 
 import argparse
+import fcntl
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.evidence.arms import ARMS, WORLDS
+from benchmarks.evidence.arms import ARMS, MADE, WORLDS
 from benchmarks.evidence.pieces import Piece, run_piece
 
 SCRATCH = Path(tempfile.gettempdir()) / "rollstream-evidence"
@@ -25,25 +27,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epilog="example: python -m benchmarks.evidence_runs --arms lag0 lag8 --seeds 5 --runs 2",
     )
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS)[:1])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["lag0", "lag8"])
+    arms = [arm.name for arm in MADE]
+    parser.add_argument("--arms", nargs="+", choices=arms, default=["lag0", "lag8"])
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to N − 1 (default 5)")
+    parser.add_argument("--first", type=int, default=0, help="leave out seeds below this one")
     parser.add_argument("--runs", type=int, default=None, help="end after so many new runs")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help=f"default {SCRATCH}")
     parser.add_argument("--list", action="store_true", help="print what is done and what is not")
     chosen = parser.parse_args(arguments)
     pieces = [
         Piece(WORLDS[world], ARMS[arm], seed)
-        for seed in range(chosen.seeds)
+        for seed in range(chosen.first, chosen.seeds)
         for world in chosen.worlds
         for arm in chosen.arms
     ]
     if chosen.list:
         print("\n".join(f"{'done' if one.is_done() else 'open'} {one.name}" for one in pieces))
         return
-    for piece in [one for one in pieces if not one.is_done()][: chosen.runs]:
-        began = time.monotonic()
-        path = run_piece(piece, chosen.scratch, lambda line: print(line, flush=True))
-        print(f"{piece.name}: {path}, {time.monotonic() - began:.0f} s", flush=True)
+    made = 0
+    for piece in pieces:
+        with claimed(piece, chosen.scratch) as is_ours:
+            if is_ours and not piece.is_done() and made != chosen.runs:
+                began_s = time.monotonic()
+                path = run_piece(piece, chosen.scratch, lambda line: print(line, flush=True))
+                print(f"{piece.name}: {path}, {time.monotonic() - began_s:.0f} s", flush=True)
+                made += 1
+
+
+@contextmanager
+def claimed(piece: Piece, scratch: Path) -> Generator[bool]:
+    """Yields whether no other process on this machine makes the piece, and holds it meanwhile."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with (scratch / f"{piece.name.replace(' ', '-')}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 if __name__ == "__main__":

@@ -1,63 +1,65 @@
-"""The runs of the evidence: worlds (a task and a model) times arms (a schedule and a loss) times
-seeds. All arms of a world and seed start from the same warm model and have common random numbers:
-the same prompts in the same order, and sampling that is a function of seed, trajectory and
-position (invariant 10).
+"""The runs of the evidence: worlds (a task and a model) times arms (a lag and a loss) times seeds.
+All arms of a world start from the same warm model. Those of a seed have common random numbers: the
+same prompts in the same order, and sampling that is a function of seed, trajectory and position
+(invariant 10).
 
-`max_lag` bounds the lag, and on two cores a run stays far below its bound. So the arms `behind_…`
-hold data back: their rule of choice leaves so many steps' worth of complete groups untouched, and
-the lag is what its name says, up to one step more. Every arm records the lag that it had.
+`stepped_run.py` makes a run in one process, where the lag is what an arm says: each token of a step
+is of the version `lag` steps older than the one trained from, in the first steps of version 0.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.evidence.stepped_run import Schedule
 from benchmarks.runs.quickstart import QUICKSTART
-from rollstream.consumers.trainer.data.selection import GroupCandidate, oldest
 from testbed.repository import EXAMPLES
 
-GROUPS_PER_STEP = 24
 STEPS_MAX = 200
-"""More steps than any run needs: a run ends at its number of trained tokens. So the rules below,
-which never touch the newest groups, do not come to the end of the prompts.
-"""
+"""More steps than any run needs: a run ends at its number of trained tokens."""
 COMMON = (
-    f"trainer.steps={STEPS_MAX}", f"trainer.groups_per_step={GROUPS_PER_STEP}",
-    "trainer.lr_final=1", "evaluation.enabled=false", "weights.keep_every=1",
-    f"weights.versions_max={STEPS_MAX + 1}",
+    f"trainer.steps={STEPS_MAX}", "trainer.lr_final=1", "trainer.workers=1", "trainer.threads=1",
 )  # fmt: skip
 """The learning rate stays constant after its ramp, because a decay would depend on `STEPS_MAX`."""
-STRESS = ("trainer.lr=2e-3", "trainer.updates_per_step=4")
-"""Four times the learning rate, four updates of a quarter of the groups: the off-policy distance
-grows within a step, too.
+STRESS_LAG = 8  # steps of two updates each: tokens are up to 17 updates old
+STRESS = ("trainer.lr=1e-3", "trainer.updates_per_step=2")
+"""Twice the learning rate, two updates of half of the groups. At four times the rate and four
+updates both `uncorrected` and `default` collapsed within 20 steps, too: a stress in which nothing
+survives tells corrections apart as little as one in which everything does.
 """
+FLOW_LAG = 6
+"""Steps behind in the arms in which versions change within trajectories."""
+
+SYNCHRONOUS = Schedule(0)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
     """A task and a model. A run's outcome is the sampled accuracy of the first version behind
-    `tokens` trained tokens, over the configuration's held-out prompts, `samples` answers each.
+    `tokens` trained tokens, over `prompts` held-out prompts.
     """
 
     name: str
     configuration: Path
     settings: tuple[str, ...]
     tokens: int
-    samples: int = 16
+    prompts: int = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A schedule and a loss. `reference` is the arm without lag that it is compared with, "" for
-    such an arm itself.
+    """A lag and a loss. `reference` is the arm that it is compared with, "" for one without.
+    `recorded` names the arm whose trajectories it trains, in place of generating. `samples` are
+    the sampled answers to each held-out prompt.
     """
 
     name: str
-    settings: tuple[str, ...]
+    settings: tuple[str, ...] = ()
     reference: str = ""
+    schedule: Schedule = SYNCHRONOUS
+    recorded: str = ""
+    samples: int = 16
 
 
-PROMPTS = "evaluation.prompts=200"
 LARGER = (
     "model.config.hidden_size=256", "model.config.intermediate_size=768",
     "model.config.num_hidden_layers=4", "model.config.head_dim=64",
@@ -67,56 +69,69 @@ WORLDS = {
     one.name: one
     for one in (
         # After 306 297 tokens a synchronous run had .92 of at most .96, where differences shrink.
-        World("remainder-0.6M", QUICKSTART, (PROMPTS,), 200_000),
-        World("remainder-3M", QUICKSTART, (PROMPTS, *LARGER), 200_000),
-        World("reasoning-gym", EXAMPLES / "reasoning-gym.toml", (PROMPTS,), 60_000),
+        World("remainder-0.6M", QUICKSTART, (), 200_000),
+        World("remainder-3M", QUICKSTART, LARGER, 200_000),
+        World("reasoning-gym", EXAMPLES / "reasoning-gym.toml", (), 60_000),
     )
 }
 """All must have enough seeds before the question of lag is decided: two tasks, two sizes."""
 
 
-def _behind(steps: int) -> tuple[str, ...]:
-    return (
-        f"dispatch.max_lag={steps + 1}",
-        f"trainer.choose=benchmarks.evidence.arms:behind_{steps}",
-    )
+def _lagged(name: str, lag: int, reference: str) -> Arm:
+    return Arm(name, (), reference, Schedule(lag))
+
+
+def _stressed(name: str, lag: int, reference: str, *settings: str) -> Arm:
+    """Few answers: a collapsed model writes each to the limit of its length."""
+    return Arm(name, (*STRESS, *settings), reference, Schedule(lag), samples=4)
 
 
 LOSSES = {
     "uncorrected": ("trainer.ratio=none",),
     "default": (),
-    **{name: (f"trainer.preset={name}",) for name in ("dapo", "cispo", "gspo", "dppo")},
+    **{
+        name: (f"trainer.preset={name}",)
+        for name in ("dapo", "cispo", "gspo", "dppo", "topr", "decoupled_ppo")
+    },
 }
 """`uncorrected` is REINFORCE that takes stale answers for fresh ones; `default` is the quickstart's
 loss, truncated importance sampling.
 """
+PRESETS = (
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "topr", "dppo", "decoupled_ppo",
+    "reinforce_pp", "rloo",
+)  # fmt: skip
 LAGS = (
-    Arm("lag0", ("dispatch.max_lag=0",)),
-    Arm("lag8", ("dispatch.max_lag=8",), "lag0"),
-    Arm("behind8", _behind(8), "lag0"),
+    Arm("lag0"),
+    _lagged("lag2", 2, "lag0"),
+    _lagged("lag8", 8, "lag0"),
+    _lagged("lag16", 16, "lag0"),
 )
 STRESSES = (
-    Arm("stress_lag0", ("dispatch.max_lag=0", *STRESS)),
+    _stressed("stress_lag0", 0, ""),
     *(
-        Arm(f"stress_{name}", (*_behind(16), *STRESS, *settings), "stress_lag0")
+        _stressed(f"stress_{name}", STRESS_LAG, "stress_lag0", *settings)
         for name, settings in LOSSES.items()
     ),
 )
-ARMS = {one.name: one for one in (*LAGS, *STRESSES)}
-
-
-def behind_8(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Rule of choice (`trainer.choose`): trains eight steps behind what is generated."""
-    return held_back(candidates, groups, 8 * GROUPS_PER_STEP)
-
-
-def behind_16(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
-    """Rule of choice: trains sixteen steps behind what is generated."""
-    return held_back(candidates, groups, 16 * GROUPS_PER_STEP)
-
-
-def held_back(candidates: Sequence[GroupCandidate], groups: int, behind: int) -> Sequence[int]:
-    """Chooses the oldest groups as long as `behind` complete ones stay; a whole update's worth or
-    nothing, so that micro-batches stay full.
-    """
-    return oldest(candidates, groups) if len(candidates) >= behind + groups else ()
+FLOWS = tuple(
+    Arm(
+        f"flow_{mode}",
+        (f"rollouts.on_update={mode}",),
+        "" if mode == "keep_version" else "flow_keep_version",
+        Schedule(FLOW_LAG, mode, slots=96),
+    )
+    for mode in ("keep_version", "in_flight", "in_flight_recompute")
+)
+"""Running batches at an equal lag: versions change within a trajectory or not."""
+RECORDED = tuple(
+    Arm(f"recorded_{name}", (f"trainer.preset={name}",), "lag8", Schedule(8), "lag8")
+    for name in PRESETS
+)
+"""The trajectories of `lag8`, trained under each preset."""
+TRL = Arm("trl", (), "lag0")
+"""TRL's trainer, synchronous (`trl_run.py`); the only arm that `evidence_runs` does not make."""
+MADE = (*LAGS, *STRESSES, *FLOWS, *RECORDED)
+ARMS = {one.name: one for one in (*MADE, TRL)}
+ROLES = "roles_lag0"
+"""The row of a run by the product's own processes; no piece makes it."""

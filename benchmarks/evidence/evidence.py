@@ -1,75 +1,44 @@
 """What the committed runs say (`rows.py`): paired differences of held-out accuracy between arms,
-recounted from the rows, each with its interval, power and number of seeds. Nothing is run here.
+recounted from the rows, each with its interval, power and number of seeds.
 
-A seed is one pair: both arms share warm model, prompts and random numbers. A case is decided with
-`SEEDS_MIN` pairs or more; below it prints what there is and says that it is not decided.
+A case is decided with `SEEDS_MIN` pairs or more; below it prints what there is and says that it is
+not decided. Two rows are made again, unless the cases are quick or the machine is another kind than
+that of the rows.
 """
 
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, variance
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.case import Case, alone
-from benchmarks.evidence.arms import ARMS, LAGS, STRESSES, WORLDS
-from benchmarks.evidence.rows import EvidenceRow, by_seed, read_rows, recounted
-from rollstream.analysis.intervals import (
-    PairedDifference,
-    bootstrap_interval,
-    equivalence,
-    paired_difference,
-)
+from benchmarks.evidence.arms import ARMS, LAGS, ROLES, STRESSES, WORLDS
+from benchmarks.evidence.comparisons import MARGIN, SEEDS_MIN, Comparison, comparisons, count
+from benchmarks.evidence.pieces import Piece, machine, made_row
+from benchmarks.evidence.rows import EvidenceRow, by_seed, read_facts, read_rows, recounted
+from rollstream.analysis.intervals import bootstrap_interval
 
-SEEDS_MIN = 5
-MARGIN = 0.02
 COLLAPSE = -0.2  # a run that ends so far below its reference has collapsed
 COLLAPSED_MIN = 5  # runs of each kind, below which the area under the curve is not decided
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """An arm against its reference in one world: the pairs of rows of the seeds that both have."""
-
-    world: str
-    arm: str
-    pairs: tuple[tuple[EvidenceRow, EvidenceRow], ...]
-
-    @property
-    def difference(self) -> PairedDifference | None:
-        """The paired difference of accuracy, arm − reference; None below two seeds."""
-        if len(self.pairs) < 2:
-            return None
-        return paired_difference(
-            [a.accuracy for a, _ in self.pairs], [b.accuracy for _, b in self.pairs]
-        )
-
-    def text(self) -> str:
-        """One line: difference, 90 % interval, power, achieved lag and ESS, seeds."""
-        name, seeds = f"{self.world} {self.arm}", _count(len(self.pairs), "seed")
-        if not self.pairs:
-            return f"{name}: {seeds}"
-        rows = [row for _, row in self.pairs]
-        had = f"lag {fmean(r.lag for r in rows):.2f}, ESS {fmean(r.ess for r in rows):.2f}"
-        found = self.difference
-        if found is None:
-            ((a, b),) = self.pairs
-            return f"{name}: {b.accuracy - a.accuracy:+.4f}, no interval, {had}, {seeds}"
-        test = equivalence(found, MARGIN)
-        power = f"power {test.power:.0%} for ±{MARGIN:g}, {found.detectable:.3f} detectable"
-        interval = f"{test.low:+.4f} to {test.high:+.4f}"
-        return f"{name}: {found.difference:+.4f} ({interval}), {had}, {power}, {seeds}"
+LAG_ARM = "lag8"
+FIRST = next(iter(WORLDS))
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Yields the cases from the committed rows; `quick` makes no difference."""
+    """Yields the cases from the committed rows; two runs are repeated unless `quick`."""
     rows = list(read_rows())
     wrong = [f"{r.world} {r.arm} {r.seed}: {what}" for r in rows if (what := recounted(r))]
-    note = f"of {_count(len(rows), 'row')}" + (f"; {wrong[0]}" if wrong else "")
+    note = f"of {count(len(rows), 'row')}" + (f"; {wrong[0]}" if wrong else "")
     case = alone("evidence_recount", len(wrong), "rows", at_most=0.0, note=note)
     yield _decided(case, [] if rows else ["no rows"])
+    if not quick:
+        yield repeated(rows)
+    yield like_roles(rows)
     yield lag_difference(rows)
     yield stress("stress_uncorrected", rows, at_most=COLLAPSE)
     yield stress("stress_default", rows, at_least=-MARGIN)
@@ -77,43 +46,61 @@ def cases(quick: bool) -> Iterator[Case]:
     yield auroc(rows)
 
 
-def comparisons(rows: Sequence[EvidenceRow], arms: Sequence[str]) -> list[Comparison]:
-    """Returns the comparison of each of these arms with its reference, in each world."""
-    found: list[Comparison] = []
-    for world in WORLDS:
-        for arm in arms:
-            reference = by_seed(rows, world, ARMS[arm].reference)
-            other = by_seed(rows, world, arm)
-            seeds = sorted(reference.keys() & other.keys())
-            pairs = tuple((reference[seed], other[seed]) for seed in seeds)
-            found.append(Comparison(world, arm, _comparable(pairs)))
-    return found
+def repeated(rows: Sequence[EvidenceRow]) -> Case:
+    """The number of rows, of two made again, whose state or accuracy has other bits. Machines of
+    another kind round differently: there it is not decided.
+    """
+    ours = [row for row in rows if row.machine == machine() and row.world == FIRST]
+    chosen = [row for row in ours if row.seed == 0 and row.arm in ("lag0", LAG_ARM)]
+    differing = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for row in chosen:
+            piece = Piece(WORLDS[row.world], ARMS[row.arm], row.seed)
+            again, _ = made_row(piece, Path(scratch), lambda line: None)
+            differing += (row.state_hash, row.by_prompt) != (again.state_hash, again.by_prompt)
+    note = ", ".join(f"{row.world} {row.arm} seed {row.seed}" for row in chosen)
+    case = alone("evidence_repeated", differing, "rows", at_most=0.0, note=note)
+    return _decided(case, [] if len(chosen) == 2 else ["no two rows of this kind of machine"])
 
 
-def _comparable(
-    pairs: Sequence[tuple[EvidenceRow, EvidenceRow]],
-) -> tuple[tuple[EvidenceRow, EvidenceRow], ...]:
-    """Returns the pairs of runs with the same held-out prompts and number of tokens."""
-    return tuple(
-        (a, b) for a, b in pairs if (a.prompts, a.tokens_wanted) == (b.prompts, b.tokens_wanted)
-    )
+def like_roles(rows: Sequence[EvidenceRow]) -> Case:
+    """The share of the trajectories that a synchronous run of the product's processes trained which
+    the stepped run of its seed trained in the same step, with the same length and reward.
+    """
+    shares: list[float] = []
+    for seed, row in by_seed(rows, FIRST, ROLES).items():
+        stepped = by_seed(rows, FIRST, "lag0").get(seed)
+        if stepped is not None:
+            theirs, ours = _trained(row), _trained(stepped)
+            same = sum(ours.get(name) == found for name, found in theirs.items())
+            shares.append(same / len(theirs))
+    value = fmean(shares) if shares else math.nan
+    note = f"{count(len(shares), 'run')} of processes"
+    return _decided(alone("evidence_roles", value, "share", at_least=0.99, note=note), [])
+
+
+def _trained(row: EvidenceRow) -> dict[tuple[int, int], tuple[int, int, float]]:
+    """By group and index, the step, length and reward of each trajectory of the row's steps."""
+    return {
+        (one["group"], one["index"]): (one["step"], one["tokens"], one["reward"])
+        for one in read_facts(row).to_pylist()
+        if one["step"] is not None and one["step"] <= row.step
+    }
 
 
 def lag_difference(rows: Sequence[EvidenceRow]) -> Case:
-    """The largest absolute end of the 90 % intervals over worlds and arms with a lag of 8."""
-    found = comparisons(rows, [arm.name for arm in LAGS if arm.reference])
-    ends = [_farthest(one.difference) for one in found if one.difference is not None]
-    value = max(ends, default=math.nan)
-    note = "; ".join(one.text() for one in found)
+    """The largest absolute end of the 90 % intervals over the worlds at a lag of 8; the note has
+    the other lags, too.
+    """
+    found = comparisons(rows, [LAG_ARM])
+    value = max((end for one in found if (end := one.farthest) is not None), default=math.nan)
+    others = [arm.name for arm in LAGS if arm.reference and arm.name != LAG_ARM]
+    texts = [*found, *(one for one in comparisons(rows, others) if one.pairs)]
+    note = "; ".join(one.text() for one in texts)
     case = alone("lag8_difference", value, "accuracy", at_most=MARGIN, note=note)
     few = {one.world for one in found if len(one.pairs) < SEEDS_MIN}
     worlds = f"worlds {len(WORLDS) - len(few)} of {len(WORLDS)}"
     return _decided(case, [*_too_few(found), worlds] if few else [])
-
-
-def _farthest(found: PairedDifference) -> float:
-    test = equivalence(found, MARGIN)
-    return max(abs(test.low), abs(test.high))
 
 
 def stress(
@@ -127,7 +114,7 @@ def stress(
     such runs the worst, for an arm that must collapse the best.
     """
     found = comparisons(rows, [name])
-    means = [fmean(b.accuracy - a.accuracy for a, b in one.pairs) for one in found if one.pairs]
+    means = [mean for one in found if (mean := one.mean) is not None]
     value = (min if at_least is not None else max)(means, default=math.nan)
     others = [arm.name for arm in STRESSES if arm.reference and arm.name != name]
     texts = [*found, *(one for one in comparisons(rows, others) if one.pairs)]
@@ -150,7 +137,7 @@ def paired_share(rows: Sequence[EvidenceRow]) -> Case:
         together = variance([b - a for a, b in zip(first, second, strict=True)])
         shares.append(together / apart if apart else math.nan)
     each = ", ".join(
-        f"{one.world} {one.arm} {share:.2f} of {_count(len(one.pairs), 'seed')}"
+        f"{one.world} {one.arm} {share:.2f} of {count(len(one.pairs), 'seed')}"
         for one, share in zip(used, shares, strict=True)
     )
     value = fmean(shares) if shares else math.nan
@@ -201,7 +188,7 @@ def area(risks: NDArray[np.float64], collapsed: NDArray[np.bool_]) -> float:
 def _too_few(found: Sequence[Comparison]) -> list[str]:
     """Returns what is missing if a comparison that has pairs has too few seeds, or none has any."""
     seeds = min((len(one.pairs) for one in found if one.pairs), default=0)
-    return [f"{_count(seeds, 'seed')} of {SEEDS_MIN}"] if seeds < SEEDS_MIN else []
+    return [f"{count(seeds, 'seed')} of {SEEDS_MIN}"] if seeds < SEEDS_MIN else []
 
 
 def _decided(case: Case, missing: Sequence[str]) -> Case:
@@ -210,7 +197,3 @@ def _decided(case: Case, missing: Sequence[str]) -> Case:
         return case
     why = ", ".join(missing) or "no data"
     return replace(case, met=None, note=f"NOT DECIDED ({why}); {case.note}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

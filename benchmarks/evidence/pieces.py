@@ -1,53 +1,40 @@
 """One run of the evidence (`run_piece`): trains an arm under a seed until its number of trained
 tokens, evaluates the version that they made, and writes the row with its facts.
 
-Warm models and unfinished runs stay in a scratch folder, so an interrupted piece continues: the
-warm model of a seed is made once for all arms, and a run resumes from its log.
+Warm models and recorded trajectories stay in a scratch folder; a run that is interrupted begins
+again.
 """
 
 import os
 import platform
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pyarrow as pa
 import torch
 
-from benchmarks.evidence.arms import COMMON, Arm, World
-from benchmarks.evidence.rows import RUNS, EvidenceRow, row_path, write_row
-from benchmarks.runs.measured import evaluated
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
-from rollstream.config.config import CODE_REVISION
-from rollstream.storage.metrics_file import read_metrics
-from testbed.run_process import kill_all, run_line
+from benchmarks.evidence.arms import ARMS, COMMON, Arm, World
+from benchmarks.evidence.generation import Group
+from benchmarks.evidence.rows import FACTS, RUNS, EvidenceRow, row_path, write_row
+from benchmarks.evidence.stepped_run import SteppedRun, TrainedStep
+from rollstream.config.config import load
+from rollstream.producers.evaluation import Evaluation
+from rollstream.producers.tasks.registry import load_task
+from rollstream.revision import code_revision
+from rollstream.roles.context import prompt_tokens_max
+from rollstream.streams.codec import decode, encode
+from rollstream.streams.records import Trajectory
+from rollstream.warmup.warmup import SftSchedule, warm_up
 
-POLL_S = 0.5
-TIMEOUT_S = 3600.0  # of a run; on two idle cores it takes a few minutes
-STOP_S = 120.0
+WARM_SEED = 0
 STEP_METRICS = (
     "tokens_trained", "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped",
     "ratio_max", "gradient_norm", "lag_consumed_mean", "lag_consumed_max", "length_median",
 )  # fmt: skip
-_FACTS = """
-WITH prompts AS (
-    SELECT "group", any_value(hash(list_slice(tokens, 1, list_position(sources, 1) - 1))) AS prompt
-    FROM completions WHERE finish != 'dead' GROUP BY "group"
-), lags AS (
-    SELECT trajectory, min(version) AS version,
-           sum(lag_consumed * tokens) / sum(tokens) AS lag FROM spans GROUP BY trajectory
-)
-SELECT f."group", split_part(trajectory, '.', 2)::SMALLINT AS index, wave, prompt, fate, finish,
-       tokens, tokens_trained, reward, step, version, lag
-FROM fates f LEFT JOIN prompts USING ("group") LEFT JOIN lags USING (trajectory)
-ORDER BY f."group", index
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,115 +54,125 @@ class Piece:
 
     def settings(self) -> list[str]:
         """The settings besides those of the configuration, without the warm model."""
-        return [*COMMON, *self.world.settings, *self.arm.settings, f"seed={self.seed}"]
+        lag = f"dispatch.max_lag={2 * self.arm.schedule.lag}"  # a bound that masks no token
+        return [*COMMON, *self.world.settings, lag, *self.arm.settings, f"seed={self.seed}"]
 
 
 def run_piece(piece: Piece, scratch: Path, report: Callable[[str], None]) -> Path:
-    """Make the run and its row; returns the row's path. Raises `RuntimeError`, with the end of its
-    output, if the run ends before it has trained enough.
-    """
-    began = time.monotonic()
-    warm = warm_model(piece, scratch)
-    report(f"{piece.name}: warm model after {time.monotonic() - began:.0f} s")
-    folder = scratch / piece.world.name / f"{piece.arm.name}-{piece.seed}"
-    train(piece, folder, warm)
-    report(f"{piece.name}: trained after {time.monotonic() - began:.0f} s")
-    with QuerySession(locate_run(str(folder)), report) as session:
-        steps = read_steps(session, piece.world.tokens)
-        facts: pa.Table = session.arrow(_FACTS, lambda relation: relation.to_arrow_table())
-        revision = str(session.location.configuration.get(CODE_REVISION))
-    step = int(steps["step"][-1])
-    held_out = evaluated(folder, [step], piece.world.samples)[step]
-    row = _row(piece, steps, held_out, revision)
+    """Make the run and its row; returns the row's path."""
+    began_s = time.process_time()
+    row, facts = made_row(piece, scratch, report)
+    report(f"{piece.name}: {row.accuracy:.4f} after {time.process_time() - began_s:.0f} s of CPU")
     return write_row(row, facts)
 
 
+def made_row(
+    piece: Piece, scratch: Path, report: Callable[[str], None]
+) -> tuple[EvidenceRow, pa.Table]:
+    """Make the run; returns its row and the facts of its trajectories, written nowhere."""
+    warm = warm_model(piece, scratch)
+    report(f"{piece.name}: begins")
+    configuration = load(piece.world.configuration, [*piece.settings(), f"model.path={warm}"])
+    recorded = _recorded(piece, scratch, report) if piece.arm.recorded else ()
+    began_s = time.process_time()
+    run = SteppedRun(configuration, scratch, piece.arm.schedule, recorded)
+    steps = list(run.train(piece.world.tokens))
+    seconds = time.process_time() - began_s
+    if any(arm.recorded == piece.arm.name for arm in ARMS.values()):
+        write_recorded(_record_path(piece, scratch), steps)
+    held_out = run.evaluate(piece.world.prompts, piece.arm.samples)
+    row = row_of(piece, steps, held_out, run.learner.state_hash(), seconds)
+    run.learner.close()
+    facts = [fact for step in steps for fact in step.facts]
+    return row, pa.Table.from_pylist(facts, schema=FACTS)
+
+
 def warm_model(piece: Piece, scratch: Path) -> Path:
-    """The warm model of the world and seed, made once."""
-    folder = scratch / piece.world.name / f"warm-{piece.seed}"
-    done = folder / "model" / "warmup.json"
-    if not done.exists():
-        settings = [*piece.world.settings, f"seed={piece.seed}", "trainer.steps=1"]
-        settings += ["evaluation.enabled=false"]
-        command = run_line(piece.world.configuration, folder, settings)
-        subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
-    return folder / "model"
-
-
-def train(piece: Piece, folder: Path, warm: Path) -> None:
-    """Run until `World.tokens` tokens are trained, then interrupt the run, which stops cleanly."""
-    if trained_tokens(folder) >= piece.world.tokens:
-        return
-    settings = [*piece.settings(), f"model.path={warm}"]
-    command = run_line(piece.world.configuration, folder, settings)
-    output = folder.with_suffix(".out")
+    """The warm model of the world, made once for all seeds."""
+    folder = scratch / piece.world.name / f"warm-{WARM_SEED}" / "model"
+    c = load(piece.world.configuration, [*piece.world.settings, f"seed={WARM_SEED}"])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + TIMEOUT_S
-        while trained_tokens(folder) < piece.world.tokens:
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = output.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{piece.name} ended before its tokens were trained:\n{tail}")
-            time.sleep(POLL_S)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(STOP_S)
-        finally:
-            kill_all(process)
+    schedule = SftSchedule(documents=c.warmup.documents, steps=c.warmup.steps)
+    task = load_task(c.task, prompt_tokens_max(c))
+    warm_up(task, c.model, c.seed, folder, 1, schedule=schedule)
+    return folder
 
 
-def trained_tokens(folder: Path) -> int:
-    """Trained tokens of all finished steps."""
-    path = folder / "metrics" / "trainer.jsonl"
-    lines = read_metrics(path) if path.exists() else []
-    by_step = {line["step"]: line["tokens_trained"] for line in lines}
-    return int(sum(by_step.values()))
+def _record_path(piece: Piece, scratch: Path) -> Path:
+    name = piece.arm.recorded or piece.arm.name
+    return scratch / piece.world.name / f"recorded-{name}-{piece.seed}.msgpack"
 
 
-def read_steps(session: QuerySession, tokens_wanted: int) -> dict[str, list[Any]]:
-    """The metrics of the steps up to the first behind which `tokens_wanted` tokens are trained."""
-    columns = ("step", "state_hash", *STEP_METRICS, "seconds")
-    answer = session.answer(f"SELECT {', '.join(columns)} FROM steps ORDER BY step")
-    rows = [row for rows in answer.batches for row in rows]
-    total, kept = 0.0, 0
-    while total < tokens_wanted:
-        total += rows[kept][2]
-        kept += 1
-    return {name: [row[at] for row in rows[:kept]] for at, name in enumerate(columns)}
+def write_recorded(path: Path, steps: Sequence[TrainedStep]) -> None:
+    """Write the steps' groups, as encoded records."""
+    found = [[[encode(one) for one in group] for group in step.groups] for step in steps]
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(msgspec.msgpack.encode(found))
+    partial.replace(path)
 
 
-def _row(
-    piece: Piece, steps: Mapping[str, list[Any]], held_out: Mapping[str, Any], revision: str
+def _recorded(
+    piece: Piece, scratch: Path, report: Callable[[str], None]
+) -> Sequence[Sequence[Group]]:
+    """Returns the groups of the steps of the arm whose trajectories this one trains; makes that run
+    if its trajectories are not at hand.
+    """
+    path = _record_path(piece, scratch)
+    if not path.exists():
+        made_row(Piece(piece.world, ARMS[piece.arm.recorded], piece.seed), scratch, report)
+    return read_recorded(path)
+
+
+def read_recorded(path: Path) -> list[list[Group]]:
+    """Returns the groups of each step that `write_recorded` wrote."""
+    steps = msgspec.msgpack.decode(path.read_bytes(), type=list[list[list[bytes]]])
+    return [[list(_decoded(group)) for group in step] for step in steps]
+
+
+def _decoded(group: Sequence[bytes]) -> Iterator[Trajectory]:
+    for data in group:
+        record = decode(data).record
+        assert isinstance(record, Trajectory), "written by write_recorded"
+        yield record
+
+
+def row_of(
+    piece: Piece,
+    steps: Sequence[TrainedStep],
+    held_out: Evaluation,
+    state_hash: str,
+    seconds: float,
 ) -> EvidenceRow:
-    metrics = {name: [_rounded(value) for value in steps[name]] for name in STEP_METRICS}
+    """Returns the row of a run, without the hash of its facts."""
     return EvidenceRow(
         world=piece.world.name,
         arm=piece.arm.name,
         seed=piece.seed,
         settings=tuple(piece.settings()),
         tokens_wanted=piece.world.tokens,
-        step=int(steps["step"][-1]),
-        tokens=int(sum(steps["tokens_trained"])),
-        accuracy=held_out["accuracy_sampled"],
-        accuracy_greedy=held_out["accuracy_greedy"],
-        prompts=held_out["prompts"],
-        by_prompt=tuple((right, count, mean) for right, count, mean in held_out["by_prompt"]),
-        steps=metrics,
-        state_hash=str(steps["state_hash"][-1]),
+        step=steps[-1].step,
+        tokens=sum(step.tokens for step in steps),
+        accuracy=round(held_out.accuracy_sampled, 6),
+        accuracy_greedy=round(held_out.accuracy_greedy, 6),
+        prompts=held_out.prompts,
+        by_prompt=tuple((right, n, round(mean, 6)) for right, n, mean in held_out.by_prompt),
+        steps={name: [_rounded(step.metrics.get(name)) for step in steps] for name in STEP_METRICS},
+        state_hash=state_hash,
         facts="",
-        seconds=round(sum(steps["seconds"]), 1),
-        code_revision=revision,
-        machine={
-            "python": sys.version.split()[0],
-            "torch": str(torch.__version__),
-            "cpu": platform.machine(),
-            "cores": str(os.cpu_count()),
-        },
+        seconds=round(seconds, 1),
+        code_revision=code_revision(),
+        machine=machine(),
     )
+
+
+def machine() -> dict[str, str]:
+    """What a row says of the machine: other kinds may round differently."""
+    return {
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "cpu": platform.machine(),
+        "cores": str(os.cpu_count()),
+    }
 
 
 def _rounded(value: float | None) -> float | None:

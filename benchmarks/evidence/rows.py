@@ -39,8 +39,8 @@ class EvidenceRow(msgspec.Struct, frozen=True):
     a hash of these.
 
     `steps` has a metric of every step up to `step` in each list, `seconds` the time that these
-    steps took. `facts` is the hash of the Parquet file. `machine` names what rounds differently
-    elsewhere.
+    steps took: of a stepped run in CPU time. `facts` is the hash of the Parquet file. `machine`
+    names what rounds differently elsewhere.
     """
 
     world: str
@@ -112,6 +112,11 @@ def read_rows(root: Path = RUNS) -> Iterator[EvidenceRow]:
         yield row
 
 
+def read_facts(row: EvidenceRow, root: Path = RUNS) -> pa.Table:
+    """Returns the facts of a row's trajectories."""
+    return pq.read_table(row_path(row.world, row.arm, row.seed, root).with_suffix(".parquet"))
+
+
 def file_hash(path: Path) -> str:
     return xxhash.xxh3_64_hexdigest(path.read_bytes())
 
@@ -121,7 +126,7 @@ def recounted(row: EvidenceRow, root: Path = RUNS) -> str:
     path = row_path(row.world, row.arm, row.seed, root).with_suffix(".parquet")
     if not path.exists() or file_hash(path) != row.facts:
         return "its facts are missing or others"
-    facts = pq.read_table(path)
+    facts = read_facts(row, root)
     trained = zip(facts["step"].to_pylist(), facts["tokens_trained"].to_pylist(), strict=True)
     tokens = sum(count for step, count in trained if step is not None and step <= row.step)
     if tokens != row.tokens or tokens != sum(v or 0 for v in row.steps["tokens_trained"]):

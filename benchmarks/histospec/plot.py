@@ -26,7 +26,7 @@ STYLE = """
 svg{font:12px system-ui,-apple-system,"Segoe UI","Noto Sans",sans-serif}
 .page{fill:var(--page)}.title{font-size:15px;font-weight:600;fill:var(--ink)}
 .tick,.note{fill:var(--soft)}.value{fill:var(--ink);font-weight:600}
-.grid{stroke:var(--rule)}.line{fill:none;stroke:var(--c);stroke-width:2}.dot{fill:var(--c)}
+.key{fill:var(--c)}.grid{stroke:var(--rule)}.line{fill:none;stroke:var(--c);stroke-width:2}.dot{fill:var(--c)}
 .mid{text-anchor:middle}.end{text-anchor:end}
 """ + "".join(f".c{n}{{--c:var(--c{n})}}" for n in range(1, 9))
 
@@ -56,9 +56,13 @@ def picture(charts: Sequence[Chart]) -> str:
         drawn = draw_chart(chart).replace(
             "<svg ", f'<svg y="{top + HEAD:g}" width="{WIDTH:g}" height="{HEIGHT:g}" ', 1
         )
-        names = ", ".join(series.name for series in chart.series if series.name)
+        names = ", ".join(
+            f'<tspan class="key c{series.colour}">{escape(series.name)}</tspan>'
+            for series in chart.series
+            if series.name
+        )
         parts.append(f'<text class="title" x="8" y="{top + 18:g}">{escape(chart.title)}</text>')
-        note = escape(f"{names}: {chart.note}")
+        note = f"{names}: {escape(chart.note)}"
         parts.append(f'<text class="note" x="8" y="{top + 34:g}">{note}</text>{drawn}')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" '

@@ -4,23 +4,36 @@ too few seeds is never met.
 
 import math
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.evidence import evidence, pieces, rows
-from benchmarks.evidence.arms import ARMS, WORLDS, behind_8, held_back
-from benchmarks.evidence.pieces import Piece, read_steps
+from benchmarks.evidence import evidence, rows
+from benchmarks.evidence.arms import ARMS, ROLES, WORLDS
+from benchmarks.evidence.generation import Generator, LaggedBatches, RunningBatch
+from benchmarks.evidence.page import PAGE, with_table
+from benchmarks.evidence.pieces import Piece, read_recorded, write_recorded
 from benchmarks.evidence.rows import FACTS, EvidenceRow, read_rows, recounted, row_path, write_row
+from benchmarks.evidence.stepped_run import Schedule, SteppedRun
 from benchmarks.evidence_runs import main
-from rollstream.analysis.locate import locate_run
-from rollstream.analysis.session import QuerySession
-from rollstream.consumers.trainer.data.selection import GroupCandidate
-from testbed.repository import EXAMPLES
+from benchmarks.runs.quickstart import QUICKSTART
+from rollstream.config.config import load
+from rollstream.producers.engines.base import UpdateMode
+from rollstream.producers.tasks.base import Score, Task, Turns
+from rollstream.producers.tasks.registry import load_task
+from rollstream.roles.context import prompt_tokens_max
+from rollstream.warmup.warmup import SftSchedule, warm_up
 
 WORLD = "remainder-0.6M"
+TINY = (
+    "model.config.hidden_size=16", "model.config.intermediate_size=16",
+    "model.config.num_hidden_layers=1", "model.config.num_attention_heads=2",
+    "model.config.num_key_value_heads=1", "model.config.head_dim=8", "sampling.tokens_max=8",
+    "trainer.groups_per_step=2", "trainer.samples_per_group=2", "trainer.workers=1",
+)  # fmt: skip
 T_90 = {4: 2.131847, 1: 6.313752}  # upper 5 % of Student's t, from printed tables
 
 
@@ -109,7 +122,7 @@ def test_a_difference_is_the_far_end_of_its_interval():
 
 def test_a_case_with_too_few_seeds_is_never_met():
     """A difference of 0 in two seeds lies within any margin, and decides nothing."""
-    few = [*pairs("lag8", [0.0, 0.0]), *pairs("behind8", [0.0, 0.0])]
+    few = [*pairs("lag8", [0.0, 0.0]), *pairs("lag16", [0.0, 0.0])]
     stressed = [*pairs("stress_default", [0.0] * 4), *pairs("stress_uncorrected", [-0.5] * 4)]
     found = [
         evidence.lag_difference(few),
@@ -118,15 +131,16 @@ def test_a_case_with_too_few_seeds_is_never_met():
         evidence.stress("stress_uncorrected", stressed, at_most=-0.2),
         evidence.paired_share(few),
         evidence.auroc(stressed),
+        evidence.like_roles([]),
     ]
-    assert [case.met for case in found] == [None] * 6
+    assert [case.met for case in found] == [None] * 7
     assert all(case.note.startswith("NOT DECIDED") for case in found)
     assert "2 seeds of 5" in found[0].note
     assert "4 seeds of 5" in found[2].note
 
 
 def test_one_world_does_not_decide_the_question_of_lag():
-    many = [*pairs("lag8", [0.0] * 5), *pairs("behind8", [0.001] * 5)]
+    many = [*pairs("lag8", [0.0] * 5), *pairs("lag16", [0.001] * 5)]
     case = evidence.lag_difference(many)
     assert case.met is None
     assert "worlds 1 of 3" in case.note
@@ -174,30 +188,111 @@ def test_a_low_ess_predicts_the_runs_that_collapse():
     assert "5 runs collapsed, 5 did not" in case.note
 
 
-def test_a_rule_holds_back_what_its_name_says():
-    candidates = [GroupCandidate(number, number // 24) for number in range(9 * 24)]
-    assert behind_8(candidates, 24) == list(range(24))
-    assert behind_8(candidates[1:], 24) == ()
-    assert held_back(candidates[:10], 4, 5) == [0, 1, 2, 3]
+class Parity:
+    """A task whose answers are right by chance, so that an untrained model has gradients."""
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        return Score(float(sum(turns[0]) % 2))
 
 
-@pytest.mark.parametrize("wanted", [1, 5000, 31000])
-def test_the_evaluated_step_is_the_first_behind_the_wanted_tokens(wanted: int):
-    with QuerySession(locate_run(str(EXAMPLES / "archive")), print) as session:
-        steps = read_steps(session, wanted)
-    tokens = steps["tokens_trained"]
-    assert sum(tokens) >= wanted
-    assert sum(tokens[:-1]) < wanted
+def tiny_run(tmp_path: Path, schedule: Schedule, *settings: str) -> SteppedRun:
+    """Untrained, of two groups of two answers a step, with its model in `tmp_path`."""
+    values = [*TINY, f"dispatch.max_lag={2 * schedule.lag}", *settings]
+    c, model = load(QUICKSTART, values), tmp_path / "model"
+    task = load_task(c.task, prompt_tokens_max(c))
+    warm_up(task, c.model, 0, model, 1, schedule=SftSchedule(documents=20, steps=1))
+    run = SteppedRun(load(QUICKSTART, [*values, f"model.path={model}"]), tmp_path, schedule)
+    generator(run).task = cast(Task, Parity())
+    return run
 
 
-def test_facts_of_a_run_have_the_trained_tokens_of_its_steps():
-    with QuerySession(locate_run(str(EXAMPLES / "archive")), print) as session:
-        found = session.arrow(pieces._FACTS, lambda relation: relation.to_arrow_table())
-        steps = read_steps(session, 31000)
-    found = found.cast(FACTS).to_pylist()
-    for step, tokens in zip(steps["step"], steps["tokens_trained"], strict=True):
-        assert sum(one["tokens_trained"] for one in found if one["step"] == step) == tokens
-    assert len({(one["group"], one["index"]) for one in found}) == len(found) == 1312
+def generator(run: SteppedRun) -> Generator:
+    assert isinstance(run.source, LaggedBatches | RunningBatch)
+    return run.source.generator
+
+
+def trained_hash(run: SteppedRun, tokens: int = 150) -> str:
+    list(run.train(tokens))
+    found = run.learner.state_hash()
+    run.learner.close()
+    return found
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_every_token_of_a_step_has_the_lag_that_the_arm_names(tmp_path: Path, lag: int):
+    run = tiny_run(tmp_path, Schedule(lag))
+    steps = list(run.train(150))
+    assert len(steps) > 4
+    for step in steps:
+        expected = max(0, step.step - 1 - lag)
+        found = {s.version.number for group in step.groups for one in group for s in one.spans}
+        assert found == {expected}
+        assert {fact["lag"] for fact in step.facts} == {step.step - 1 - expected}
+    assert sum(step.tokens for step in steps) >= 150 > sum(step.tokens for step in steps[:-1])
+
+
+@pytest.mark.parametrize("mode", ["keep_version", "in_flight", "in_flight_recompute"])
+def test_a_running_batch_changes_versions_as_its_policy_says(tmp_path: Path, mode: UpdateMode):
+    run = tiny_run(tmp_path, Schedule(1, mode, slots=3), f"rollouts.on_update={mode}")
+    steps = list(run.train(300))
+    spans = [len(one.spans) for step in steps for group in step.groups for one in group]
+    assert (max(spans) > 1) == (mode != "keep_version")
+    lags = [fact["lag"] for step in steps[4:] for fact in step.facts]
+    assert 1 <= np.mean(lags) <= 2.5
+    assert all(fact["fate"] == "trained" for step in steps for fact in step.facts)
+
+
+def test_a_run_has_the_same_bits_when_it_is_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where the engine is polled again and again, as if each poll ran out of its time."""
+    schedule = Schedule(1, "in_flight", slots=3)
+    first = trained_hash(tiny_run(tmp_path, schedule))
+    run = tiny_run(tmp_path, schedule)
+    engine = generator(run).engine
+    monkeypatch.setattr(engine, "poll", lambda deadline_s, poll=engine.poll: poll(0.0))
+    assert trained_hash(run) == first
+    assert trained_hash(tiny_run(tmp_path, schedule, "seed=1")) != first
+
+
+def test_recorded_trajectories_are_trained_under_another_loss(tmp_path: Path):
+    run = tiny_run(tmp_path, Schedule(2))
+    steps = list(run.train(150))
+    path = tmp_path / "recorded"
+    write_recorded(path, steps)
+    recorded = read_recorded(path)
+    again = SteppedRun(run.configuration, tmp_path, Schedule(2), recorded)
+    same = run.learner.state_hash()
+    run.learner.close()
+    assert trained_hash(again) == same
+    settings = [*TINY, "dispatch.max_lag=4", "trainer.preset=dppo"]
+    other = load(QUICKSTART, [*settings, f"model.path={tmp_path / 'model'}"])
+    assert trained_hash(SteppedRun(other, tmp_path, Schedule(2), recorded)) != same
+
+
+def test_the_product_trained_what_the_stepped_run_trains():
+    """Of the committed run by processes; a missing trajectory is a difference."""
+    found = [one for one in read_rows() if one.arm in ("lag0", ROLES)]
+    case = evidence.like_roles(found)
+    assert case.met is True
+    other = [msgspec.structs.replace(r, step=r.step - 2) if r.arm == "lag0" else r for r in found]
+    assert evidence.like_roles(other).met is False
+
+
+def test_what_pairs_show_is_named():
+    def verdict(differences: list[float]) -> str:
+        return evidence.comparisons(pairs("lag8", differences), ["lag8"])[0].verdict
+
+    assert verdict([0.0, 0.001, -0.001, 0.0, 0.0005]) == "within ±0.02"
+    assert verdict([0.01, 0.011, 0.012, 0.01, 0.011]) == "higher, within ±0.02"
+    assert verdict([-0.1, -0.11, -0.12, -0.1, -0.11]) == "lower"
+    assert verdict([-0.1, 0.11, -0.12, 0.1, -0.11]) == "not significant, not equivalent"
+    assert verdict([-0.1, -0.11, -0.12, -0.1]) == "not decided: too few seeds"
+
+
+def test_the_page_has_the_table_of_the_committed_rows():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == with_table(text, list(read_rows())), "run `python -m benchmarks.evidence.page`"
 
 
 def test_the_list_of_runs_starts_with_the_pairs_of_a_seed(capsys: pytest.CaptureFixture[str]):
