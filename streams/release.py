@@ -82,10 +82,16 @@ PROCESS_REWARDS = "process_rewards"
 without it would take the first value for the reward; in `run.json` only.
 """
 
+CRITIC = "critic"
+"""The feature of a run that trains a critic: its checkpoints hold it, and a reader without it would
+continue without. In `run.json` only.
+"""
+
 KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
     ABANDONED,
     ADAPTERS,
     AGENTS,
+    CRITIC,
     PROCESS_REWARDS,
     REDUNDANCY,
     WEIGHTS_HASH,
