@@ -10,18 +10,53 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollstream.storage.settings import Settings
+from rollstream.storage.settings import FIXED, Settings
 
 Bounds = tuple[float, float]
 """Lower and upper bound; a value equal to one of them is inside."""
 
 LOSS_NAMES = "truncated_is", "ppo_clip", "dppo"
-ADVANTAGE_NAMES = "grpo", "centred", "leave_one_out", "batch"
+GAE = "gae"
+"""`trainer.advantage` of a run that trains a critic."""
+ADVANTAGE_NAMES = "grpo", "centred", "leave_one_out", "batch", GAE
 
 PresetName = Literal[
     "", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "topr", "dppo", "decoupled_ppo",
-    "reinforce_pp", "rloo",
+    "reinforce_pp", "rloo", "ppo",
 ]  # fmt: skip
+
+
+class CriticSettings(Settings):
+    """The critic of `advantage = "gae"`: it learns the value of each action, the return that the
+    policy has from it on (docs/explanation/learning.md, Critic).
+    """
+
+    body: Annotated[Literal["own", "policy"], FIXED] = "own"
+    """What the value head reads: a copy of the starting model that is trained apart, or the trained
+    policy's own last hidden states.
+    """
+    action: Literal["token", "turn"] = "token"
+    """What one step of GAE is: a generated token, or all tokens that an episode generates in one
+    turn.
+    """
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """γ: the discount of a reward for each action that lies before it."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """λ of GAE: 1 trusts the rewards alone, 0 the value of the next action."""
+    clip: Annotated[float, Field(gt=0)] | None = 0.2
+    """ε of value clipping: how far repeated updates of a step may move a value from the one that
+    made its advantage; null: no bound.
+    """
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the critic, which follows the schedule of `trainer.lr`; null: that
+    one.
+    """
+    warmup: int = Field(default=0, ge=0)
+    """First steps of the run in which only the critic learns; they publish version 0 again."""
+    loss_weight: float = Field(default=0.1, ge=0)
+    """Weight of the value loss in the policy's own body (`body = "policy"`); with 0 the value head
+    learns alone.
+    """
 
 
 class ObjectiveSettings(Settings):
@@ -33,8 +68,11 @@ class ObjectiveSettings(Settings):
     """
     advantage: str = "grpo"
     """Group-relative advantage: `grpo` (R − mean)/std, `centred` R − mean, `leave_one_out` R − mean
-    of the others, `batch` (R − mean)/std of the whole update, or `module:function`.
+    of the others, `batch` (R − mean)/std of the whole update, or `module:function`. Or `gae`: the
+    advantage over a critic's values, by the settings of `critic`.
     """
+    critic: CriticSettings = CriticSettings()
+    """The critic, used where `advantage` is `gae`."""
     loss: str = "truncated_is"
     """Surrogate: `truncated_is` (policy gradient with truncated importance weights), `ppo_clip`
     (clipped, with clip-higher), `dppo` (masked by divergence), or `module:function`.
@@ -197,9 +235,12 @@ OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
         "advantage": "leave_one_out",
         "aggregate": "constant",
     },
+    # PPO, arXiv 1707.06347, eqs. 7, 9 and 11, with a token as an action; γ and λ are the defaults
+    # of `critic`.
+    "ppo": {**PPO_CLIP, "advantage": GAE, "aggregate": "token"},
 }
 """Preset → the settings of `trainer` that it gives. Each has its source; terms that need a
-reference model or a critic are not among them.
+reference model are not among them.
 """
 
 

@@ -87,10 +87,16 @@ SCORED_REFERENCE = "scored_reference"
 reader without it would expect samples that lack them to be trained; in `run.json` only.
 """
 
+CRITIC = "critic"
+"""The feature of a run that trains a critic: its checkpoints hold it, and a reader without it would
+continue without. In `run.json` only.
+"""
+
 KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
     ABANDONED,
     ADAPTERS,
     AGENTS,
+    CRITIC,
     PROCESS_REWARDS,
     REDUNDANCY,
     SCORED_REFERENCE,

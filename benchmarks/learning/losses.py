@@ -1,14 +1,17 @@
 """The trainer's losses against the published ones: `loss_references` is the worst difference, over
 all presets, of an update's loss and of its gradient with respect to the log-probabilities of its
-tokens, from float64 loops written from the papers (`testbed/objectives/reference.py`).
+tokens, from float64 loops written from the papers (`testbed/objectives/`); with a critic the values
+of the tokens too.
 
 The trainer computes in float32. The difference of the gradient is relative to its largest
 component; that of the loss to the sum of the sizes of its parts, which nearly cancel.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from benchmarks.case import Case, alone
+from testbed.objectives.critic_updates import critic_differences
 from testbed.objectives.further_policies import OBJECTIVES
 from testbed.objectives.updates import all_differences, drawn_update
 
@@ -25,9 +28,11 @@ def cases(quick: bool) -> Iterator[Case]:
     for seed in range(SEEDS_QUICK if quick else SEEDS):
         update = drawn_update(seed)
         for parts in PARTS:
-            for name, one in all_differences(update, parts):
+            both = chain(all_differences(update, parts), critic_differences(seed, parts))
+            for name, one in both:
                 found.append((one.worst, name))
                 alone_worst = max(alone_worst, one.loss_alone)
     value, name = max(found)
-    note = f"{name}; {len(OBJECTIVES)} presets; a loss relative to itself alone {alone_worst:.1e}"
+    presets = len(OBJECTIVES) + 1
+    note = f"{name}; {presets} presets; a loss relative to itself alone {alone_worst:.1e}"
     yield alone("loss_references", value, "relative", at_most=GOAL, note=note)

@@ -66,6 +66,8 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--lora", metavar="RANK", type=int, default=0, help=help)
     help = "keep a reference policy for a KL term beside the trained model, on one training GPU"
     command.add_argument("--reference", action="store_true", help=help)
+    help = "train a critic of the model's size too (the preset ppo), on one training GPU"
+    command.add_argument("--critic", action="store_true", help=help)
     help = "Gbit/s of the object store (default 10)"
     command.add_argument("--store-gbps", metavar="G", type=float, default=10.0, help=help)
     help = "Gbit/s between two machines (default 100)"
@@ -163,6 +165,7 @@ def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
         lora_rank=arguments.lora,
         groups=arguments.groups,
         reference=arguments.reference,
+        critic=arguments.critic,
     )
 
 

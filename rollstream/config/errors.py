@@ -61,6 +61,8 @@ FOREIGN_NAMES = {
     "max_steps": "trainer.steps", "total_training_steps": "trainer.steps",
     "model_name_or_path": "model.path", "output_dir": "folder", "reward_funcs": "task.reward",
     "num_iterations": "trainer.epochs", "ppo_epochs": "trainer.epochs",
+    "cliprange_value": "trainer.critic.clip", "critic_warmup": "trainer.critic.warmup",
+    "lam": "trainer.critic.gae_lambda", "vf_coef": "trainer.critic.loss_weight",
     "save_freq": "checkpoints.every", "save_steps": "checkpoints.every",
     "save_total_limit": "checkpoints.keep", "scale_rewards": "trainer.advantage",
     "tensor_parallel_size": "rollouts.vllm.tensor_parallel", "train_files": "task.options.path",
@@ -122,13 +124,13 @@ def _without_secrets(value: Any) -> Any:
 
 
 def nearest_key(key: str, known: list[str]) -> str | None:
-    """Returns the known key that the user probably meant by `key`: one of the same name in another
-    table, else one of a close spelling in the same table, else one of a close spelling in another
-    table. None if there is none of these.
+    """Returns the known key that the user probably meant by `key`: the outermost of that name in
+    another table, else one of a close spelling in the same table, else one of a close spelling in
+    another table. None if there is none of these.
     """
     table, _, name = key.rpartition(".")
     own = [k for k in known if k.rpartition(".")[0] == table]
-    same = [k for k in known if k.rpartition(".")[2] == name]
+    same = sorted((k for k in known if k.rpartition(".")[2] == name), key=lambda k: k.count("."))
     return next(iter([*same, *_similar_keys(name, own), *_similar_keys(name, known)]), None)
 
 

@@ -23,13 +23,14 @@ from rollstream.config.config import (
     store_configuration,
 )
 from rollstream.config.settings import Configuration
-from rollstream.consumers.objective_settings import scored_reference
+from rollstream.consumers.objective_settings import GAE, scored_reference
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
 from rollstream.streams.release import (
     ABANDONED,
     ADAPTERS,
     AGENTS,
+    CRITIC,
     NEEDED_FEATURES,
     PROCESS_REWARDS,
     REDUNDANCY,
@@ -93,6 +94,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
         own += (REDUNDANCY,) if configuration.task.redundancy else ()
         own += (PROCESS_REWARDS,) if configuration.trainer.process_rewards else ()
         own += (SCORED_REFERENCE,) if scored_reference(configuration.trainer) else ()
+        own += (CRITIC,) if configuration.trainer.advantage == GAE else ()
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rollstream.consumers.objective_settings import (
     ADVANTAGE_NAMES,
     BEHAVIOUR,
+    GAE,
     LOSS_NAMES,
     named_version,
     past_policies,
@@ -31,6 +32,7 @@ def objective_problems(
     if moves and max_lag is None:
         must = f"must be a number with trainer.reference = {t.reference!r} by scorers"
         yield "dispatch.max_lag", f"{must}: it bounds the versions that are kept for them"
+    yield from _critic_problems(t)
     if t.proximal != BEHAVIOUR:
         return
     if max_lag is None:
@@ -77,6 +79,18 @@ def _formula_problems(t: TrainerSettings) -> Iterator[Problem]:
     if t.advantage == "batch" and t.process_rewards:
         must = "must not be 'batch' with process_rewards: its divisor is that of whole answers"
         yield "trainer.advantage", must
+
+
+def _critic_problems(t: TrainerSettings) -> Iterator[Problem]:
+    """Yields what a critic cannot work with."""
+    if t.advantage != GAE:
+        return
+    if t.processes > 1 and t.critic.body == "own":
+        must = "must be 'policy' with trainer.processes > 1: ranks do not share a second model"
+        yield "trainer.critic.body", must
+    if t.critic.warmup >= t.steps:
+        must = f"must be < trainer.steps ({t.steps}), or the policy never learns"
+        yield "trainer.critic.warmup", must
 
 
 def _policy_problems(t: TrainerSettings) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollstream.config.objective_checks import objective_problems
-from rollstream.consumers.objective_settings import scored_reference
+from rollstream.consumers.objective_settings import GAE, scored_reference
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
@@ -342,7 +342,7 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     if t.groups_per_step < t.updates_per_step:
         must = f"must be ≥ trainer.updates_per_step ({t.updates_per_step}), which share the groups"
         yield SettingProblem("trainer.groups_per_step", must)
-    if t.samples_per_group < 2:
+    if t.samples_per_group < 2 and t.advantage != GAE:
         must = f"must be ≥ 2: advantage {t.advantage} compares the samples of a group"
         yield SettingProblem("trainer.samples_per_group", must)
     if c.scoring.function == "reference" and not scored_reference(t):

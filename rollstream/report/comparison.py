@@ -30,6 +30,8 @@ CURVES: Mapping[str, str] = {
     "entropy": "entropy",
     "kl": "KL estimate",
     "ess": "effective sample size",
+    "value_loss": "value loss",
+    "explained_variance": "explained variance of the returns",
     "lag_finish_mean": "lag at finish",
     "lag_consumed_mean": "lag when trained",
     "tokens_trained": "tokens per step",

@@ -178,21 +178,19 @@ def _mechanics(history: RunHistory) -> list[Chart]:
         Series("whole step", history.metric("seconds"), 1),
         Series("waiting for trajectories", history.metric("wait_s"), 2),
     )
+    share = "share of the variance of the returns that the critic's values know"
+    critic = (
+        one("Value loss", "value_loss", "of the critic, per action"),
+        one("Explained variance", "explained_variance", share, ".2f"),
+    )
     return [
         Chart("Lag", lag, "steps between a token's version and the trainer's", ".1f"),
         Chart("Seconds per step", seconds, "the trainer's clock", ".2f"),
         one("Loss", "loss", "of the policy gradient"),
         one("Entropy", "entropy", "nats per generated token", low=0.0),
-        one(
-            "KL estimate", "kl", "of the policy from the behaviour that generated the tokens", ".4f"
-        ),
-        one(
-            "Effective sample size",
-            "ess",
-            "share of the batch that the importance weights leave",
-            ".2f",
-            0.0,
-        ),
+        one("KL estimate", "kl", "of the policy from the one that generated the tokens", ".4f"),
+        one("Effective sample size", "ess", "share that the importance weights leave", ".2f", 0.0),
+        *(critic if history.metric("value_loss") else ()),
     ]
 
 

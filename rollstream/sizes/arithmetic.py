@@ -8,10 +8,10 @@ the sums with measured peaks. All sizes are in bytes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from rollstream.consumers.objective_settings import past_policies
+from rollstream.consumers.objective_settings import GAE, past_policies
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.sizes.shapes import ModelShape
@@ -113,6 +113,8 @@ class TrainerForm:
     """True if masters, moments and sum of gradients are in host memory (`trainer.cpu_offload`)."""
     other_policies: int = 0
     """Models beside the trained one (`learn/other_policies.py`)."""
+    critic: bool = False
+    """Whether a critic with a body of its own is trained too (`learn/critic.py`)."""
 
     @property
     def item(self) -> int:
@@ -138,6 +140,7 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
         lora_rank=lora_rank or None,
         offload=settings.cpu_offload,
         other_policies=len(past_policies(settings)),
+        critic=settings.advantage == GAE and settings.critic.body == "own",
     )
 
 
@@ -161,6 +164,8 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
     if form.other_policies:
         each = form.item * (shape.parameters + shape.adapter_parameters(form.lora_rank or 0))
         lines.append(MemoryLine("reference and proximal policy", form.other_policies * each))
+    if form.critic:
+        lines.append(MemoryLine("critic", _critic_bytes(shape, form)))
     passes = _pass_lines(shape, form)
     if form.ranks > 1:
         lines += _gathered_lines(shape, form, total(passes))
@@ -172,6 +177,17 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
 def reference_bytes(shape: ModelShape, settings: TrainerSettings) -> float:
     """Returns the memory of a reference of this shape in a scorer, on its device: its weights."""
     return (BFLOAT16 if settings.compute == "bfloat16" else FLOAT32) * shape.parameters
+
+
+def _critic_bytes(shape: ModelShape, form: TrainerForm) -> float:
+    """Returns a critic's bytes on the device: its state, the weights that it computes with, and the
+    gradients that each worker holds during the policy's pass. Its head has one row.
+    """
+    body = shape.parameters - (0 if shape.tied else shape.embedding_parameters)
+    trained = body if form.lora_rank is None else trained_parameters(shape, form)
+    is_apart = form.item != FLOAT32 or form.offload or form.lora_rank is not None
+    held = (0 if form.offload else STATE_BYTES) + form.workers * form.item
+    return held * trained + (form.item * body if is_apart else 0)
 
 
 def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
@@ -313,6 +329,8 @@ def trainer_host_lines(
     if form.ranks > 1 and form.lora_rank is None:  # each rank has the whole adapter
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
     is_lent = (on_cpu or form.offload) and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
+    models = 2 if form.critic else 1
+    own, trained = models * own, models * trained
     state = STATE_BYTES * own if form.offload else 0.0
     is_base_here = form.offload and form.lora_rank is not None and form.ranks > 1
     base = form.item * _held_parameters(shape, form.ranks) if is_base_here else 0.0
@@ -323,21 +341,6 @@ def trainer_host_lines(
         MemoryLine("checkpoint being written", 0.0 if is_lent else CHECKPOINT_BYTES * own),
         MemoryLine("one file of it", min(CHECKPOINT_FILE_BYTES, CHECKPOINT_BYTES * own)),
     )
-
-
-def micro_batch_max(shape: ModelShape, form: TrainerForm, memory: float, step: int) -> int:
-    """Returns the largest multiple of `step` tokens, at most 2^17, whose sum of lines is within
-    `memory` bytes; 0 if not even one step fits.
-    """
-    low, high = 0, (1 << 17) // step
-
-    def fits(steps: int) -> bool:
-        return total(trainer_lines(shape, replace(form, micro_batch_tokens=steps * step))) <= memory
-
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low * step
 
 
 def torch_engine_lines(
@@ -395,11 +398,3 @@ def vllm_lines(
         MemoryLine("logits", LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary / tensor_parallel),
         MemoryLine("graphs and workspaces", VLLM_FIXED_BYTES),
     )
-
-
-def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:
-    """Returns the number of tokens that `free` bytes on each card can cache. A card caches whole
-    heads, so with more than `kv_heads` cards each head is cached more than once.
-    """
-    split = min(tensor_parallel, shape.kv_heads)
-    return max(0, int(free * split / (BFLOAT16 * shape.kv_numbers)))

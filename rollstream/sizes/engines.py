@@ -51,7 +51,8 @@ class PlanRequest:
     """The input of a plan: a model, `cards` equal cards, and sequences of up to `context` tokens.
     The two rates are in Gbit/s: from a machine to the store, and between two machines. `lora_rank`
     0 trains all parameters; with `fp8` rollouts serve 8-bit weights. A step trains `groups` groups.
-    With `reference` the one training card holds the model of a reference policy too.
+    With `reference` the one training card holds the model of a reference policy too, with `critic`
+    a critic.
     """
 
     shape: ModelShape
@@ -64,6 +65,7 @@ class PlanRequest:
     fp8: bool = False
     groups: int = GROUPS
     reference: bool = False
+    critic: bool = False
 
     @property
     def trajectories(self) -> int:
@@ -150,7 +152,7 @@ def _engine_cards(request: PlanRequest, cards: int) -> Sequence[int]:
 def vllm_tokens(request: PlanRequest, tensor_parallel: int, share: float) -> int:
     """Returns the tokens that a vLLM engine caches in this share of its cards' memory."""
     free = request.card.memory * share - total(_lines(request, tensor_parallel))
-    return sums.kv_tokens(request.shape, tensor_parallel, free)
+    return kv_tokens(request.shape, tensor_parallel, free)
 
 
 def _lines(request: PlanRequest, tensor_parallel: int, slots: int = SLOTS_MAX) -> list[MemoryLine]:
@@ -223,3 +225,11 @@ def least_lines(request: PlanRequest, cards: int) -> tuple[int, tuple[MemoryLine
         return own, lines
     embedded = sums.torch_engine_lines(shape, SEQUENCES_MIN, request.context, sums.BFLOAT16)
     return own, min(lines, embedded, key=total)
+
+
+def kv_tokens(shape: ModelShape, tensor_parallel: int, free: float) -> int:
+    """Returns the number of tokens that `free` bytes on each card can cache. A card caches whole
+    heads, so with more than `kv_heads` cards each head is cached more than once.
+    """
+    split = min(tensor_parallel, shape.kv_heads)
+    return max(0, int(free * split / (sums.BFLOAT16 * shape.kv_numbers)))

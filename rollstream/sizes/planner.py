@@ -14,6 +14,7 @@ from rollstream.sizes import arithmetic as sums, engines, rates
 from rollstream.sizes.arithmetic import MemoryLine, TrainerForm, total
 from rollstream.sizes.devices import CARDS_PER_MACHINE
 from rollstream.sizes.engines import ADAPTER_RANK, ENGINE_SHARE, EngineSize, PlanRequest, usable
+from rollstream.sizes.shapes import ModelShape
 
 LAG_MAX = 4
 """Rollouts generate at most this many steps ahead: the default of `dispatch.max_lag`."""
@@ -146,7 +147,7 @@ def _trainer_cards(request: PlanRequest) -> Sequence[int]:
     frozen model, too.
     """
     cards = request.cards
-    if request.reference:  # ranks do not share another policy's model
+    if request.reference or request.critic:  # ranks share no other model
         return range(1, 2)
     if request.lora_rank:
         alone = trainer_form(request, 1, recompute=True)
@@ -226,10 +227,28 @@ def _largest_form(request: PlanRequest, form: TrainerForm) -> TrainerForm | None
     """Returns `form` with the largest micro-batch that fits a card; None if not even one sequence
     of full context does.
     """
-    if form.other_policies and form.ranks > 1:
+    if (form.other_policies or form.critic) and form.ranks > 1:
         return None
-    tokens = sums.micro_batch_max(request.shape, form, usable(request.card), request.context)
+    tokens = largest_micro_batch(request.shape, form, usable(request.card), request.context)
     return replace(form, micro_batch_tokens=tokens) if tokens else None
+
+
+def largest_micro_batch(shape: ModelShape, form: TrainerForm, memory: float, step: int) -> int:
+    """Returns the largest multiple of `step` tokens, at most 2^17, whose sum of lines is within
+    `memory` bytes; 0 if not even one step fits.
+    """
+    low, high = 0, (1 << 17) // step
+
+    def fits(steps: int) -> bool:
+        return (
+            total(sums.trainer_lines(shape, replace(form, micro_batch_tokens=steps * step)))
+            <= memory
+        )
+
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low * step
 
 
 def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerForm:
@@ -242,6 +261,7 @@ def trainer_form(request: PlanRequest, ranks: int, recompute: bool) -> TrainerFo
         recompute=recompute,
         lora_rank=request.lora_rank or None,
         other_policies=int(request.reference),
+        critic=request.critic,
     )
 
 

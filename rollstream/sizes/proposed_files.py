@@ -207,6 +207,7 @@ def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str
             "micro_batch_tokens": layout.form.micro_batch_tokens,
             "lr": ADAPTER_LR if request.lora_rank else FULL_LR,
             **({"reference_kl": REFERENCE_KL} if request.reference else {}),
+            **({"preset": "ppo"} if request.critic else {}),
         },
         "weights": {"dtype": "bfloat16"},
         "relay": relay,

@@ -182,8 +182,12 @@ def difference(
     nearly cancel, each about as large as its component of the gradient; so float32 rounds it
     relative to the sum of their sizes.
     """
-    loss, gradient = trainer_loss(update, settings, parts)
-    expected, slope = loss_and_gradient(objective, update.groups, update.policy)
+    found = trainer_loss(update, settings, parts)
+    return compared(*found, *loss_and_gradient(objective, update.groups, update.policy))
+
+
+def compared(loss: float, gradient: Tensor, expected: float, slope: Tensor) -> Difference:
+    """The differences of a loss and its gradient from those of a reference."""
     sizes = slope.abs()
     return Difference(
         abs(loss - expected) / max(abs(expected), float(sizes.sum())),

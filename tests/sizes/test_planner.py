@@ -109,7 +109,7 @@ def test_405b_with_all_parameters_needs_more_than_80_gb_on_each_card() -> None:
 def test_more_memory_takes_larger_micro_batches_and_recomputing_keeps_less() -> None:
     shape = SHAPES["qwen2.5-1.5b"]
     form = TrainerForm(micro_batch_tokens=4096)
-    sizes = [sums.micro_batch_max(shape, form, gb * GB, 1024) for gb in (20, 40, 60, 80)]
+    sizes = [planner.largest_micro_batch(shape, form, gb * GB, 1024) for gb in (20, 40, 60, 80)]
     assert sizes == sorted(sizes)
     assert sizes[0] == 0 < sizes[-1]
     kept, recomputed = (
@@ -148,6 +148,41 @@ def test_a_reference_is_a_second_model_on_the_only_training_card() -> None:
     assert second == 2 * shape.parameters
     assert sums.form_of(TrainerSettings(reference_kl=0.1), 1).other_policies == 1
     assert "reference_kl = 0.04" in next(iter(toml_files(found, "plan.toml").values()))
+
+
+def test_a_critic_is_a_trained_model_on_the_only_training_card() -> None:
+    """Without a head; beside adapters it has a base of its own, but trains adapters."""
+    shape = SHAPES["qwen2.5-1.5b"]
+    plain = TrainerForm(micro_batch_tokens=4096, critic=True, compute="float32", workers=2)
+    lines = {line.what: line.bytes for line in sums.trainer_lines(shape, plain)}
+    assert lines["critic"] == (16 + 2 * 4) * shape.parameters
+    adapted = {
+        line.what: line.bytes
+        for line in sums.trainer_lines(shape, replace(plain, lora_rank=8, workers=1))
+    }
+    expected = 4 * shape.parameters + 20 * shape.adapter_parameters(8)
+    assert adapted["critic"] == expected
+    untied = SHAPES["qwen2.5-7b"]
+    (alone,) = [x.bytes for x in sums.trainer_lines(untied, plain) if x.what == "critic"]
+    assert alone == 24 * (untied.parameters - untied.embedding_parameters)
+    host, single = (
+        {line.what: line.bytes for line in sums.trainer_host_lines(shape, form, 2)}
+        for form in (plain, replace(plain, critic=False))
+    )
+    assert host["checkpoint being written"] == 2 * single["checkpoint being written"]
+    assert host["copies being published"] == single["copies being published"]
+    found = plan_run(replace(request("qwen2.5-1.5b", "8xH100"), critic=True))
+    assert found.layout is not None
+    assert found.layout.trainer_cards == 1
+    assert "critic" in proposal.figures(found)["trainer_bytes"]
+    assert 'preset = "ppo"' in next(iter(toml_files(found, "plan.toml").values()))
+    own, shared = (
+        sums.form_of(
+            TrainerSettings.model_validate({"advantage": "gae", "critic": {"body": body}}), 1
+        )
+        for body in ("own", "policy")
+    )
+    assert (own.critic, shared.critic) == (True, False)
 
 
 def test_a_card_is_found_by_its_longest_name() -> None:

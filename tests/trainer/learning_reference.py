@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.credit import whole_reward
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Span, Version
@@ -90,6 +91,7 @@ def sample(rng: np.random.Generator, name: str, turn_count: int = 2, masked: boo
     middle = generated // 2
     mask = rng.random(generated) > (0.3 if masked else -1.0)
     mask[0] = True
+    ends = np.flatnonzero(np.diff(np.flatnonzero(sources == GENERATED), append=-1) != 1)
     return Sample(
         trajectory=name,
         group=0,
@@ -101,6 +103,8 @@ def sample(rng: np.random.Generator, name: str, turn_count: int = 2, masked: boo
         advantage=float(rng.normal()),
         temperature=float(rng.choice([0.7, 1.0])),
         mask=mask,
+        parts=whole_reward(generated, 1.0),
+        turn_ends=ends,
     )
 
 

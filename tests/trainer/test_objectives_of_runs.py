@@ -1,5 +1,5 @@
-"""Whole runs whose loss needs another policy than the trained one, with several epochs a step, and
-with Muon: killed, resumed and replayed to the same bits.
+"""Whole runs whose loss needs another policy than the trained one, with several epochs a step,
+with Muon, and with a critic: killed, resumed and replayed to the same bits.
 """
 
 import json
@@ -33,8 +33,19 @@ FORMS = {
     "epochs": {"epochs": 3, "updates_per_step": 2, "lr": 3e-3},
     "decoupled_epochs": {**CLIP, "proximal": "every 1", "epochs": 2},
     "muon": {"optimiser": "muon", "lr": 3e-3, "epochs": 2},
+    "critic": {**CLIP, "advantage": "gae", "critic": {"lr": 1e-2, "warmup": 1}},
+    "critic_on_the_policy": {**CLIP, "advantage": "gae", "critic": {"body": "policy"}},
+    "critic_reference_epochs": {
+        **KL,
+        **CLIP,
+        "advantage": "gae",
+        "reference": "every 3",
+        "reference_kl_in": "reward",
+        "epochs": 2,
+        "critic": {"action": "turn"},
+    },
 }
-READ_AGAIN = ("moving", "in_reward", "decoupled_moving")
+READ_AGAIN = ("moving", "in_reward", "decoupled_moving", "critic_reference_epochs")
 """Those that need version 3 to continue from the checkpoint of step 4."""
 
 
@@ -179,12 +190,31 @@ def test_an_experiment_takes_another_reference_from_the_run(
     assert same[1] > other[1] > 0, "version 3 is nearer than version 0"
 
 
+def test_an_experiment_begins_a_critic_on_recorded_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint has none; its versions have none either way."""
+    run = made(tmp_path / "run", **CLIP)
+    words = ["replay", str(run), "--from-step", "5", "--json", "--out"]
+    critic = ["--set", "trainer.preset=ppo", "--set", "trainer.advantage=gae"]
+    assert main([*words, str(tmp_path / "other"), *critic]) == 0
+    found = read_metrics(tmp_path / "other" / "metrics/trainer.jsonl")
+    assert [line["value_mean"] == 0 for line in found] == [True, False]
+    capsys.readouterr()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         ["trainer.reference_kl=0.2", "trainer.reference=every 5"],
         ["trainer.preset=decoupled_ppo", "trainer.updates_per_step=2"],
+        [
+            "trainer.preset=ppo",
+            "trainer.epochs=2",
+            "trainer.reference_kl=0.1",
+            "trainer.reference=every 5",
+        ],
     ],
 )
 def test_a_killed_trainer_and_its_replay_have_the_same_hashes(

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rollstream.consumers.objective_settings import GAE
 from rollstream.consumers.trainer.data.credit import (
     PartRewards,
     token_advantages,
+    turn_ends,
     whole_reward,
 )
 from rollstream.consumers.trainer.data.sample import (
@@ -53,7 +55,10 @@ def advantages(rewards: ArrayLike, kind: str) -> NDArray[np.float64]:
     * `batch`: R − mean; the update divides by the std over all its samples (REINFORCE++-baseline,
       arXiv 2501.03262), in `LossStatistics.divisor`.
     * `module:function`: what the function returns for the rewards.
+
+    `gae` needs a critic's values and is no function of the rewards (`learn/gae.py`).
     """
+    assert kind != GAE, "a critic's advantages"
     values = np.asarray(rewards, np.float64)
     assert values.ndim == 1, "rewards of one group"
     if len(values) < 2:
@@ -265,7 +270,7 @@ def prepare_group(
         return PreparedGroup(group, (), "filtered", "all answers are overlong", left_out)
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
-    for unmasked in _with_advantages(whole, rewarded, rule):
+    for unmasked in _with_advantages(whole, rewarded, rule, records):
         if unmasked.trajectory in overlong:
             counts["overlong"] = counts.get("overlong", 0) + 1
             continue
@@ -288,16 +293,26 @@ def prepare_group(
 
 
 def _with_advantages(
-    whole: Sequence[Sample], rewarded: Sequence[PartRewards], rule: TrainingRule
+    whole: Sequence[Sample],
+    rewarded: Sequence[PartRewards],
+    rule: TrainingRule,
+    records: Sequence[Trajectory],
 ) -> list[Sample]:
     """Returns the samples of a group with their advantages: one for each, or by part one for each
-    generated token. An overlong answer loses its penalty at its end.
+    generated token; or, for a critic, with the rewards and the turns of their `records`. An
+    overlong answer loses its penalty at its end.
     """
     shaped = list(rewarded)
     for at, sample in enumerate(whole):
         loss = _overlong_loss(int(np.count_nonzero(sample.mask)), rule)
         if loss:  # a part of 0 would change the mean of the parts
             shaped[at] = shaped[at].plus(whole_reward(shaped[at].tokens, -loss))
+    if rule.advantage == GAE:
+        ends = {one.trajectory: turn_ends(one) for one in records if one.finish != "dead"}
+        return [
+            replace(one, parts=parts, turn_ends=ends[one.trajectory])
+            for one, parts in zip(whole, shaped, strict=True)
+        ]
     each = advantages(np.concatenate([one.rewards for one in shaped]), rule.advantage)
     if not rule.by_part:
         return [replace(one, advantage=float(a)) for one, a in zip(whole, each, strict=True)]

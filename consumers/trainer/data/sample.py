@@ -151,6 +151,9 @@ class Sample:
     unknown. `group_tokens` is the number of trained tokens of its group, 0 if it is unknown.
     `advantage` is that of all its tokens, unless `advantages` has one for each generated token;
     then it is that of the first.
+
+    Where a critic makes the advantages, `parts` has the rewards of its parts and `turn_ends` the
+    index, among the generated tokens, of the last one of each turn; `advantage` is then 0.
     """
 
     trajectory: str
@@ -170,6 +173,13 @@ class Sample:
     advantages: NDArray[np.float64] | None = None
     reference: Floats | None = None
     """Log-probabilities of the generated tokens under the reference, if a scorer gave them."""
+    parts: PartRewards | None = None
+    turn_ends: NDArray[np.intp] | None = None
+
+    @property
+    def known_advantage(self) -> float | None:
+        """The advantage, or None if it needs a critic's values."""
+        return self.advantage if self.parts is None else None
 
     def __len__(self) -> int:
         """Returns the number of tokens that a forward pass computes at most: those of all paths."""

@@ -5,8 +5,9 @@ the threads and memory of `workers`, over the fp32 `masters` with AdamW. A micro
 by `row_layout` and scored by `forward`: through `llama` (with `fused_ops`) or transformers' own
 forward, and the float32 head of `scores`. `loss` combines the parts in `surrogates`, and
 `surrogate_check` tries a user's own. `other_policies` scores tokens under reference and proximal
-policies, `reference_scores` under the reference outside the trainer. `mismatch` compares engine and
-trainer, `paced` is a learner that only models time.
+policies, `reference_scores` under the reference outside the trainer. `gae` makes advantages of a
+critic's values, and `critic` learns these. `mismatch` compares engine and trainer, `paced` is a
+learner that only models time.
 
 All modules import torch.
 """

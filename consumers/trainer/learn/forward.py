@@ -243,6 +243,7 @@ def policy_scorer(
     recomputes: bool = False,
     joins: bool = False,
     compiles: bool = False,
+    keeps_states: bool = False,
 ) -> PolicyScorer:
     """Returns the fastest scorer for this model. Raises `ConfigurationError` if the model cannot be
     trained with these options.
@@ -250,21 +251,21 @@ def policy_scorer(
     The fast path (`llama.py`) computes in float32 and joins sequences by itself; `general` and
     `compiles` exclude it. `compiles`: torch compiles the layers (`compile_layers`). `recomputes`: a
     layer keeps only its input for the backward pass. `joins`: on the general path all sequences
-    share one row (`join_sequences`). The trial of the model needs float32 parameters; their type
-    may change afterwards.
+    share one row (`join_sequences`). `keeps_states`: the scores have `TokenScores.states`. The
+    trial of the model needs float32 parameters; their type may change afterwards.
     """
     if has_packed_form(model) and not general and not compiles:
-        return PackedDecoder(model, recomputes).score
+        return PackedDecoder(model, recomputes, keeps_states).score
     if compiles:
         compile_layers(model)
     if recomputes:
         recompute_layers(model)
     form = row_form(model, joins)
-    return lambda rows: forward_scores(model, rows, form)
+    return lambda rows: forward_scores(model, rows, form, keeps_states)
 
 
 def forward_scores(
-    model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded"
+    model: PreTrainedModel, rows: TokenRows, form: RowForm = "padded", keeps_states: bool = False
 ) -> TokenScores:
     """Returns scores by transformers' forward, in a form that `row_form` found. This is the general
     path, for every causal decoder that passes `check_trainable`, also one that is split over ranks
@@ -279,7 +280,7 @@ def forward_scores(
     """
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
-    return model(rows=rows, form=form)
+    return model(rows=rows, form=form, keeps_states=keeps_states)
 
 
 def _forward(
@@ -289,6 +290,7 @@ def _forward(
     form: RowForm = "padded",
     trial: float | None = None,
     joins: bool = False,
+    keeps_states: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Replaces the model's `forward`. Called with `rows` it returns their scores; called with the
@@ -298,6 +300,16 @@ def _forward(
         return row_form(model, joins, trial)
     if rows is None:
         return type(model).forward(model, *args, **kwargs)
+    hidden = scored_states(model, rows, form)
+    head = Float32Head(model)
+    scores = score_through(head, head.size, hidden, rows.targets, rows.temperature)
+    return scores._replace(states=hidden) if keeps_states else scores
+
+
+def scored_states(model: PreTrainedModel, rows: TokenRows, form: RowForm) -> Tensor:
+    """Returns the last states [G, d] of the body that predict the trained tokens, computed in a
+    form that `row_form` found.
+    """
     grid = token_grid(rows, form != "padded", sum(rows.lengths) if form == "joined" else None)
     if form == "padded":
         places = {"attention_mask": grid.mask}
@@ -306,9 +318,7 @@ def _forward(
     if form == "joined":
         places["cu_seq_lens_q"] = _bounds(rows.lengths)
     states = body_of(model)(input_ids=grid.tokens, use_cache=False, **places)[0]
-    hidden = states.flatten(0, 1).index_select(0, grid.scored)
-    head = Float32Head(model)
-    return score_through(head, head.size, hidden, rows.targets, rows.temperature)
+    return states.flatten(0, 1).index_select(0, grid.scored)
 
 
 def recompute_layers(model: nn.Module) -> None:

@@ -9,17 +9,25 @@ workers.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rollstream.consumers.objective_settings import GAE
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.critic import Critic
 from rollstream.consumers.trainer.learn.forward import device_of, policy_scorer
-from rollstream.consumers.trainer.learn.loss import LossStatistics, surrogate_loss
+from rollstream.consumers.trainer.learn.gae import Judgement, ValueStatistics
+from rollstream.consumers.trainer.learn.loss import (
+    LossStatistics,
+    OtherLogprobs,
+    reward_penalties,
+    surrogate_loss,
+)
 from rollstream.consumers.trainer.learn.masters import (
     BASE_HASH,
     Masters,
@@ -35,7 +43,13 @@ from rollstream.consumers.trainer.learn.other_policies import (
     PastWeights,
     scoring_form,
 )
-from rollstream.consumers.trainer.learn.row_layout import loss_inputs, to_device, token_rows
+from rollstream.consumers.trainer.learn.row_layout import (
+    LossInputs,
+    TokenRows,
+    loss_inputs,
+    to_device,
+    token_rows,
+)
 from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
 from rollstream.consumers.trainer.learn.workers import (
     BufferPool,
@@ -63,15 +77,20 @@ class _MicroBatchJob:
 
 @dataclass(frozen=True, slots=True)
 class _BatchResult:
+    """Holds the gradients of the policy's parameters, then those of the critic's: all of them, none
+    (nothing is trained), or those of the critic alone.
+    """
+
     gradients: Sequence[Tensor]
     sums: LossStatistics
+    values: ValueStatistics = field(default_factory=ValueStatistics)
 
 
 class TorchLearner:
     """Implements `Learner` (`base.py`). It owns `model` (float32) from now on: the model's
     parameters become views of the masters, or of the masters rounded to `trainer.compute`. With
-    `trainer.reference_kl` it keeps a copy of `model`, which must be that of version 0, also where
-    `load_state` follows. To be called from one thread.
+    `trainer.reference_kl` or a critic it keeps a copy of `model`, which must be that of version 0,
+    also where `load_state` follows. To be called from one thread.
 
     If the model has LoRA adapters (`storage/lora.py`), only the adapters are trained, published and
     saved in checkpoints. Their state also holds the hash of the frozen base weights, so that it is
@@ -96,13 +115,16 @@ class TorchLearner:
         compute: torch.dtype = getattr(torch, settings.compute)
         is_rounded = compute != torch.float32
         # Copied first: below, parameters become views and layers get other forwards.
-        self._others = OtherPolicies(model, settings, scoring_form(settings), past)
+        form = scoring_form(settings)
+        self._others = OtherPolicies(model, settings, form, past)
+        self._critic = Critic(model, settings, form) if settings.advantage == GAE else None
         self._policy = policy_scorer(
             model,
             is_rounded,
             settings.gradient_checkpointing,
             settings.varlen_attention,
             settings.compile,
+            keeps_states=self._critic is not None and not self._critic.is_own,
         )
         self._masters = Masters(model, compute, self._device, settings.cpu_offload)
         matrices = hidden_matrices(model) if settings.optimiser == "muon" else ()
@@ -138,8 +160,9 @@ class TorchLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the masters and of AdamW's two moments."""
-        return 3 * self._masters.flat.nbytes
+        """Bytes of the masters and of AdamW's two moments, the critic's too."""
+        critic = 0 if self._critic is None else self._critic.state_bytes
+        return 3 * self._masters.flat.nbytes + critic
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """Submit one micro-batch of the update; waits only while as many micro-batches are queued
@@ -151,6 +174,8 @@ class TorchLearner:
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
             self._others.follow(self.version, self._masters.named(self.flat))
+            if self._critic is not None:
+                self._critic.begin_step()
         self.micro_batches += 1
         behind = self._others.behind(samples)
         self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1, behind))
@@ -167,11 +192,18 @@ class TorchLearner:
         if self._begins_step:  # nothing was submitted; later steps may need this version
             self._others.follow(self.version, self._masters.named(self.flat))
         divisor = self._sums.divisor(self._settings.advantage)
-        done = self._optimiser.update(self._gradient, divisor, self._sums.ess)
+        learnt: dict[str, float] = {}
+        if self._critic is not None:
+            learnt = self._critic.update(divisor)
+        if self._critic is not None and self._critic.is_warming(self.version):
+            done = self._optimiser.hold()
+        else:
+            done = self._optimiser.update(self._gradient, divisor, self._sums.ess)
         self._masters.round()
         busy_s = self.busy_s - self._busy_before_s
         metrics = {
             **self._sums.metrics(),
+            **learnt,
             "gradient_norm": done.gradient_norm,
             "learning_rate": done.learning_rate,
             "updates_skipped": float(done.skipped),
@@ -216,6 +248,8 @@ class TorchLearner:
         self._masters.round()
         counters = tensors["optimiser.counters"]
         self._optimiser.load(int(counters[0]), int(counters[1]))
+        if self._critic is not None:
+            self._critic.load_state(tensors, self.updates)
 
     @property
     def lends_state(self) -> bool:
@@ -247,7 +281,8 @@ class TorchLearner:
             for name, view in self._masters.named(flat).items()
         }
         base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
-        return {**named, **base, "optimiser.counters": counters}
+        critic = {} if self._critic is None else self._critic.state()
+        return {**named, **base, **critic, "optimiser.counters": counters}
 
     def _train(self, job: _MicroBatchJob) -> _BatchResult:
         """Compute a micro-batch in a worker thread, without changing shared state. `_add` gets the
@@ -280,7 +315,8 @@ class TorchLearner:
             for mine, other in zip(first.gradients, second.gradients, strict=True):
                 mine.add_(other)
         sums = first.sums + second.sums + LossStatistics(halved=1.0)
-        return _BatchResult(first.gradients or second.gradients, sums)
+        values = first.values + second.values
+        return _BatchResult(first.gradients or second.gradients, sums, values)
 
     def _compute(self, job: _MicroBatchJob) -> _BatchResult:
         samples, version = job.samples, job.version
@@ -290,15 +326,60 @@ class TorchLearner:
         rows = to_device(token_rows(samples), self._device)
         # Scored before the policy, whose activations then are not in memory yet.
         others = self._others.logprobs(samples, rows, job.behind)
-        scores = self._policy(rows)
-        loss, sums = surrogate_loss(scores, inputs, self._settings, others)
+        if self._critic is not None:
+            found, logprobs = self._with_critic(self._critic, job, rows, inputs, others)
+        else:
+            scores = self._policy(rows)
+            loss, sums = surrogate_loss(scores, inputs, self._settings, others)
+            found = _BatchResult(_gradients(loss, self._masters.parameters), sums)
+            logprobs = scores.logprobs
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_in_step == 0:
-            sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
-        gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
-        return _BatchResult(gradients, sums)
+            gaps = logprob_gaps(logprobs, samples, version)
+            return replace(found, sums=replace(found.sums, gaps=gaps))
+        return found
+
+    def _with_critic(
+        self,
+        critic: Critic,
+        job: _MicroBatchJob,
+        rows: TokenRows,
+        inputs: LossInputs,
+        others: OtherLogprobs,
+    ) -> tuple[_BatchResult, Tensor]:
+        """Returns the result of a micro-batch whose advantages are the critic's, and log π [G]."""
+        penalties = reward_penalties(inputs, others, self._settings)
+        warms = critic.is_warming(job.version)
+        judged: Judgement | None = None
+        own: Sequence[Tensor] = ()
+        if critic.is_own:  # its activations are gone before the policy's are in memory
+            judged = critic.judge(job.samples, rows, inputs, penalties)
+            own = _gradients(judged.loss, critic.parameters)
+        with torch.set_grad_enabled(not warms):
+            scores = self._policy(rows)
+        if judged is None:
+            judged = critic.judge(job.samples, rows, inputs, penalties, scores.states)
+        inputs = replace(inputs, advantage=judged.advantages)
+        loss, sums = surrogate_loss(scores, inputs, self._settings, others)
+        trained = () if warms else self._masters.parameters
+        if critic.is_own:
+            policy = _gradients(loss, trained) if trained else ()
+            gradients = [*policy, *own]
+        else:
+            both = loss + judged.loss if trained else judged.loss
+            gradients = _gradients(both, [*trained, *critic.parameters])
+        return _BatchResult(gradients, sums, judged.statistics), scores.logprobs
 
     def _add(self, trained: _BatchResult) -> None:
         self._sums += trained.sums
-        if trained.gradients:
-            self._masters.add(self._gradient, trained.gradients)
+        gradients = list(trained.gradients)
+        if self._critic is not None:
+            critics = len(gradients) - len(self._critic.parameters)
+            self._critic.add(gradients[max(critics, 0) :], trained.values)
+            gradients = gradients[: max(critics, 0)]
+        if gradients:
+            self._masters.add(self._gradient, gradients)
+
+
+def _gradients(loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.autograd.grad(loss, parameters, materialize_grads=True)

@@ -55,7 +55,8 @@ class PackedDecoder:
     parameters at the time of the call. It has no weights of its own; it reads the model's
     parameters by their names. LoRA adapters (`storage/lora.py`) are parameters too: their low-rank
     products are added to the products of the frozen matrices. With `recomputes` a layer keeps only
-    its input for the backward pass, which then computes the layer again.
+    its input for the backward pass, which then computes the layer again. With `keeps_states` the
+    scores have their `states`.
 
     It is faster than padded batches under autograd for these reasons:
 
@@ -67,9 +68,11 @@ class PackedDecoder:
     * The end of the last layer and the head are computed for trained positions only.
     """
 
-    def __init__(self, model: PreTrainedModel, recomputes: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, recomputes: bool = False, keeps_states: bool = False
+    ) -> None:
         config: Any = model.config
-        self._recomputes = recomputes
+        self._recomputes, self._keeps_states = recomputes, keeps_states
         self._named = dict(model.named_parameters())
         adapter = attached_adapter(model)
         self._scaling = 0.0 if adapter is None else adapter.scaling
@@ -88,6 +91,18 @@ class PackedDecoder:
 
     def score(self, rows: TokenRows) -> TokenScores:
         """Returns the scores of the trained tokens; differentiable in the model's parameters."""
+        gain = self._named["model.norm.weight"]
+        hidden = self._normed(rows)
+        head = self._named[self._head] * gain
+        scores = score_hidden(hidden, head, rows.targets, rows.temperature)
+        return scores._replace(states=hidden * gain) if self._keeps_states else scores
+
+    def states(self, rows: TokenRows) -> Tensor:
+        """Returns the last hidden states [G, d] before each trained token; differentiable."""
+        return self._normed(rows) * self._named["model.norm.weight"]
+
+    def _normed(self, rows: TokenRows) -> Tensor:
+        """Returns the last hidden states [G, d] without the gain of the last norm."""
         named = self._named
         rotations = self._rotations(rows.positions)
         x = F.embedding(rows.tokens, named["model.embed_tokens.weight"])
@@ -97,9 +112,7 @@ class PackedDecoder:
                 x = recompute(layer, x, self._parameters[number])
             else:
                 x = layer(x)
-        hidden = normalise(x, self._eps)
-        head = named[self._head] * named["model.norm.weight"]
-        return score_hidden(hidden, head, rows.targets, rows.temperature)
+        return normalise(x, self._eps)
 
     def _layer(self, number: int, rotations: Tensor, rows: TokenRows, x: Tensor) -> Tensor:
         at = f"model.layers.{number}."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from rollstream.consumers.objective_settings import ObjectiveSettings
+from rollstream.consumers.objective_settings import GAE, ObjectiveSettings
 from rollstream.consumers.trainer.data.prepare import EPS
 from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.row_layout import LossInputs
@@ -144,7 +144,7 @@ def surrogate_loss(
     in_reward = settings.reference_kl_in == "reward"
     estimates = _kl_estimates(inputs.behaviour if in_reward else scores.logprobs, others, settings)
     rewarded = inputs
-    if estimates is not None and in_reward:
+    if estimates is not None and in_reward and settings.advantage != GAE:
         lost = settings.reference_kl * kl_to_come(estimates, inputs, counts)
         rewarded = replace(inputs, advantage=inputs.advantage - lost)
     if settings.proximal:
@@ -161,11 +161,24 @@ def surrogate_loss(
         losses = losses - settings.entropy_bonus * scores.entropy
     if estimates is not None and not in_reward:
         losses = losses + settings.reference_kl * estimates
-    losses, total_weight = _aggregated(losses, inputs, counts, settings)
+    losses, total_weight = aggregated(losses, inputs, settings)
     outliers = 0.0 if kept is None else float((~kept).sum())
     sums = _sums(losses, total_weight, scores, inputs, log_ratio, clipped)
     distance = 0.0 if estimates is None else float(estimates.detach().double().sum())
     return losses.sum(), replace(sums, outliers=outliers, reference_kl=distance)
+
+
+def reward_penalties(
+    inputs: LossInputs, others: OtherLogprobs, settings: ObjectiveSettings
+) -> Tensor | None:
+    """Returns what the KL to the reference takes from the reward of each token [G]; None if it is
+    not in the reward. A critic counts it before it makes advantages, and `surrogate_loss` then
+    does not.
+    """
+    if settings.reference_kl_in != "reward":
+        return None
+    estimates = _kl_estimates(inputs.behaviour, others, settings)
+    return None if estimates is None else settings.reference_kl * estimates
 
 
 def _kl_estimates(
@@ -204,12 +217,14 @@ def _decoupled(
     return losses * weight, clipped | (weight != ratio)
 
 
-def _aggregated(
-    losses: Tensor, inputs: LossInputs, counts: Tensor, settings: ObjectiveSettings
+def aggregated(
+    losses: Tensor, inputs: LossInputs, settings: ObjectiveSettings
 ) -> tuple[Tensor, float]:
-    """Returns the losses, each with its share in its sequence or prompt, and the total weight by
-    which an update divides their sum. The weights of micro-batches add up to that of their union.
+    """Returns the losses [G] of the trained tokens, each with its share in its sequence or prompt,
+    and the total weight by which an update divides their sum. The weights of micro-batches add up
+    to that of their union.
     """
+    counts = torch.bincount(inputs.sequence, minlength=inputs.sequences)
     match settings.aggregate:
         case "token":
             return losses, float(len(losses))

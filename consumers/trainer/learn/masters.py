@@ -310,6 +310,11 @@ class Optimiser:
             for state in self._adam.state.values():
                 state["step"].fill_(applied)
 
+    def hold(self) -> UpdateResult:
+        """Count an update that changes nothing and is not skipped (a critic's warm-up)."""
+        self.updates += 1
+        return UpdateResult(0.0, 0.0, 0)
+
     def update(self, gradient: Tensor, weight: float, ess: float) -> UpdateResult:
         """Apply one update by the mean gradient, `gradient` / `weight`, clipped. `gradient` is the
         sum over the update's micro-batches and is overwritten; `weight` is their

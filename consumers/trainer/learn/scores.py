@@ -133,11 +133,13 @@ three times over.
 
 class TokenScores(NamedTuple):
     """Holds the scores of G tokens: their log-probabilities [G], and the entropies [G], in nats, of
-    the distributions from which they were sampled. Both are differentiable.
+    the distributions from which they were sampled. Both are differentiable. So are `states` [G, d],
+    the body's last hidden states from which the tokens were predicted, where a critic reads them.
     """
 
     logprobs: Tensor
     entropy: Tensor
+    states: Tensor | None = None
 
 
 class _ScoreFunction(torch.autograd.Function):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rollstream.consumers.objective_settings import past_policies
+from rollstream.consumers.objective_settings import GAE, past_policies
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
@@ -92,6 +92,11 @@ class ShardedLearner:
                 "trainer.reference_kl must be 0 and trainer.proximal empty where several processes "
                 "train one model: they do not share another policy's model; train with one "
                 'process, or let scorers compute the reference (trainer.reference_by = "score")'
+            )
+        if settings.advantage == GAE and settings.critic.body == "own":
+            raise ConfigurationError(
+                "trainer.critic.body must be 'policy' where several processes train one model: "
+                "they do not share a second one; or train with one process"
             )
         if settings.epochs > 1 or settings.optimiser != "adamw":
             raise ConfigurationError(

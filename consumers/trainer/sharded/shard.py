@@ -1,15 +1,16 @@
 """Holds one rank's part of a model that several processes (ranks) train together (`Shard`).
 
-A rank has rows of each parameter: the fp32 masters and their AdamW moments (`ShardOptimiser`). In
-each round it trains one micro-batch, for which FSDP gathers the model layer by layer; for a version
-it gathers whole tensors. The constructor and every method, unless its docstring excludes it, is a
-collective: all ranks call the same methods in the same order (`follower.py`). Names and types of
-tensors are those of `learner.py`, so any number of ranks resumes from a checkpoint of any other.
+A rank has rows of each parameter: the fp32 masters and their AdamW moments (`shard_optimiser.py`).
+In each round it trains one micro-batch, for which FSDP gathers the model layer by layer; for a
+version it gathers whole tensors. The constructor and every method, unless its docstring excludes
+it, is a collective: all ranks call the same methods in the same order (`follower.py`). Names and
+types of tensors are those of `learner.py`, so any number of ranks resumes from a checkpoint of any
+other.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,10 +20,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rollstream.consumers.objective_settings import scored_reference
+from rollstream.consumers.objective_settings import GAE, scored_reference
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn import masters
+from rollstream.consumers.trainer.learn.critic import Critic
 from rollstream.consumers.trainer.learn.forward import (
     RowForm,
     compile_layers,
@@ -30,6 +32,7 @@ from rollstream.consumers.trainer.learn.forward import (
     recompute_layers,
     try_sharded,
 )
+from rollstream.consumers.trainer.learn.gae import ValueStatistics
 from rollstream.consumers.trainer.learn.loss import (
     NO_OTHERS,
     LossStatistics,
@@ -37,6 +40,7 @@ from rollstream.consumers.trainer.learn.loss import (
     surrogate_loss,
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
+from rollstream.consumers.trainer.learn.other_policies import ScoringForm
 from rollstream.consumers.trainer.learn.row_layout import (
     given_reference,
     loss_inputs,
@@ -48,6 +52,7 @@ from rollstream.consumers.trainer.learn.workers import lends_state, return_freed
 from rollstream.consumers.trainer.sharded.rank_plan import slice_of
 from rollstream.consumers.trainer.sharded.rank_writing import FrozenTensors, RankTensors
 from rollstream.consumers.trainer.sharded.ranks import Ranks
+from rollstream.consumers.trainer.sharded.shard_optimiser import ShardOptimiser
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel, base_hash
 from rollstream.consumers.trainer.sharded.tensors import (
     TensorOwnership,
@@ -60,86 +65,6 @@ from rollstream.storage.starting_model.rows import ModelRows
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.storage.weights.shards import StoredTensors, part_name
 from rollstream.storage.weights.tensors import state_hash
-
-
-class ShardOptimiser:
-    """Updates this rank's slices of the parameters in place by AdamW. The update is the one of
-    `learn/masters.py`, with the norm of the whole gradient: `over_all_ranks` sums a tensor over all
-    ranks. `mean` and `square` are AdamW's moments, one tensor for each of `slices`.
-
-    Every rank is given the same weight and computes the same norm, so either all ranks apply an
-    update or all skip it.
-    """
-
-    def __init__(
-        self,
-        slices: Sequence[Tensor],
-        settings: TrainerSettings,
-        over_all_ranks: Callable[[Tensor], Tensor],
-    ) -> None:
-        self._settings, self._over_all_ranks = settings, over_all_ranks
-        self._parameters = [torch.nn.Parameter(one) for one in slices]
-        self.mean = [torch.zeros_like(one) for one in slices]
-        self.square = [torch.zeros_like(one) for one in slices]
-        self._adam = torch.optim.AdamW(
-            self._parameters,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=1e-8,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-        self._applied = [torch.zeros((), device=one.device) for one in slices]
-        for index, parameter in enumerate(self._parameters):
-            self._adam.state[parameter] = {
-                "step": self._applied[index],
-                "exp_avg": self.mean[index],
-                "exp_avg_sq": self.square[index],
-            }
-        self.updates = 0
-        """Number of updates, skipped ones included."""
-        self.applied = 0
-        """Number of updates that were not skipped."""
-
-    def load(self, updates: int, applied: int) -> None:
-        """Set the numbers of updates to those of a checkpoint. The caller copies the checkpoint's
-        moments into `mean` and `square`. Not a collective.
-        """
-        self.updates, self.applied = updates, applied
-        for one in self._applied:
-            one.fill_(applied)
-
-    def update(
-        self, gradients: Sequence[Tensor | None], weight: float, ess: float
-    ) -> masters.UpdateResult:
-        """Apply one update by the gradients divided by `weight`, clipped by their norm; the
-        gradients are overwritten. `weight` and `ess` are those of all ranks, and an update is
-        skipped, as in `Optimiser.update`.
-        """
-        rate = masters.learning_rate(self.updates, self._settings)
-        rate = masters.guarded_rate(rate, ess, self._settings)
-        self.updates += 1
-        norm = self._norm(gradients) / weight if weight else 0.0
-        is_guarded = masters.is_guarded(ess, self._settings)
-        if not weight or not math.isfinite(norm) or is_guarded:
-            return masters.UpdateResult(norm, rate, 1)
-        scale = min(1.0, self._settings.gradient_norm_max / (norm + masters.NORM_EPS)) / weight
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            # None only for a parameter that no rank's forward used.
-            parameter.grad = (
-                torch.zeros_like(parameter) if gradient is None else gradient.mul_(scale)
-            )
-        self._adam.param_groups[0]["lr"] = rate
-        self._adam.step()  # pyright: ignore[reportUnknownMemberType]
-        self._adam.zero_grad(set_to_none=True)
-        self.applied += 1
-        return masters.UpdateResult(norm, rate, 0)
-
-    def _norm(self, gradients: Sequence[Tensor | None]) -> float:
-        squares = [g.double().square().sum().cpu() for g in gradients if g is not None]
-        mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-        return math.sqrt(float(self._over_all_ranks(mine)))
-
 
 COUNTERS = "optimiser.counters"
 PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
@@ -193,6 +118,10 @@ class Shard:
         """Of a model with adapters: this rank's slices of the base, and its whole buffers."""
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
+        self._critic: Critic | None = None
+        if settings.advantage == GAE:  # a head on the policy's body, the same at every rank
+            form = ScoringForm(torch.float32, ranks.device, general=True, joins=False)
+            self._critic = Critic(model, settings, form)
         self._sums = LossStatistics()
         self.busy_s = 0.0
 
@@ -238,21 +167,28 @@ class Shard:
         passes any samples with `counts` False: it makes the same passes and adds zeros.
         """
         began = time.monotonic()
-        scores = forward_scores(
-            self._model, to_device(token_rows(samples), self._ranks.device), self._form
-        )
+        rows, critic = to_device(token_rows(samples), self._ranks.device), self._critic
+        scores = forward_scores(self._model, rows, self._form, critic is not None)
+        values = ValueStatistics()
         if counts:
             inputs = to_device(loss_inputs(samples, version), self._ranks.device)
-            others = NO_OTHERS
+            others, judged = NO_OTHERS, None
             if scored_reference(self._settings):
                 others = OtherLogprobs(given_reference(samples).to(self._ranks.device))
+            if critic is not None:
+                judged = critic.judge(samples, rows, inputs, None, scores.states)
+                inputs = replace(inputs, advantage=judged.advantages)
             loss, sums = surrogate_loss(scores, inputs, self._settings, others)
+            if judged is not None:
+                loss, values = loss + judged.loss, judged.statistics
             if self.updates % self._settings.updates_in_step == 0:  # as in learner.py
                 sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
             self._sums += sums
         else:
             loss = scores.logprobs.sum() * 0.0
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        if critic is not None:
+            critic.add(critic.take_gradients(), values)
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
@@ -262,14 +198,23 @@ class Shard:
         total = LossStatistics()
         for part in self._ranks.gather(self._sums, LossStatistics):
             total += part
-        gradients = [_gradient(one) for one in self._parameters.values()]
-        divisor = total.divisor(self._settings.advantage)
-        done = self._optimiser.update(gradients, divisor, total.ess)
+        divisor, critic = total.divisor(self._settings.advantage), self._critic
+        learnt: dict[str, float] = {}
+        if critic is not None:
+            critic.join(_over_all_ranks, lambda mine: self._ranks.gather(mine, ValueStatistics))
+            learnt = critic.update(divisor)
+        version = self.updates // self._settings.updates_in_step
+        if critic is not None and critic.is_warming(version):
+            done = self._optimiser.hold()
+        else:
+            gradients = [_gradient(one) for one in self._parameters.values()]
+            done = self._optimiser.update(gradients, divisor, total.ess)
         for parameter in self._parameters.values():
             parameter.grad = None
         self._sums = LossStatistics()
         return {
             **total.metrics(),
+            **learnt,
             "gradient_norm": done.gradient_norm,
             "learning_rate": done.learning_rate,
             "updates_skipped": float(done.skipped),
@@ -333,6 +278,8 @@ class Shard:
                         mine.copy_(tensors.rows(prefix + name, *self._rows(name)))
             updates, applied = (int(count) for count in tensors[COUNTERS])
             self._optimiser.load(updates, applied)
+            if self._critic is not None:
+                self._critic.load_state(tensors, updates)
 
     def _rows(self, name: str) -> tuple[int, int]:
         """Return start and end of the rows of a parameter that this rank holds."""
@@ -370,12 +317,14 @@ class Shard:
         return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
 
     def _single(self) -> dict[str, Tensor]:
-        """Return the tensors of the state that every rank holds whole: the numbers of updates and,
-        with adapters, the hash of their base.
+        """Return the tensors of the state that every rank holds whole: the numbers of updates, a
+        critic's head, and, with adapters, the hash of their base.
         """
         counters = torch.tensor([self.updates, self._optimiser.applied])
         base = {} if self._base_hash is None else {masters.BASE_HASH: self._base_hash}
-        return {COUNTERS: counters, **base}
+        critic = {} if self._critic is None else self._critic.state()
+        copied = {name: one.to("cpu", copy=True) for name, one in critic.items()}
+        return {COUNTERS: counters, **base, **copied}
 
 
 def _state_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from rollstream.consumers.objective_settings import GAE
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.explorer.answers.steps import step_row
 from rollstream.explorer.explored_run import ExploredRun
@@ -115,7 +116,8 @@ def _members(run: ExploredRun, step: int, runs: Sequence[ExploredRun]) -> dict[s
     )
     found = {row["trajectory"]: {"reward": row["reward"], "advantage": None} for row in rows}
     rule = run.rule
-    if rule is not None and not rule.masks_overlong and rule.overlong_penalty is None:
+    is_of_rewards = rule is not None and rule.advantage != GAE and not rule.masks_overlong
+    if rule is not None and is_of_rewards and rule.overlong_penalty is None:
         for _, members in groupby(rows, lambda row: row["group"]):
             scored = [row for row in members if row["reward"] is not None]
             values = advantages([row["reward"] for row in scored], rule.advantage)

@@ -167,7 +167,7 @@ def _sample(
     return {
         "trajectory": name,
         "row": row,
-        "advantage": None if sample is None else sample.advantage,
+        "advantage": None if sample is None else sample.known_advantage,
         "trained": bool(row and row["step"] is not None),
         "why_not": read.why_not.get(name, ""),
         "answer": answer,

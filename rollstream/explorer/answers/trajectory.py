@@ -125,7 +125,7 @@ def _token_part(
             "piece": run.text.pieces(ids),
             "source": sequence.sources[start:end].tolist(),
             **tokens,
-            "advantage": None if sample is None else sample.advantage,
+            "advantage": None if sample is None else sample.known_advantage,
             "strips": _strips(run, sequence, name, page),
         },
         "versions": _versions(sequence, generated, base, mask),

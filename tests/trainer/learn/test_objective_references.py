@@ -14,6 +14,14 @@ from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.prepare import advantages, prepare_group, training_rule
 from rollstream.streams.values import Span, Version
+from testbed.objectives.critic_reference import FORMS as CRITICS
+from testbed.objectives.critic_updates import (
+    critic_quotients,
+    critic_settings,
+    drawn_critic_update,
+    reference_critic_loss,
+    trainer_critic_loss,
+)
 from testbed.objectives.further_policies import OBJECTIVES, OTHER_OBJECTIVES, WEIGHT_MAX
 from testbed.objectives.reference import (
     CISPO_MAX,
@@ -33,6 +41,7 @@ from testbed.objectives.reference import (
 )
 from testbed.objectives.updates import (
     Update,
+    compared,
     difference,
     drawn_update,
     preset_settings,
@@ -52,7 +61,8 @@ def update() -> Update:
 
 
 def test_every_preset_has_a_reference():
-    assert set(OBJECTIVES) == set(OBJECTIVE_PRESETS)
+    assert {*OBJECTIVES, "ppo"} == set(OBJECTIVE_PRESETS)
+    assert "ppo" in CRITICS
 
 
 @pytest.mark.parametrize("parts", [1, 5])
@@ -245,3 +255,29 @@ def test_dapo_shapes_the_rewards_of_long_answers():
 def test_samples_carry_the_tokens_of_their_group(update: Update):
     samples = samples_of(update, preset_settings("dapo_by_prompt"))
     assert sum(len(one.logprobs) / one.group_tokens for one in samples) == pytest.approx(6)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("name", CRITICS)
+def test_a_critics_loss_and_gradient_equal_the_paper(name: str, parts: int):
+    update = drawn_critic_update()
+    found = trainer_critic_loss(update, critic_settings(CRITICS[name]), parts)
+    assert compared(*found, *reference_critic_loss(update, CRITICS[name])).worst < 1e-6
+
+
+@pytest.mark.parametrize("name", CRITICS)
+def test_gradients_of_a_critics_reference_equal_difference_quotients(name: str):
+    small = drawn_critic_update(episodes=4)
+    _, gradient = reference_critic_loss(small, CRITICS[name])
+    found = critic_quotients(small, CRITICS[name])
+    assert torch.allclose(gradient, found, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"gamma": 0.9}, {"gae_lambda": 0.9}, {"clip": 0.3}, {"action": "turn"}]
+)
+def test_another_setting_of_a_critic_would_be_seen(changed: dict[str, object]):
+    update, settings = drawn_critic_update(), critic_settings(CRITICS["ppo"])
+    other = settings.model_copy(update={"critic": settings.critic.model_copy(update=changed)})
+    found = trainer_critic_loss(update, other)
+    assert compared(*found, *reference_critic_loss(update, CRITICS["ppo"])).gradient > 1e-3

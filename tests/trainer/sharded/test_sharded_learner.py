@@ -277,3 +277,33 @@ def copied(folder: Path, to: Path) -> Path:
     """The same checkpoints in a store of its own."""
     shutil.copytree(folder / "store", to / "store")
     return to
+
+
+def test_two_ranks_learn_the_head_of_a_critic_that_one_process_learns(tmp_path):
+    """On the policy's body; a warm-up of one step, then both learn. Ranks resume from it, and a
+    version has none of it.
+    """
+    critic = {"body": "policy", "warmup": 1, "lr": 1e-2, "loss_weight": 0.5}
+    given = {"advantage": "gae", "loss": "ppo_clip", "critic": critic}
+    jobs = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", f"keep:{LAST + 1}"]
+    whole = run_ranks(tmp_path / "two", 2, jobs, **given)
+    learner = TorchLearner(build(MODEL), rules(**given))
+    metrics = []
+    for update in range(len(COUNTS)):
+        for batch in stream(update):
+            learner.submit(batch)
+        metrics.append(learner.finish_update())
+    learner.close()
+    for ours, theirs in zip(whole["metrics"], metrics, strict=True):
+        assert ours.keys() - {"busy_s"} == theirs.keys() - {"busy_s"}
+        for name in ("value_loss", "value_mean", "critic_gradient_norm", "gradient_norm"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
+    assert metrics[0]["gradient_norm"] == 0 < metrics[1]["gradient_norm"]
+    state, alone = kept(tmp_path / "two", LAST + 1), learner.state()
+    assert state.keys() == alone.keys()
+    head = {name: one for name, one in alone.items() if name.startswith("critic.masters.")}
+    assert largest_difference({name: state[name] for name in head}, head) < 1e-4
+    assert not [name for name in learner.snapshot("float32") if "value" in name]
+    shutil.copytree(tmp_path / "two", tmp_path / "again")
+    again = run_ranks(tmp_path / "again", 2, ["resume:4", f"train:4-{LAST}"], **given)
+    assert again["hashes"] == whole["hashes"][3:]

@@ -1,0 +1,221 @@
+"""The critic of `trainer.advantage = "gae"` (`Critic`): it gives each action of a micro-batch its
+value, makes the advantages of the tokens from these, and learns the values with an optimiser of its
+own. The policy's masters have no part of it, so published versions have none either.
+
+The values that made an advantage are those of a token's first pass in its step; further epochs
+repeat that advantage and clip around these values. So they depend on the state at the begin of the
+step and its takes alone, and a checkpoint between two steps need not hold them.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.forward import (
+    recompute_layers,
+    row_form,
+    scored_states,
+)
+from rollstream.consumers.trainer.learn.gae import Floats64, Judgement, ValueStatistics, judge
+from rollstream.consumers.trainer.learn.llama import PackedDecoder, has_packed_form
+from rollstream.consumers.trainer.learn.masters import Masters, Optimiser
+from rollstream.consumers.trainer.learn.other_policies import ScoringForm
+from rollstream.consumers.trainer.learn.row_layout import LossInputs, TokenRows
+
+PREFIX = "critic."
+"""Of the critic's tensors in a checkpoint."""
+COUNTERS = PREFIX + "counters"
+
+
+class ValueModel(nn.Module):
+    """A linear value head, which starts at 0, and the copy of a model that it reads, if it has one
+    of its own. The head is float32 whatever the body's type.
+    """
+
+    def __init__(self, model: PreTrainedModel, is_own: bool) -> None:
+        super().__init__()
+        fields: Any = model.config.get_text_config()  # pyright: ignore[reportUnknownMemberType]
+        self.model = copy.deepcopy(model).eval() if is_own else None
+        self.value = nn.Linear(int(fields.hidden_size), 1)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+        exact = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+        self._keep_in_fp32_modules_strict = {*exact, "value"}
+
+    def of_states(self, states: Tensor) -> Tensor:
+        """Returns the values [G] for the last hidden states [G, d]."""
+        return F.linear(states.float(), self.value.weight, self.value.bias).squeeze(-1)
+
+
+class Critic:
+    """Belongs to one learner, whose `model` (float32, of version 0) it copies if it has a body of
+    its own (`is_own`). `judge` may be called from several threads; the others from the learner's
+    thread, while no micro-batch is in computation.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: TrainerSettings, form: ScoringForm):
+        self._settings, self._own = settings, settings.critic
+        self.is_own = self._own.body == "own"
+        self._module = ValueModel(model, self.is_own)
+        self._states: Callable[[TokenRows], Tensor] | None = None
+        if self._module.model is not None:
+            recomputes = settings.gradient_checkpointing
+            self._states = _state_scorer(self._module.model, form, recomputes)
+        self._masters = Masters(self._module, form.compute, form.device, settings.cpu_offload)
+        rate = settings.lr if self._own.lr is None else self._own.lr
+        alike = {"lr": rate, "optimiser": "adamw", "ess_guard": "off"}
+        self._optimiser = Optimiser(self._masters.flat, settings.model_copy(update=alike))
+        self._gradient = torch.zeros_like(self._masters.flat)
+        self._old: dict[str, Floats64] = {}
+        self._statistics = ValueStatistics()
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """The parameters that the loss of the values has gradients for, besides a shared body."""
+        return self._masters.parameters
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the masters and their two moments."""
+        return 3 * self._masters.flat.nbytes
+
+    def begin_step(self) -> None:
+        """Drop the values of the step before."""
+        self._old.clear()
+
+    def is_warming(self, version: int) -> bool:
+        """Whether the step that trains from `version` trains the critic alone."""
+        return version < self._own.warmup
+
+    def judge(
+        self,
+        samples: Sequence[Sample],
+        rows: TokenRows,
+        inputs: LossInputs,
+        penalties: Tensor | None,
+        states: Tensor | None = None,
+    ) -> Judgement:
+        """Returns the advantages of the samples' trained tokens and the loss of their values.
+        `penalties` [G] are subtracted from the rewards of the tokens. `states` [G, d] are the
+        policy's last hidden states, which a critic without a body of its own reads.
+        """
+        values = self._values(rows, states)
+        old = self._remembered(samples, values.detach().double().cpu().numpy())
+        return judge(values, old, samples, inputs, penalties, self._settings)
+
+    def take_gradients(self) -> list[Tensor]:
+        """Returns the gradients that a backward pass left at `parameters`, and removes them."""
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        return found
+
+    def join(
+        self,
+        over_all_ranks: Callable[[Tensor], Tensor],
+        gather: Callable[[ValueStatistics], Sequence[ValueStatistics]],
+    ) -> None:
+        """Replace sums of gradients and statistics by those of all ranks, which then make the same
+        update. A collective.
+        """
+        self._gradient.copy_(over_all_ranks(self._gradient.cpu()))
+        self._statistics = sum(gather(self._statistics), ValueStatistics())
+
+    def add(self, gradients: Sequence[Tensor], statistics: ValueStatistics) -> None:
+        """Add the gradients of a micro-batch for `parameters`, and its statistics."""
+        self._statistics += statistics
+        if gradients:
+            self._masters.add(self._gradient, gradients)
+
+    def update(self, weight: float) -> dict[str, float]:
+        """Apply the sum of the gradients, divided by `weight`; returns the update's metrics."""
+        done = self._optimiser.update(self._gradient, weight, 1.0)
+        self._masters.round()
+        metrics = {
+            **self._statistics.metrics(),
+            "critic_gradient_norm": done.gradient_norm,
+            "critic_learning_rate": done.learning_rate,
+            **({"critic_updates_skipped": 1.0} if done.skipped else {}),
+        }
+        self._gradient.zero_()
+        self._statistics = ValueStatistics()
+        return metrics
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns the critic's part of a checkpoint, not a copy."""
+        counters = torch.tensor([self._optimiser.updates, self._optimiser.applied])
+        named = {
+            prefix + name: view
+            for prefix, flat in self._buffers().items()
+            for name, view in self._masters.named(flat).items()
+        }
+        return {**named, COUNTERS: counters}
+
+    def load_state(self, tensors: Mapping[str, Tensor], updates: int) -> None:
+        """Restore `state()` from a checkpoint; `updates` are those of the policy. A checkpoint
+        without a critic, of a run that had another advantage, leaves the critic as it starts.
+        """
+        counters = tensors.get(COUNTERS)
+        if counters is None:
+            self._optimiser.load(updates, 0)
+            return
+        for prefix, flat in self._buffers().items():
+            self._masters.fill(flat, tensors, prefix)
+        self._masters.round()
+        self._optimiser.load(int(counters[0]), int(counters[1]))
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Returns the flat buffers of the state, by the prefix of their names in a checkpoint."""
+        return {
+            PREFIX + "masters.": self._masters.flat,
+            PREFIX + "mean.": self._optimiser.mean,
+            PREFIX + "square.": self._optimiser.square,
+        }
+
+    def _values(self, rows: TokenRows, states: Tensor | None) -> Tensor:
+        """Returns the values [G]. The gradient of a shared body is weighted by `loss_weight`, that
+        of the head is not.
+        """
+        if self._states is not None:
+            return self._module.of_states(self._states(rows))
+        assert states is not None, "a critic on the policy's body needs its states"
+        held = states.detach()
+        return self._module.of_states(held + self._own.loss_weight * (states - held))
+
+    def _remembered(self, samples: Sequence[Sample], now: Floats64) -> Floats64:
+        """Returns the values [G] at the first pass of the samples in this step, which may be `now`;
+        they are kept only where the step repeats its updates.
+        """
+        if self._settings.epochs == 1:
+            return now
+        counts = [int(np.count_nonzero(one.mask)) for one in samples]
+        parts = zip(samples, np.split(now, np.cumsum(counts)[:-1]), strict=True)
+        return np.concatenate([self._old.setdefault(one.trajectory, p) for one, p in parts])
+
+
+def _state_scorer(
+    model: PreTrainedModel, form: ScoringForm, recomputes: bool
+) -> Callable[[TokenRows], Tensor]:
+    """Returns a function from rows to the last hidden states [G, d] of `model` before each trained
+    token, computed as the policy's are. The model's head is removed, unless its matrix is that of
+    the embedding.
+    """
+    is_packed = has_packed_form(model) and not form.general
+    if recomputes and not is_packed:
+        recompute_layers(model)
+    layout = "packed" if is_packed else row_form(model, form.joins)
+    head: Any = model.get_output_embeddings()  # pyright: ignore[reportUnknownMemberType]
+    embedding: Any = model.get_input_embeddings()  # pyright: ignore[reportUnknownMemberType]
+    if head.weight is not embedding.weight:
+        head.weight = None
+    if is_packed:
+        return PackedDecoder(model, recomputes).states
+    return lambda rows: scored_states(model, rows, layout)

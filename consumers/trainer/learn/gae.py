@@ -1,0 +1,219 @@
+"""Advantages over a critic's values (`gae`), the loss of the values (`value_losses`), and both for
+a micro-batch (`judge`). Pure; docs/explanation/learning.md has the formulas and sources.
+
+The steps of GAE are actions: the trained tokens of a trajectory in their order, or the turns that
+have one. Tokens of the environment and tokens that are not trained are no actions: they have no
+value, and what they are rewarded belongs to the action before them.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollstream.consumers.objective_settings import ObjectiveSettings
+from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.loss import aggregated
+from rollstream.consumers.trainer.learn.row_layout import LossInputs
+
+Floats64 = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Actions:
+    """Holds the K actions of a micro-batch, whose G trained tokens are in the order of
+    `TokenRows.scored`. `of_token` [G] is the action of each token; `first` [K] is the first token
+    of each action, `sequence` [K] the index of its sequence, `rewards` [K] what it is rewarded.
+    """
+
+    of_token: Indices
+    first: Indices
+    sequence: Indices
+    rewards: Floats64
+
+    def less(self, penalties: Tensor | None) -> Floats64:
+        """Returns the rewards without the penalties [G] of the tokens."""
+        if penalties is None:
+            return self.rewards
+        lost = penalties.detach().double().cpu().numpy()
+        return self.rewards - np.bincount(self.of_token, lost, len(self.first))
+
+
+def actions_of(samples: Sequence[Sample], by_turn: bool) -> Actions:
+    """Returns the actions of the samples, which have `parts` and `turn_ends`; with `by_turn` an
+    action is a turn, otherwise a token.
+    """
+    of_token, first, owner = list[Indices](), list[Indices](), list[Indices]()
+    rewards = list[Floats64]()
+    tokens = actions = 0
+    for number, sample in enumerate(one for one in samples if one.mask.any()):
+        begins, token_rewards = _sample_actions(sample, by_turn)
+        within = np.cumsum(begins) - 1
+        count = int(within[-1]) + 1
+        first.append(np.flatnonzero(begins) + tokens)
+        of_token.append(within + actions)
+        owner.append(np.full(count, number))
+        sums = np.zeros(count)
+        np.add.at(sums, within, token_rewards)
+        rewards.append(sums)
+        tokens, actions = tokens + len(begins), actions + count
+    indices = (np.concatenate(one) for one in (of_token, first, owner))
+    return Actions(*indices, np.concatenate(rewards))
+
+
+def _sample_actions(sample: Sample, by_turn: bool) -> tuple[NDArray[np.bool_], Floats64]:
+    """Returns for each trained token of the sample whether an action begins with it, and its
+    reward. The reward of a token that is not trained is that of the last trained one before it; of
+    none, if there is none.
+    """
+    assert sample.parts is not None
+    assert sample.turn_ends is not None
+    trained = np.flatnonzero(sample.mask)
+    rewards = np.zeros(len(trained))
+    place = np.searchsorted(trained, sample.parts.ends, side="right") - 1
+    np.add.at(rewards, place[place >= 0], sample.parts.rewards[place >= 0])
+    if not by_turn:
+        return np.ones(len(trained), np.bool_), rewards
+    turn = np.searchsorted(sample.turn_ends, trained)
+    return np.diff(turn, prepend=-1) != 0, rewards
+
+
+def gae(
+    values: Floats64, rewards: Floats64, sequence: Indices, gamma: float, lambda_: float
+) -> tuple[Floats64, Floats64]:
+    """Returns the advantages [K] of the actions and their returns [K], the targets of the values:
+    A(k) = δ(k) + γλ A(k + 1) with δ(k) = r(k) + γ V(k + 1) − V(k), and A(k) + V(k) (Schulman et
+    al., "High-dimensional continuous control using generalized advantage estimation", arXiv
+    1506.02438, eq. 16). After the last action of a sequence both are 0; `sequence` ascends.
+    """
+    counts = np.bincount(sequence)
+    longest = int(counts.max())
+    # Right-aligned, so that all sequences end in the same column.
+    column = longest - counts[sequence] + np.arange(len(sequence)) - _begins(counts)[sequence]
+    value, reward, advantage = (np.zeros((len(counts), longest + 1)) for _ in range(3))
+    value[sequence, column], reward[sequence, column] = values, rewards
+    for k in range(longest - 1, -1, -1):
+        delta = reward[:, k] + gamma * value[:, k + 1] - value[:, k]
+        advantage[:, k] = delta + gamma * lambda_ * advantage[:, k + 1]
+    found = advantage[sequence, column]
+    return found, found + values
+
+
+def _begins(counts: Indices) -> Indices:
+    return np.cumsum(counts) - counts
+
+
+def value_losses(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """Returns ½ max((V − R)², (V' − R)²) of each action with V' = V_old + clip(V − V_old, ±ε): the
+    squared error of PPO (arXiv 1707.06347, eq. 9) with the value clipping of its authors' code
+    (OpenAI baselines, `ppo2`; arXiv 2005.12729, section 3). All are [K].
+    """
+    losses = (values - returns).square()
+    if clip is not None:
+        bounded = old + (values - old).clamp(-clip, clip)
+        losses = torch.maximum(losses, (bounded - returns).square())
+    return losses / 2
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStatistics:
+    """Holds statistics of the values of one or more micro-batches as sums over actions: `error` is
+    the return less the value that made the advantage, `clipped` counts the values that moved beyond
+    the clipping.
+    """
+
+    actions: float = 0.0
+    loss: float = 0.0
+    value: float = 0.0
+    returned: float = 0.0
+    returned_squared: float = 0.0
+    error: float = 0.0
+    error_squared: float = 0.0
+    clipped: float = 0.0
+
+    def __add__(self, other: "ValueStatistics") -> "ValueStatistics":
+        names = [one.name for one in fields(ValueStatistics)]
+        return ValueStatistics(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    def metrics(self) -> dict[str, float]:
+        """Returns means per action by name. `explained_variance` is 1 − Var(error) / Var(return): 1
+        for exact values, 0 for a constant; it is missing where the returns are equal.
+        """
+        count = max(self.actions, 1.0)
+        spread = self.returned_squared / count - (self.returned / count) ** 2
+        unexplained = self.error_squared / count - (self.error / count) ** 2
+        explained = {"explained_variance": 1 - unexplained / spread} if spread > 1e-12 else {}
+        return {
+            "value_loss": self.loss / count,
+            "value_mean": self.value / count,
+            "return_mean": self.returned / count,
+            "value_clipped": self.clipped / count,
+            **explained,
+        }
+
+
+def _statistics(
+    losses: Tensor, values: Tensor, old: Floats64, returns: Floats64, clip: float | None
+) -> ValueStatistics:
+    """Returns the statistics of one micro-batch."""
+    moved = np.abs(values.detach().double().cpu().numpy() - old)
+    error = returns - old
+    return ValueStatistics(
+        float(len(old)),
+        float(losses.detach().double().sum()),
+        float(old.sum()),
+        float(returns.sum()),
+        float(np.square(returns).sum()),
+        float(error.sum()),
+        float(np.square(error).sum()),
+        float(np.count_nonzero(moved > clip)) if clip is not None else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Holds what a critic finds for a micro-batch: the `advantages` [G] of its trained tokens, the
+    loss of its values as a sum, weighted and divided like the policy's, and statistics.
+    """
+
+    advantages: Tensor
+    loss: Tensor
+    statistics: ValueStatistics
+
+
+def judge(
+    values: Tensor,
+    old: Floats64,
+    samples: Sequence[Sample],
+    inputs: LossInputs,
+    penalties: Tensor | None,
+    settings: ObjectiveSettings,
+) -> Judgement:
+    """Returns what the values [G] mean for the samples' trained tokens. `old` [G] are the values
+    that make the advantages, and around which the loss is clipped; `penalties` [G] are subtracted
+    from the rewards of the tokens. The value of an action is that of its first token; all its
+    tokens have its advantage and its loss, so an error counts as often as it is used.
+    """
+    own = settings.critic
+    actions = actions_of(samples, own.action == "turn")
+    chosen = values.index_select(0, torch.from_numpy(actions.first).to(values.device))
+    before = old[actions.first]
+    rewards = actions.less(penalties)
+    advantages, returns = gae(before, rewards, actions.sequence, own.gamma, own.gae_lambda)
+
+    def tensor(numbers: Floats64) -> Tensor:
+        return torch.from_numpy(numbers.astype(np.float32)).to(values.device)
+
+    losses = value_losses(chosen, tensor(before), tensor(returns), own.clip)
+    by_token = losses.index_select(0, torch.from_numpy(actions.of_token).to(values.device))
+    return Judgement(
+        tensor(advantages[actions.of_token]),
+        aggregated(by_token, inputs, settings)[0].sum(),
+        _statistics(losses, chosen, before, returns, own.clip),
+    )
