@@ -34,13 +34,14 @@ NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
         "superseded/1",
         "take_failed/1",
         "take_retried/1",
-        "takes_repeated/1",
         WEIGHTS_HASH,
     ),
 }
 """The features that a reader of a single-holder role's topic must know, by topic: every schema
-written there that is not in `FIRST_RELEASE_SCHEMAS`, and the words for changed meanings.
-`Opened.needs` has them.
+that any run may have there and that is not in `FIRST_RELEASE_SCHEMAS`, and the words for changed
+meanings. `Opened.needs` has them. A feature that only some settings write is no need of every run:
+`run.json` has it where they are set (`FEATURES_OF_SETTINGS`), so that an earlier release continues
+the others.
 """
 
 NEEDED_FEATURES = tuple(
@@ -53,6 +54,11 @@ release has acted on it. `run.json` in the store records them.
 SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
 """Schemas that this release writes in topics of many writers and that are not in
 `FIRST_RELEASE_SCHEMAS`.
+"""
+
+EPOCHS = "takes_repeated/1"
+"""The feature of a run whose trainer trains each batch more than once (`trainer.epochs`); in
+`run.json` only. A reader that has not read `run.json` meets the unknown schema itself.
 """
 
 ADAPTERS = "adapters"
@@ -92,16 +98,14 @@ CRITIC = "critic"
 continue without. In `run.json` only.
 """
 
-KNOWN_FEATURES = (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | {
-    ABANDONED,
-    ADAPTERS,
-    AGENTS,
-    CRITIC,
-    PROCESS_REWARDS,
-    REDUNDANCY,
-    SCORED_REFERENCE,
-    WEIGHTS_HASH,
-}
+FEATURES_OF_SETTINGS = frozenset(
+    {ABANDONED, ADAPTERS, AGENTS, CRITIC, EPOCHS, PROCESS_REWARDS, REDUNDANCY, SCORED_REFERENCE}
+)
+"""Features that only runs with certain settings need (`rollstream/config/identity.py`)."""
+
+KNOWN_FEATURES = (
+    (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | FEATURES_OF_SETTINGS | {WEIGHTS_HASH}
+)
 """All features that this release understands: `Opened.knows`."""
 
 

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
 from rollstream.config.policy_defaults import put_policy_defaults, put_preset_defaults
+from rollstream.config.recorded_form import recorded_form
 from rollstream.config.settings import Configuration, setting_problems
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, Scope, Settings
@@ -260,17 +261,22 @@ def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(configuration: Configuration) -> str:
-    """Returns the xxh3-128 hash of the essential settings, by which the ledger names a
+    """Returns the xxh3-128 hash of the settings that a run records, by which the ledger names a
     configuration.
     """
-    text = json.dumps(essential_settings(configuration), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_settings_to_record(configuration), sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128(text.encode()).hexdigest()
+
+
+def _settings_to_record(configuration: Configuration) -> dict[str, Any]:
+    defaults = essential_settings(Configuration())
+    return recorded_form(essential_settings(configuration), defaults)
 
 
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
     """Returns the changes between two sets of essential settings, sorted by key. A setting that is
-    missing in `before`, because an earlier release wrote it, counts as its default; a removed
-    setting that had its default is no change.
+    missing in one of them, as in what a run recorded (`recorded_form`), counts as its default; a
+    removed setting that had its default is no change.
     """
     defaults = essential_settings(Configuration())
     kept = {
@@ -279,7 +285,10 @@ def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[S
         if k not in sources.REMOVED_SETTINGS or v != sources.REMOVED_SETTINGS[k]
     }
     before = _without_hosts(kept)
-    pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]
+    pairs = [
+        (key, before.get(key, defaults.get(key)), now.get(key, defaults.get(key)))
+        for key in {*before, *now}
+    ]
     return [
         SettingChange(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]
     ]
@@ -308,8 +317,8 @@ def configuration_key(configuration_hash: str) -> str:
 
 
 def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Store the essential settings under their hash. Idempotent."""
-    wanted = essential_settings(configuration)
+    """Store the settings that a run records under their hash. Idempotent."""
+    wanted = _settings_to_record(configuration)
     create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(wanted))
 
 
@@ -334,8 +343,8 @@ def accept_change(
 
 
 def recorded_settings(store: ObjectStore, configuration_hash: str) -> dict[str, Any]:
-    """Returns the essential settings of this hash by their dotted keys. Raises `ObjectMissing` if
-    they are not stored.
+    """Returns the recorded settings of this hash by their dotted keys; those that are missing have
+    their default. Raises `ObjectMissing` if they are not stored.
     """
     key = configuration_key(configuration_hash)
     return decode_json(store.get(key), dict[str, Any], key)

@@ -10,7 +10,7 @@ earlier does not wait for it, but compares again every few seconds, so any order
 import logging
 import secrets
 import threading
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -31,6 +31,7 @@ from rollstream.streams.release import (
     ADAPTERS,
     AGENTS,
     CRITIC,
+    EPOCHS,
     NEEDED_FEATURES,
     PROCESS_REWARDS,
     REDUNDANCY,
@@ -89,12 +90,7 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
     store_configuration(store, configuration)
     for _ in range(SWAPS_MAX):
         found, etag = _read(store, configuration.run)
-        own = (ADAPTERS,) if configuration.model.lora.rank else ()
-        own += (AGENTS, ABANDONED) if configuration.agent.is_active else ()
-        own += (REDUNDANCY,) if configuration.task.redundancy else ()
-        own += (PROCESS_REWARDS,) if configuration.trainer.process_rewards else ()
-        own += (SCORED_REFERENCE,) if scored_reference(configuration.trainer) else ()
-        own += (CRITIC,) if configuration.trainer.advantage == GAE else ()
+        own = _features_of_settings(configuration)
         needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs
@@ -106,6 +102,21 @@ def record_configuration(store: ObjectStore, configuration: Configuration) -> No
             continue
         return
     raise _swaps_lost()
+
+
+def _features_of_settings(configuration: Configuration) -> set[str]:
+    """Returns those of `FEATURES_OF_SETTINGS` that a run with this configuration needs."""
+    uses = {
+        ADAPTERS: configuration.model.lora.rank,
+        AGENTS: configuration.agent.is_active,
+        ABANDONED: configuration.agent.is_active,
+        CRITIC: configuration.trainer.advantage == GAE,
+        EPOCHS: configuration.trainer.epochs > 1,
+        PROCESS_REWARDS: configuration.trainer.process_rewards,
+        REDUNDANCY: configuration.task.redundancy,
+        SCORED_REFERENCE: scored_reference(configuration.trainer),
+    }
+    return {feature for feature, is_used in uses.items() if is_used}
 
 
 def check_configuration(
@@ -175,6 +186,15 @@ def read_identity(store: ObjectStore) -> RunIdentity | None:
         return None
 
 
+def check_readable(store: ObjectStore) -> None:
+    """Raise `NewerRelease` if the run in this store needs a feature that this release lacks, so
+    that a reader of its records would judge them wrongly. A deleted run may be read.
+    """
+    found = read_identity(store)
+    if found is not None:
+        _refuse_features(found, {*found.needs} - {DELETED})
+
+
 def _swaps_lost() -> errors.StoreError:
     return errors.StoreError(
         f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?"
@@ -227,14 +247,18 @@ def _read(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
             f"the run {found.run} was deleted, or `rollstream rm` of it was interrupted; "
             "repeat that command to remove the rest, or give this run another store"
         )
-    features = missing_features(found.needs)
-    if features:
-        raise errors.NewerRelease(
-            f"run {found.run} needs features that this release lacks: {', '.join(features)}; "
-            f"{upgrade_advice(found.release)}"
-        )
+    _refuse_features(found, found.needs)
     if found.run != run:
         raise errors.ConfigurationError(
             f"the store holds the run {found.run!r}, not {run!r}; give this run another store"
         )
     return found, etag
+
+
+def _refuse_features(found: RunIdentity, needs: Collection[str]) -> None:
+    features = missing_features(needs)
+    if features:
+        raise errors.NewerRelease(
+            f"run {found.run} needs features that this release lacks: {', '.join(features)}; "
+            f"{upgrade_advice(found.release)}"
+        )

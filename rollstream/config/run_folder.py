@@ -24,6 +24,7 @@ from rollstream.config.config import (
     refuse_changes,
     setting_changes,
 )
+from rollstream.config.recorded_form import file_form
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.revision import code_revision
@@ -154,7 +155,7 @@ def write_configuration(
     else:
         reach()
     text = json.dumps(
-        {CODE_REVISION: code_revision(), **configuration.model_dump(mode="json")}, indent=2
+        {CODE_REVISION: code_revision(), **file_form(configuration, Configuration())}, indent=2
     )
     # A random name instead of the process id, which is equal in containers that share the folder.
     partial = folder.configuration.with_suffix(f".{secrets.token_hex(8)}.partial")

@@ -21,6 +21,8 @@ from rollstream.config.config import (
 from rollstream.config.identity import (
     IDENTITY_KEY,
     check_configuration,
+    check_readable,
+    mark_deleted,
     read_or_create_identity,
     record_configuration,
     watch_configuration,
@@ -35,7 +37,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.streams.records import Configured
-from rollstream.streams.release import ABANDONED, RELEASE
+from rollstream.streams.release import ABANDONED, EPOCHS, RELEASE
 from testbed.memory import MemoryStore
 
 
@@ -247,3 +249,36 @@ def test_a_run_of_agents_needs_a_release_that_knows_abandoned_turns(store: Objec
     assert ABANDONED not in json.loads(store.get(IDENTITY_KEY))["needs"]
     record_configuration(store, of(agent={"service": True}, evaluation={"enabled": False}))
     assert ABANDONED in json.loads(store.get(IDENTITY_KEY))["needs"]
+
+
+def test_a_reader_that_judges_records_refuses_a_run_with_a_feature_that_it_lacks(
+    store: ObjectStore,
+) -> None:
+    check_readable(store)
+    record_after(store, "a_feature_of_tomorrow")
+    with pytest.raises(NewerRelease, match="a_feature_of_tomorrow"):
+        check_readable(store)
+
+
+def test_a_deleted_run_may_be_read(store: ObjectStore) -> None:
+    mark_deleted(store, "run")
+    check_readable(store)
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [({}, False), ({"trainer": {"epochs": 2}}, True)],
+)
+def test_a_feature_of_a_setting_is_a_need_only_where_it_is_set(
+    store: ObjectStore, settings: dict[str, object], needed: bool
+) -> None:
+    configuration = of(**settings)
+    read_or_create_identity(store, configuration.run)
+    record_configuration(store, configuration)
+    assert (EPOCHS in json.loads(store.get(IDENTITY_KEY))["needs"]) == needed
+
+
+def record_after(store: ObjectStore, feature: str) -> None:
+    """Write `run.json` as a later release would, with a need of its own."""
+    values = {"id": "1", "run": "run", "needs": [feature], "release": "9.0"}
+    store.create(IDENTITY_KEY, encode_json(values))

@@ -123,8 +123,11 @@ def test_an_opening_of_the_first_release_is_read(run: Bus) -> None:
 
 
 def test_every_schema_beyond_the_first_release_is_declared() -> None:
-    """A new record kind states the roles that must know it: `NEEDS` of a topic, or `SHARED`."""
+    """A new record kind states who must know it: the readers of a topic, those of runs with certain
+    settings, or, in topics of many writers, the acting trainer.
+    """
     declared = {feature for needs in release.NEEDED_BY_TOPIC.values() for feature in needs}
+    declared |= release.FEATURES_OF_SETTINGS
     assert set(SCHEMAS) - release.FIRST_RELEASE_SCHEMAS <= declared | release.SHARED_FEATURES
     assert not release.missing_features(declared | release.SHARED_FEATURES)
     assert set(release.NEEDED_BY_TOPIC) <= set(FENCED)

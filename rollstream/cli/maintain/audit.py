@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run, open_run_view
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import progress_line, quiet_on_closed_pipe, warn
+from rollstream.config.identity import check_readable
 from rollstream.consumers.audit.audit import Audit, continued_audit
 from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
@@ -160,6 +161,8 @@ def _opened(location: RunLocation, opened: ExitStack) -> Audit:
     if not location.has_store and location.bus is None:
         raise ConfigurationError(f"{location.name} has neither a log nor a store to audit")
     view = opened.enter_context(open_run_view(location))
+    if view.store is not None:
+        check_readable(view.store)
     return Audit(view.bus, view.store, view.run, audit_policy(location), _show_progress)
 
 

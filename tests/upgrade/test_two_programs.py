@@ -1,0 +1,120 @@
+"""An earlier program of this repository and the present one over one run: they agree, or the
+earlier one refuses and names the reason (invariant 14; docs/how-to/upgrade.md has what was tried).
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollstream.revision import code_revision
+from rollstream.streams.records import Configured
+from testbed.kills.final_counts import counted
+from testbed.run_process import GROUPS, random_model, read
+from testbed.two_programs import (
+    NAMES,
+    NEW,
+    MixedRun,
+    Program,
+    earlier_program,
+    mixed_run,
+    state_of,
+)
+
+pytestmark = pytest.mark.long
+
+STEPS = 200  # so many that no process ends before everything was replaced
+SETTINGS = [
+    "trainer.lr=1e-6", "relay.enabled=true", "relay.status_s=0.3", "task.reward=late",
+    "scoring.count=1", "archive.roll_s=1",
+]  # fmt: skip
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Program:
+    return earlier_program(tmp_path / "old")
+
+
+def audited(program: Program, run: MixedRun) -> str:
+    done = program.run("audit", str(run.folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def replayed(program: Program, run: MixedRun, steps: int) -> None:
+    """The program computes every step again from the log, to the bits that the ledger has."""
+    words = ["--from-step", "0", "--to-step", str(steps), "--json"]
+    done = program.run(
+        "replay", str(run.folder), *words, "--out", str(run.folder.parent / f"by-{program.name}")
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["compared"], found["differing"]) == (steps, [])
+
+
+def test_every_role_is_upgraded_and_goes_back_while_the_run_trains(
+    tmp_path: Path, old: Program
+) -> None:
+    """Nothing new is used: both programs train the run, and both replay each step of the other."""
+    with mixed_run(
+        tmp_path / "run",
+        random_model(tmp_path / "model"),
+        [*SETTINGS, f"trainer.steps={STEPS}"],
+    ) as run:
+        run.start_all(old)
+        run.wait_for_step(2)
+        for program, order in ((NEW, NAMES), (old, NAMES[::-1])):
+            for name in order:
+                run.replace(program, name)
+        run.wait_complete()
+    revisions = [one.code_revision for one in read(run.folder, "ledger", Configured)]
+    assert [one == code_revision() for one in revisions] == [False, True, False]
+    for program in (old, NEW):
+        audited(program, run)
+        replayed(program, run, STEPS)
+    found = counted(run.folder, STEPS)
+    assert found.is_clean, found.wrong
+    assert found.trained == STEPS * GROUPS
+
+
+def test_once_a_new_feature_is_used_the_earlier_program_refuses_by_its_name(
+    tmp_path: Path, old: Program
+) -> None:
+    """A rollout of the earlier program that is left behind ends by itself. No role that is started
+    in its release moves anything, and the later one finishes the run.
+    """
+    with mixed_run(
+        tmp_path / "run", random_model(tmp_path / "model"), [*SETTINGS, "trainer.steps=100000"]
+    ) as run:
+        run.start_all(NEW)
+        run.stop("rollout-1")
+        run.start(old, "rollout-1")
+        run.wait_for_step(4)
+        run.settings += ["task.redundancy=1"]
+        left = run.hands.pop("rollout-1")
+        for name in [name for name in NAMES if name != "rollout-1"]:
+            run.stop(name)
+        run.start(NEW, "trainer", "--accept-config")
+        run.hands["rollout-1"] = left
+        assert "redundancy" in run.wait_refused("rollout-1")
+        for name in [name for name in NAMES if name not in ("rollout-1", "trainer")]:
+            run.start(NEW, name)
+        run.wait_for_step(run.step() + 3)
+        for name in [*run.hands]:
+            run.stop(name)
+        before, last = state_of(run.folder), run.step()
+        run.settings.remove("task.redundancy=1")  # the earlier program has no such setting
+        for name in NAMES:
+            run.start(old, name)
+            text = run.wait_refused(name)
+            assert "needs features that this release lacks: redundancy" in text, text
+            assert "docs/how-to/upgrade.md" in text
+        assert state_of(run.folder) == before
+        run.settings += ["task.redundancy=1", f"trainer.steps={last + 5}"]
+        run.start(NEW, "trainer", "--accept-config")
+        for name in NAMES[:-1]:
+            run.start(NEW, name)
+        run.wait_complete()
+    audited(NEW, run)
+    found = counted(run.folder, last + 5)
+    assert found.is_clean, found.wrong
