@@ -40,7 +40,7 @@ class CriticSettings(Settings):
     turn.
     """
     gamma: float = Field(default=1.0, ge=0, le=1)
-    """γ: the discount of a reward for each action that lies before it."""
+    """γ: the discount of a reward for each action before it."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """λ of GAE: 1 trusts the rewards alone, 0 the value of the next action."""
     clip: Annotated[float, Field(gt=0)] | None = 0.2

@@ -3,7 +3,7 @@ All arms of a world start from the same warm model. Those of a seed have common 
 same prompts in the same order, and sampling that is a function of seed, trajectory and position
 (invariant 10).
 
-`stepped_run.py` makes a run in one process, where the lag is what an arm says: each token of a step
+`stepped_run.py` makes a run in one process, where the lag is the arm's: each token of a step
 is of the version `lag` steps older than the one trained from, in the first steps of version 0.
 """
 

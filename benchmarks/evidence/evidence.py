@@ -1,7 +1,7 @@
 """What the committed runs say (`rows.py`): paired differences of held-out accuracy between arms,
 recounted from the rows, each with its interval, power and number of seeds.
 
-A case is decided with `SEEDS_MIN` pairs or more; below it prints what there is and says that it is
+A case is decided with `SEEDS_MIN` pairs or more; below it prints what there is and that it is
 not decided. Two rows are made again, unless the cases are quick or the machine is another kind than
 that of the rows.
 """

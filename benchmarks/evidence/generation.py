@@ -165,7 +165,7 @@ class LaggedBatches:
 @dataclass(slots=True)
 class RunningBatch:
     """Keeps the engine's slots full, and trains the oldest complete groups as long as `behind`
-    steps' worth of complete ones stay. A new version is loaded as `mode` says; under `keep_version`
+    steps' worth of complete ones stay. A new version is loaded as `mode` asks; under `keep_version`
     no group is started until the engine is empty.
     """
 

@@ -166,7 +166,7 @@ def row_of(
 
 
 def machine() -> dict[str, str]:
-    """What a row says of the machine: other kinds may round differently."""
+    """What a row records of the machine: other kinds may round differently."""
     return {
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),

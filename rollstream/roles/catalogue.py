@@ -101,7 +101,7 @@ _ALL = (
     Role(
         name="score",
         purpose="write annotations (late rewards) about finished trajectories",
-        runs="roles:run_scorer",
+        runs="scorer:run_scorer",
         processes=lambda c: _numbered("scorer", c.scoring.count),
         threads=lambda c: c.trainer.threads if c.scoring.function == "reference" else 1,
         needs_model=False,  # it checks its function before it waits

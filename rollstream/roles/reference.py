@@ -84,7 +84,7 @@ class ReferencePool:
     scorer: ReferenceScorer
     bounds: TrainingBounds
     timeout_s: float
-    """Seconds after which a trajectory of a version that nobody believes gets no score."""
+    """Seconds after which a trajectory of a version that is not believed gets no score."""
     wait: Callable[[float], object]
     clock: Callable[[], float] = time.monotonic
     _waiting: deque[tuple[Trajectory, float]] = field(

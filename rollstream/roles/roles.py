@@ -25,24 +25,15 @@ from rollstream.config.identity import (
     watch_configuration,
 )
 from rollstream.config.run_folder import RunFolder
-from rollstream.config.run_model import task_settings
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced
 from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
-from rollstream.producers.scoring.build import (
-    REFERENCE,
-    check_scoring,
-    scorer_pool,
-    window_size,
-)
-from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.catalogue import ROLES
 from rollstream.roles.completion import is_complete, stop_when_complete
 from rollstream.roles.context import (
     RoleContext,
     RoleLaunch,
     await_model,
-    load_run_task,
     open_role_context,
 )
 from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
@@ -246,17 +237,6 @@ def run_relay(context: RoleContext) -> bool:
     return False
 
 
-def run_scorer(context: RoleContext) -> bool:
-    """Write late rewards as annotations of trajectories until the role is stopped."""
-    check_scoring(context.configuration.scoring)
-    if not await_model(context):
-        return False
-    scorer = build_scorer(context)
-    context.watch.offer(scorer.metric_values)
-    scorer.run(context.stop)
-    return False
-
-
 def run_endpoint(context: RoleContext) -> bool:
     """Forward the requests of agents to their rollouts until the role is stopped."""
     settings = context.configuration.agent
@@ -316,22 +296,3 @@ def with_relay_push(context: RoleContext) -> RoleContext:
 
 def _relay_folder(context: RoleContext) -> Path:
     return folder_for(context.configuration.relay, context.folder)
-
-
-def build_scorer(context: RoleContext) -> Scorer:
-    """Build the scorer, which runs the task's reward or the function of `scoring.function` in a
-    pool of processes, asks a service, or holds the reference policy; it resumes at the committed
-    positions of its group.
-    """
-    c = context.configuration
-    if c.scoring.function == REFERENCE:
-        from rollstream.roles.reference import build_reference_scorer
-
-        return build_reference_scorer(context)
-    task = load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
-    return Scorer(
-        context.bus,
-        scorer_pool(c.scoring, task_settings(c, context.folder), task.tokenizer),
-        AnnotationPlan(c.scoring.names, not c.scoring.function, context.name),
-        window_size(c.scoring, WINDOW_PER_PROCESS),
-    )

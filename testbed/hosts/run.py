@@ -146,7 +146,7 @@ class HostsRun:
         return "\n".join(f"--- {name}:\n{log.read_text()[-1500:]}" for name, log in logs)
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill the others."""
         for role in self.roles:
             if role.process.poll() is None:
                 role.process.kill()
@@ -189,7 +189,7 @@ class HostsRun:
 
 @dataclass(frozen=True)
 class RolloutSample:
-    """What a rollout's metrics said at `time_s` (wall clock): its slots, those that run, and the
+    """A rollout's metrics at `time_s` (wall clock): its slots, those that run, and the
     tokens that it has generated.
     """
 
@@ -221,7 +221,7 @@ class Sampler:
         return sum(found[-1].running for found in self.samples.values() if found)
 
     def slots(self) -> float:
-        """The slots of all hosts; 0 until each has said how many it has."""
+        """The slots of all hosts; 0 until each has reported its own."""
         known = [found[-1].slots for found in self.samples.values() if found]
         return sum(known) if len(known) == len(self.samples) else 0.0
 

@@ -46,7 +46,7 @@ class TwoSites:
         return f"s3://{BUCKET}/{run}?{options}"
 
     def vanish(self, host: Host) -> None:
-        """Take the host off its network; its processes are not told, and go on."""
+        """Take the host off its network; its processes are not told, and continue."""
         with network_of(self.router.pid):
             command("ip", "link", "set", host.name, "down")
 

@@ -3,8 +3,6 @@ together, and its gradient with respect to the log-probabilities and the values 
 tokens. Import it as `testbed.objectives.critic_updates` everywhere.
 """
 
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ have one. Tokens of the environment and tokens that are not trained are no actio
 value, and what they are rewarded belongs to the action before them.
 """
 
-# pyright: reportUnknownMemberType=false
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -63,8 +61,10 @@ def actions_of(samples: Sequence[Sample], by_turn: bool) -> Actions:
         np.add.at(sums, within, token_rewards)
         rewards.append(sums)
         tokens, actions = tokens + len(begins), actions + count
-    indices = (np.concatenate(one) for one in (of_token, first, owner))
-    return Actions(*indices, np.concatenate(rewards))
+    return Actions(
+        np.concatenate(of_token), np.concatenate(first), np.concatenate(owner),
+        np.concatenate(rewards),
+    )  # fmt: skip
 
 
 def _sample_actions(sample: Sample, by_turn: bool) -> tuple[NDArray[np.bool_], Floats64]:
@@ -202,16 +202,19 @@ def judge(
     """
     own = settings.critic
     actions = actions_of(samples, own.action == "turn")
-    chosen = values.index_select(0, torch.from_numpy(actions.first).to(values.device))
+    first = torch.from_numpy(actions.first)  # pyright: ignore[reportUnknownMemberType]
+    chosen = values.index_select(0, first.to(values.device))
     before = old[actions.first]
     rewards = actions.less(penalties)
     advantages, returns = gae(before, rewards, actions.sequence, own.gamma, own.gae_lambda)
 
     def tensor(numbers: Floats64) -> Tensor:
-        return torch.from_numpy(numbers.astype(np.float32)).to(values.device)
+        found = torch.from_numpy(numbers.astype(np.float32))  # pyright: ignore[reportUnknownMemberType]
+        return found.to(values.device)
 
     losses = value_losses(chosen, tensor(before), tensor(returns), own.clip)
-    by_token = losses.index_select(0, torch.from_numpy(actions.of_token).to(values.device))
+    of_token = torch.from_numpy(actions.of_token)  # pyright: ignore[reportUnknownMemberType]
+    by_token = losses.index_select(0, of_token.to(values.device))
     return Judgement(
         tensor(advantages[actions.of_token]),
         aggregated(by_token, inputs, settings)[0].sum(),

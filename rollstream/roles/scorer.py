@@ -1,0 +1,41 @@
+"""Runs the role `score`, which writes annotations about finished trajectories."""
+
+from rollstream.config.run_model import task_settings
+from rollstream.producers.scoring.build import (
+    REFERENCE,
+    check_scoring,
+    scorer_pool,
+    window_size,
+)
+from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
+from rollstream.roles.context import RoleContext, await_model, load_run_task
+
+
+def run_scorer(context: RoleContext) -> bool:
+    """Write late rewards as annotations of trajectories until the role is stopped."""
+    check_scoring(context.configuration.scoring)
+    if not await_model(context):
+        return False
+    scorer = _build_scorer(context)
+    context.watch.offer(scorer.metric_values)
+    scorer.run(context.stop)
+    return False
+
+
+def _build_scorer(context: RoleContext) -> Scorer:
+    """Build the scorer, which runs the task's reward or the function of `scoring.function` in a
+    pool of processes, asks a service, or holds the reference policy; it resumes at the committed
+    positions of its group.
+    """
+    c = context.configuration
+    if c.scoring.function == REFERENCE:
+        from rollstream.roles.reference import build_reference_scorer
+
+        return build_reference_scorer(context)
+    task = load_run_task(c, context.folder)  # errors raise here, not at the first trajectory
+    return Scorer(
+        context.bus,
+        scorer_pool(c.scoring, task_settings(c, context.folder), task.tokenizer),
+        AnnotationPlan(c.scoring.names, not c.scoring.function, context.name),
+        window_size(c.scoring, WINDOW_PER_PROCESS),
+    )
