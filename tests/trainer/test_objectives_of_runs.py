@@ -193,13 +193,13 @@ def test_an_experiment_takes_another_reference_from_the_run(
 def test_an_experiment_begins_a_critic_on_recorded_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The checkpoint has none; its versions have none either way."""
+    """Step 5 is repeated as it was recorded; the state that step 6 begins from has no critic."""
     run = made(tmp_path / "run", **CLIP)
     words = ["replay", str(run), "--from-step", "5", "--json", "--out"]
     critic = ["--set", "trainer.preset=ppo", "--set", "trainer.advantage=gae"]
     assert main([*words, str(tmp_path / "other"), *critic]) == 0
     found = read_metrics(tmp_path / "other" / "metrics/trainer.jsonl")
-    assert [line["value_mean"] == 0 for line in found] == [True, False]
+    assert [line.get("value_mean") for line in found] == [None, 0]
     capsys.readouterr()
 
 
