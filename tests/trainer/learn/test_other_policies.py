@@ -17,8 +17,10 @@ from rollstream.consumers.objective_settings import named_version, versions_need
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.learner import TorchLearner
+from rollstream.consumers.trainer.learn.loss import OtherLogprobs, surrogate_loss
 from rollstream.consumers.trainer.learn.other_policies import OtherPolicies, ScoringForm
-from rollstream.consumers.trainer.learn.row_layout import token_rows
+from rollstream.consumers.trainer.learn.row_layout import LossInputs, token_rows
+from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.errors import ConfigurationError
 from rollstream.storage.lora import LoraSettings, attach_adapters
 from rollstream.streams.values import Version
@@ -295,3 +297,38 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, given: dict, named
     path.write_text("\n".join(["[trainer]", *lines]))
     with pytest.raises(ConfigurationError, match=named):
         load(path)
+
+
+def test_k2_without_rewards_descends_the_reverse_kl_to_a_teacher() -> None:
+    """Distillation on policy: the gradient of the loss, in expectation over the tokens that the
+    policy draws, is that of KL(π ‖ teacher), summed over the whole vocabulary.
+    """
+    random = torch.Generator().manual_seed(3)
+    logits = torch.randn(16, generator=random).requires_grad_()
+    teacher = torch.randn(16, generator=random).log_softmax(0)
+    policy = logits.log_softmax(0)
+    each = policy.detach().clone().requires_grad_()  # each token drawn once
+    inputs = LossInputs(
+        behaviour=policy.detach(), advantage=torch.zeros(16), sequence=torch.arange(16),
+        sequences=16, lag=torch.zeros(16, dtype=torch.int64), prompt_share=torch.ones(16), masked=0,
+    )  # fmt: skip
+    chosen = settings(reference_kl=1.0, reference_kl_form="k2", reference_by="score")
+    scores = TokenScores(each, torch.zeros(16))
+    loss, _ = surrogate_loss(scores, inputs, chosen, OtherLogprobs(teacher))
+    (of_tokens,) = torch.autograd.grad(loss, each)
+    (found,) = torch.autograd.grad((policy.exp().detach() * of_tokens * policy).sum(), logits)
+    logits_kl = (logits.softmax(0) * (logits.log_softmax(0) - teacher)).sum()
+    (expected,) = torch.autograd.grad(logits_kl, logits)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert float(expected.abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("reference", "needed"), [("v0", set()), ("v3", {3}), ("every 4", {4, 8}), ("/a/model", set())]
+)
+def test_the_versions_that_scorers_need_are_those_of_trainable_trajectories(
+    reference: str, needed: set[int]
+) -> None:
+    """From a checkpoint of step 8 up to version 10, with trajectories of version 6 on."""
+    chosen = settings(reference_kl=1.0, reference_by="score", reference=reference)
+    assert versions_needed(chosen, (8, 10), 2) == needed
