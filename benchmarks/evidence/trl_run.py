@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import xxhash
@@ -114,7 +114,7 @@ def run_trl(piece: Piece, scratch: Path) -> Path:
     warm = warm_model(piece, scratch)
     c = load(piece.world.configuration, [*piece.settings(), f"model.path={warm}"])
     task, model = load_run_task(c, scratch), load_model(str(warm))
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(warm))  # pyright: ignore[reportUnknownMemberType]
+    tokenizer = cast("Any", AutoTokenizer.from_pretrained(str(warm)))  # pyright: ignore[reportUnknownMemberType]
     rewards = Rewards(task)
     began_s = time.process_time()
     trainer = trl.GRPOTrainer(

@@ -93,7 +93,9 @@ class VersionScorer:
         for batch in pack_micro_batches([*samples], self._settings.micro_batch_tokens):
             with torch.no_grad():
                 scores = self._policy(to_device(token_rows(batch), self._device))
-            logprobs, entropy = (values.float().cpu().numpy() for values in scores)
+            logprobs, entropy = (
+                values.float().cpu().numpy() for values in (scores.logprobs, scores.entropy)
+            )
             start = 0
             for sample in batch:
                 end = start + int(np.count_nonzero(sample.mask))

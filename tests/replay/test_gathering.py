@@ -51,7 +51,7 @@ def test_what_cannot_be_trained_is_left_out_and_counted_by_kind():
     ]
     for record in records:
         publish(source, "trajectories", str(record.group), record)
-    rules = GatherRules(TrainingBounds(VOCABULARY), lambda record: record)
+    rules = GatherRules(TrainingBounds(VOCABULARY), lambda found: found.record)
     counts = gather_sources([LabelledSource("run", RecordedSource(source))], target, rules, "here")
     assert counts == {"trajectories": 3, "groups": 2, "refused_tokens": 1, "refused_logprobs": 1}
     reader = TopicReader(target, "trajectories", from_begin(target, "trajectories"))

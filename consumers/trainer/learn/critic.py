@@ -9,7 +9,7 @@ step and its takes alone, and a checkpoint between two steps need not hold them.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -212,8 +212,8 @@ def _state_scorer(
     if recomputes and not is_packed:
         recompute_layers(model)
     layout = "packed" if is_packed else row_form(model, form.joins)
-    head: Any = model.get_output_embeddings()  # pyright: ignore[reportUnknownMemberType]
-    embedding: Any = model.get_input_embeddings()  # pyright: ignore[reportUnknownMemberType]
+    head = cast("Any", model.get_output_embeddings())  # pyright: ignore[reportUnknownMemberType]
+    embedding = cast("Any", model.get_input_embeddings())  # pyright: ignore[reportUnknownMemberType]
     if head.weight is not embedding.weight:
         head.weight = None
     if is_packed:
