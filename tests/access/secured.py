@@ -124,7 +124,7 @@ def secured(folder: Path) -> Generator[Secured]:
     }
     (folder / "accounts").mkdir()
     with ExitStack() as stack:
-        objects = VersityGW(variables, str(secrets / "admin" / "ca.pem"))
+        objects = VersityGW(more=variables, authority=str(secrets / "admin" / "ca.pem"))
         stack.callback(objects.close)
         objects.start()
         broker = KafkaBroker(more=_broker_lines(secrets), secure=True)
