@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rollstream.consumers.trainer.data.credit import GAE
+from rollstream.consumers.trainer.data.sample import scored_reference
 from rollstream.storage.settings import FIXED, Settings
 
 Bounds = tuple[float, float]
 """Lower and upper bound; a value equal to one of them is inside."""
 
 LOSS_NAMES = "truncated_is", "ppo_clip", "dppo"
-GAE = "gae"
-"""`trainer.advantage` of a run that trains a critic."""
 ADVANTAGE_NAMES = "grpo", "centred", "leave_one_out", "batch", GAE
 
 PresetName = Literal[
@@ -267,14 +267,6 @@ def past_policies(settings: ObjectiveSettings) -> tuple[str, ...]:
     is_own = settings.reference_kl and settings.reference_by == "trainer"
     reference = (settings.reference,) if is_own else ()
     return (*reference, settings.proximal) if settings.proximal else reference
-
-
-def scored_reference(settings: ObjectiveSettings) -> str:
-    """Returns the name of the reference whose log-probabilities scorers compute; "" if there is no
-    reference, or the trainer computes them itself.
-    """
-    is_scored = settings.reference_kl and settings.reference_by == "score"
-    return settings.reference if is_scored else ""
 
 
 def versions_needed(

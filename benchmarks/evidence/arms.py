@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.evidence.stepped_run import Schedule
 from benchmarks.runs.quickstart import QUICKSTART
+from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS, ObjectiveSettings
 from testbed.repository import EXAMPLES
 
 STEPS_MAX = 200
@@ -86,11 +87,25 @@ def _stressed(name: str, lag: int, reference: str, *settings: str) -> Arm:
     return Arm(name, (*STRESS, *settings), reference, Schedule(lag), samples=4)
 
 
+SET_BY_EXAMPLES = ("advantage", "loss", "ratio_max", "aggregate")
+"""Settings of the objective in the worlds' configurations, which win over a preset."""
+
+
+def preset_settings(name: str) -> tuple[str, ...]:
+    """Returns the settings of a preset, also where the configuration has its own value."""
+    preset, fields = OBJECTIVE_PRESETS[name], ObjectiveSettings.model_fields
+    values = {key: preset.get(key, fields[key].default) for key in SET_BY_EXAMPLES}
+    return (
+        f"trainer.preset={name}",
+        *(f"trainer.{key}={value}" for key, value in values.items()),
+    )
+
+
 LOSSES = {
     "uncorrected": ("trainer.ratio=none",),
     "default": (),
     **{
-        name: (f"trainer.preset={name}",)
+        name: preset_settings(name)
         for name in ("dapo", "cispo", "gspo", "dppo", "topr", "decoupled_ppo")
     },
 }
@@ -125,8 +140,7 @@ FLOWS = tuple(
 )
 """Running batches at an equal lag: versions change within a trajectory or not."""
 RECORDED = tuple(
-    Arm(f"recorded_{name}", (f"trainer.preset={name}",), "lag8", Schedule(8), "lag8")
-    for name in PRESETS
+    Arm(f"recorded_{name}", preset_settings(name), "lag8", Schedule(8), "lag8") for name in PRESETS
 )
 """The trajectories of `lag8`, trained under each preset."""
 TRL = Arm("trl", (), "lag0")

@@ -21,11 +21,8 @@ from rollstream.cli.arguments import CommandParser
 from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import StopSignals, listen_for_signals
-from rollstream.config.identity import (
-    check_configuration,
-    read_or_create_identity,
-    record_configuration,
-)
+from rollstream.config.identity import read_or_create_identity
+from rollstream.config.recorded_configuration import check_configuration, record_configuration
 from rollstream.config.run_folder import (
     RunFolder,
     open_run_log_for_writing,

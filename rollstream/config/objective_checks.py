@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from rollstream.consumers.objective_settings import (
     ADVANTAGE_NAMES,
     BEHAVIOUR,
-    GAE,
     LOSS_NAMES,
     named_version,
     past_policies,
-    scored_reference,
 )
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.credit import GAE
+from rollstream.consumers.trainer.data.sample import scored_reference
 from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 
 Problem = tuple[str, str]

@@ -19,11 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from rollstream.config.config import truncates_log
-from rollstream.config.identity import (
-    check_exists,
-    read_or_create_identity,
-    watch_configuration,
-)
+from rollstream.config.identity import check_exists, read_or_create_identity
+from rollstream.config.recorded_configuration import watch_configuration
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, Fenced

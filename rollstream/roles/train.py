@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
-from rollstream.config.identity import read_or_create_identity, record_configuration
+from rollstream.config.identity import read_or_create_identity
+from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.run_model import local_model_folder, model_folder, run_model
 from rollstream.config.settings import Configuration

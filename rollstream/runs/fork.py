@@ -17,20 +17,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollstream.analysis.locate import REPLAY_FILE
 from rollstream.config import config, run_folder
-from rollstream.config.identity import (
-    read_or_create_identity,
-    record_configuration,
-)
+from rollstream.config.identity import read_or_create_identity
+from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.run_model import model_folder, store_starting_model
 from rollstream.config.settings import Configuration
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
-from rollstream.consumers.objective_settings import (
-    named_version,
-    past_policies,
-    scored_reference,
-)
+from rollstream.consumers.objective_settings import named_version, past_policies
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.consumers.trainer.data.sample import scored_reference
 from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.ledger import Ledger, hashes_state
 from rollstream.consumers.trainer.publisher import copied_state_hash

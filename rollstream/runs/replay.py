@@ -19,9 +19,10 @@ from rollstream.analysis import fields
 from rollstream.config.config import SettingChange, essential_settings, load, setting_changes
 from rollstream.config.run_folder import RunFolder, store_url
 from rollstream.config.settings import Configuration
-from rollstream.consumers.objective_settings import ObjectiveSettings, scored_reference
+from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse
 from rollstream.consumers.replay.training import ReplayTrainer
+from rollstream.consumers.trainer.data.sample import scored_reference
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.errors import ConfigurationError

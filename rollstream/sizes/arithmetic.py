@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rollstream.consumers.objective_settings import GAE, past_policies
+from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.sizes.shapes import ModelShape
 from rollstream.storage.checkpoints import SHARD_BYTES as CHECKPOINT_FILE_BYTES

@@ -9,13 +9,8 @@ import pytest
 
 from rollstream.cli.main import main
 from rollstream.config.config import load
-from rollstream.config.identity import (
-    DELETED,
-    check_configuration,
-    read_identity,
-    read_or_create_identity,
-    record_configuration,
-)
+from rollstream.config.identity import DELETED, read_identity, read_or_create_identity
+from rollstream.config.recorded_configuration import check_configuration, record_configuration
 from rollstream.errors import ConfigurationError, CorruptObject, NewerRelease
 from rollstream.runs.backup import (
     BACKUP_KEY,

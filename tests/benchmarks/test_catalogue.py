@@ -84,7 +84,7 @@ def test_every_case_is_listed_with_its_file(name: str) -> None:
 def test_every_file_is_reached() -> None:
     known = modules()
     open_ = {*BY_HAND, *(one.module for one in BENCHMARKS.values())}
-    for page in ("drafts.md", "simulator.md"):
+    for page in ("drafts.md", "simulator.md", "evidence.md"):
         text = (ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8")
         open_ |= set(re.findall(r"benchmarks(?:\.\w+)+", text))
     reached: set[str] = set()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.evidence import evidence, rows
-from benchmarks.evidence.arms import ARMS, ROLES, WORLDS
+from benchmarks.evidence.arms import ARMS, PRESETS, ROLES, WORLDS, World, preset_settings
 from benchmarks.evidence.generation import Generator, LaggedBatches, RunningBatch
 from benchmarks.evidence.page import PAGE, with_table
 from benchmarks.evidence.pieces import Piece, read_recorded, write_recorded
@@ -21,6 +21,7 @@ from benchmarks.evidence.stepped_run import Schedule, SteppedRun
 from benchmarks.evidence_runs import main
 from benchmarks.runs.quickstart import QUICKSTART
 from rollstream.config.config import load
+from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
 from rollstream.producers.engines.base import UpdateMode
 from rollstream.producers.tasks.base import Score, Task, Turns
 from rollstream.producers.tasks.registry import load_task
@@ -265,9 +266,21 @@ def test_recorded_trajectories_are_trained_under_another_loss(tmp_path: Path):
     same = run.learner.state_hash()
     run.learner.close()
     assert trained_hash(again) == same
-    settings = [*TINY, "dispatch.max_lag=4", "trainer.preset=dppo"]
+    settings = [*TINY, "dispatch.max_lag=4", *preset_settings("topr")]
     other = load(QUICKSTART, [*settings, f"model.path={tmp_path / 'model'}"])
     assert trained_hash(SteppedRun(other, tmp_path, Schedule(2), recorded)) != same
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
+def test_an_arm_has_every_setting_of_its_preset(world: World):
+    """Also those that the world's configuration sets, which would win over a preset's."""
+    without = load(world.configuration).trainer
+    for name in PRESETS:
+        trainer = load(world.configuration, preset_settings(name)).trainer
+        found = {key: getattr(trainer, key) for key in OBJECTIVE_PRESETS[name]}
+        as_written = {key: [*v] if isinstance(v, tuple) else v for key, v in found.items()}
+        assert as_written == OBJECTIVE_PRESETS[name], name
+        assert (trainer.preset, trainer.lr) == (name, without.lr)
 
 
 def test_the_product_trained_what_the_stepped_run_trains():

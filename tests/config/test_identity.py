@@ -20,10 +20,12 @@ from rollstream.config.config import (
 )
 from rollstream.config.identity import (
     IDENTITY_KEY,
-    check_configuration,
     check_readable,
     mark_deleted,
     read_or_create_identity,
+)
+from rollstream.config.recorded_configuration import (
+    check_configuration,
     record_configuration,
     watch_configuration,
 )
@@ -141,7 +143,7 @@ def test_before_the_trainer_recorded_a_configuration_any_role_may_start(
 def test_a_role_that_started_first_stops_when_the_trainer_records_another(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollstream.config.identity.UNRECORDED_S", 0.01)
+    monkeypatch.setattr("rollstream.config.recorded_configuration.UNRECORDED_S", 0.01)
     stop = threading.Event()
     read_or_create_identity(store, "run")
 

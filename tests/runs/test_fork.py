@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rollstream.cli.main import main
-from rollstream.config.config import load
+from rollstream.config.config import fingerprint, load
 from rollstream.config.run_folder import RunFolder, open_run_log_for_writing, store_url
 from rollstream.consumers.trainer.data.poisoned_takes import FAILED_MAX, ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
@@ -33,6 +33,7 @@ from rollstream.streams.records import (
 )
 from testbed.run_process import read
 from testbed.waiting import WAIT_S, wait_for
+from tests.runs.test_resume import hashes
 from tests.support.kept_run import STEPS, TASK, made, write_configuration_of
 from tests.support.tiny_run import TinyRun, tiny_run
 
@@ -212,6 +213,44 @@ def test_a_fork_that_would_need_a_version_of_its_parent_is_refused(
     for number, reference in enumerate(("every 4", "v4", "v7", "v0")):
         out = tmp_path / f"fork-{number}"
         assert fork(parent, out, 4, *more, f"trainer.reference={reference}") == 0
+
+
+@pytest.mark.parametrize("reference", ["v0", "every 4"])
+def test_a_fork_with_a_reference_resumes_and_replays_to_the_same_bits(
+    tmp_path: Path, reference: str
+) -> None:
+    """Version 0 is the parent's starting model, version 4 the fork's first."""
+    kl = {"reference_kl": 0.2, "reference": reference, "lr": 3e-3}
+    parent = made(tmp_path / "parent", **kl)
+    assert fork(parent, tmp_path / "fork", 4) == 0
+    with running(tmp_path / "fork") as run:
+        run.configuration_hash = fingerprint(load(tmp_path / "fork" / "config.json"))
+        run.start_prompts(2)
+        run.start_dispatch(1)
+        run.start_rollout("rollout-0")
+        stop = threading.Event()
+        thread = threading.Thread(target=lambda: run.train(2, stop), daemon=True)
+        thread.start()
+        wait_for(lambda: len(run.records("ledger", StepDone)) >= 2)
+        stop.set()
+        thread.join(WAIT_S)
+        assert run.train(3)
+        whole = hashes(run)
+        assert sorted(whole) == [5, 6, 7, 8, 9]
+        for key in [entry.key for entry in run.store.list("checkpoints/")]:
+            if "s00000004-" not in key:
+                run.store.delete(key)
+        assert run.build_trainer(4).step == 4
+        assert run.train(5)
+        assert hashes(run) == whole
+        run.end()
+    assert len(set().union(*whole.values())) == 5
+    first = metrics_of(tmp_path / "fork", 5).get("reference_kl", 0.0)
+    assert (first == 0) == (reference == "every 4"), "step 5 trains from version 4"
+
+
+def metrics_of(folder: Path, step: int) -> dict[str, float]:
+    return next(done.metrics for done in read(folder, "ledger", StepDone) if done.step == step)
 
 
 def test_a_fork_needs_an_empty_folder_and_a_log_of_its_own(

@@ -60,15 +60,15 @@ def judging(answer: Answer) -> Generator[JudgingServer]:
                     one.ended.wait(600)
                     return
                 status, headers, data = given
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-            finally:
+            finally:  # before the answer, since the client may send its next request at once
                 with lock:
                     one.at_once -= 1
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

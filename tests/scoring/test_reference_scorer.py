@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from msgspec.structs import replace
 
 from rollstream.cli.main import main
-from rollstream.consumers.objective_settings import scored_reference
+from rollstream.consumers.trainer.data.sample import scored_reference
 from rollstream.consumers.trainer.learn.other_policies import (
     FrozenPolicy,
     load_reference,
@@ -294,28 +293,6 @@ def test_a_version_that_never_comes_holds_no_place(tmp_path: Path) -> None:
         now[0] = 60.0
         ((name, verdict),) = pool.poll()
         assert (name, verdict.reason) == ("foreign", "no such version was believed within 60 s")
-
-
-def test_a_teacher_is_distilled_on_policy(tmp_path: Path) -> None:
-    """No reward counts: all that the trainer learns is the teacher's log-probabilities."""
-    teacher = build_model("Qwen3ForCausalLM", SIZES, seed=7)
-    with torch.no_grad():
-        for parameter in teacher.parameters():
-            parameter.mul_(4.0)  # random weights alone are almost uniform
-    teacher.save_pretrained(tmp_path / "teacher")
-    distillation = {
-        "reference": str(tmp_path / "teacher"), "reference_by": "score", "reference_kl": 1.0,
-        "reference_kl_form": "k2", "reward_terms": {"reward": 0.0}, "aggregate": "token",
-        "lr": 3e-2, "steps": 20,
-    }  # fmt: skip
-    with tiny_run(tmp_path, trainer=distillation, task=UNEVEN) as run:
-        run.start_all()
-        start_scorer(run)
-        assert run.train()
-        run.end()
-        done = sorted(run.records("ledger", StepDone), key=lambda one: one.step)
-    apart = [one.metrics["reference_kl"] for one in done]
-    assert np.mean(apart[-3:]) < np.mean(apart[:3]) / 2
 
 
 def test_a_teacher_with_fewer_tokens_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from rollstream.streams.records import GENERATED, Trajectory
 
+GAE = "gae"
+"""`trainer.advantage` of a run that trains a critic."""
+
 Rewards = NDArray[np.float64]
 
 

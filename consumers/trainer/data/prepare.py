@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollstream.consumers.objective_settings import GAE
 from rollstream.consumers.trainer.data.credit import (
+    GAE,
     PartRewards,
     token_advantages,
     turn_ends,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollstream.consumers.objective_settings import GAE
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.critic import Critic

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from rollstream.consumers.objective_settings import GAE, ObjectiveSettings
+from rollstream.consumers.objective_settings import ObjectiveSettings
+from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import EPS
 from rollstream.consumers.trainer.learn.mismatch import LogprobGaps
 from rollstream.consumers.trainer.learn.row_layout import LossInputs

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rollstream.consumers.objective_settings import GAE, past_policies
+from rollstream.consumers.objective_settings import past_policies
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.loss import LossStatistics

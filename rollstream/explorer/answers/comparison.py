@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rollstream.consumers.objective_settings import GAE
+from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.explorer.answers.steps import step_row
 from rollstream.explorer.explored_run import ExploredRun

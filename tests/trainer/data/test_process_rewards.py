@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rollstream.config.config import load
-from rollstream.config.identity import read_or_create_identity, record_configuration
+from rollstream.config.identity import read_or_create_identity
+from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.settings import Configuration
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import part_rewards, token_advantages, whole_reward

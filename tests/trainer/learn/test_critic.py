@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rollstream.config.config import load
-from rollstream.config.identity import read_or_create_identity, record_configuration
+from rollstream.config.identity import read_or_create_identity
+from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.settings import Configuration
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import PartRewards, whole_reward

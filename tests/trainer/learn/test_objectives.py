@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rollstream.consumers.objective_settings import (
-    ADVANTAGE_NAMES,
-    GAE,
-    LOSS_NAMES,
-    OBJECTIVE_PRESETS,
-)
+from rollstream.consumers.objective_settings import ADVANTAGE_NAMES, LOSS_NAMES, OBJECTIVE_PRESETS
+from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.prepare import advantages
 from rollstream.consumers.trainer.data.rule_checks import check_advantage, check_choice
 from rollstream.consumers.trainer.data.sample import Sample

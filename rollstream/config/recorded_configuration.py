@@ -1,0 +1,134 @@
+"""Records a run's configuration in its store, and compares that of each role with it.
+
+Only the trainer, and a launcher with an accepted change, record a configuration. A role that starts
+earlier does not wait for it, but compares again every few seconds, so any order of starting works.
+"""
+
+import logging
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rollstream import errors
+from rollstream.config.config import (
+    ADVICE_ON_CHANGE,
+    changes_since_hash,
+    fingerprint,
+    refuse_changes,
+    store_configuration,
+)
+from rollstream.config.identity import IDENTITY_KEY, SWAPS_MAX, read_for_acting, swaps_lost
+from rollstream.config.settings import Configuration
+from rollstream.consumers.trainer.data.credit import GAE
+from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import encode_json
+from rollstream.streams.release import (
+    ABANDONED,
+    ADAPTERS,
+    AGENTS,
+    CRITIC,
+    EPOCHS,
+    NEEDED_FEATURES,
+    PROCESS_REWARDS,
+    REDUNDANCY,
+    RELEASE,
+    SCORED_REFERENCE,
+)
+
+log = logging.getLogger(__name__)
+
+# Seconds between two checks, before and after a configuration is recorded.
+UNRECORDED_S, RECORDED_S = 5.0, 60.0
+
+
+def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
+    """Make this the run's present configuration, and add the features that a program must have to
+    read what this release writes. The caller has checked that a change is accepted.
+    """
+    store_configuration(store, configuration)
+    for _ in range(SWAPS_MAX):
+        found, etag = read_for_acting(store, configuration.run)
+        own = _features_of_settings(configuration)
+        needs = tuple(sorted({*found.needs, *NEEDED_FEATURES, *own}))
+        wanted = replace(
+            found, configuration=fingerprint(configuration), release=RELEASE, needs=needs
+        )
+        try:
+            if wanted != found:
+                store.swap(IDENTITY_KEY, encode_json(wanted), etag)
+        except errors.SwapLost:
+            continue
+        return
+    raise swaps_lost()
+
+
+def _features_of_settings(configuration: Configuration) -> set[str]:
+    """Returns those of `FEATURES_OF_SETTINGS` that a run with this configuration needs."""
+    uses = {
+        ADAPTERS: configuration.model.lora.rank,
+        AGENTS: configuration.agent.is_active,
+        ABANDONED: configuration.agent.is_active,
+        CRITIC: configuration.trainer.advantage == GAE,
+        EPOCHS: configuration.trainer.epochs > 1,
+        PROCESS_REWARDS: configuration.trainer.process_rewards,
+        REDUNDANCY: configuration.task.redundancy,
+        SCORED_REFERENCE: scored_reference(configuration.trainer),
+    }
+    return {feature for feature, is_used in uses.items() if is_used}
+
+
+def check_configuration(
+    store: ObjectStore, configuration: Configuration, accepted: bool = False
+) -> bool:
+    """Compare this configuration with the recorded one. Returns whether one is recorded. Raises
+    `ConfigurationError`, which lists the settings that differ from it; with `accepted` only those
+    that can never change in a run.
+    """
+    try:
+        identity = read_for_acting(store, configuration.run)[0]
+    except errors.ObjectMissing:  # a role that only reads the store started before the others
+        return False
+    if not identity.configuration or identity.configuration == fingerprint(configuration):
+        return bool(identity.configuration)
+    found = changes_since_hash(store, identity.configuration, configuration)
+    refuse_changes(
+        found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE_ON_CHANGE
+    )
+    return True
+
+
+@contextmanager
+def watch_configuration(
+    store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
+) -> Generator[None]:
+    """Compare this configuration with the recorded one at the start, which raises a difference that
+    is not `accepted`, and again and again in a thread while the block runs. If the thread finds a
+    difference, or that the run was deleted, it sets `stop`, and the error is raised at the end of
+    the block. A store that cannot be read is logged and read again later.
+    """
+    refused: list[errors.RollstreamError] = []
+    ended = threading.Event()
+    is_recorded = check_configuration(store, configuration, accepted)
+
+    def watch() -> None:
+        nonlocal is_recorded
+        while not ended.wait(RECORDED_S if is_recorded else UNRECORDED_S):
+            try:
+                is_recorded = check_configuration(store, configuration, accepted)
+            except (errors.ConfigurationError, errors.NewerRelease) as error:
+                refused.append(error)
+                stop.set()
+                return
+            except errors.StoreError as error:
+                log.warning("the run's configuration could not be compared: %s", error)
+
+    thread = threading.Thread(target=watch, name="configuration", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if refused:
+            raise refused[0]
