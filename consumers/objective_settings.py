@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollstream.consumers.trainer.data.credit import GAE
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.storage.settings import FIXED, Settings
 
 Bounds = tuple[float, float]

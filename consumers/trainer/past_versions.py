@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rollstream.consumers.objective_settings import past_policies, versions_needed
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.checkpoints import stored_checkpoints
 from rollstream.storage.stores.base import ObjectStore

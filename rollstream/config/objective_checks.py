@@ -12,8 +12,7 @@ from rollstream.consumers.objective_settings import (
     past_policies,
 )
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import GAE
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.storage.hf_folder import CONFIG, find_hf_folder
 
 Problem = tuple[str, str]

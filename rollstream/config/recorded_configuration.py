@@ -20,8 +20,7 @@ from rollstream.config.config import (
 )
 from rollstream.config.identity import IDENTITY_KEY, SWAPS_MAX, read_for_acting, swaps_lost
 from rollstream.config.settings import Configuration
-from rollstream.consumers.trainer.data.credit import GAE
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.streams.release import (

@@ -16,8 +16,7 @@ from pydantic import Field
 
 from rollstream.config.objective_checks import objective_problems
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
-from rollstream.consumers.trainer.data.credit import GAE
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
 from rollstream.producers.settings import (

@@ -15,7 +15,7 @@ import numpy as np
 from rollstream.config.run_model import model_folder
 from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import named_version
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.learn.other_policies import (
     FrozenPolicy,
     load_reference,

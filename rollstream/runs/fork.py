@@ -24,8 +24,8 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
 from rollstream.consumers.objective_settings import named_version, past_policies
 from rollstream.consumers.trainer.checkpoint import TrainerState
+from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.data.groups import GroupIntake
-from rollstream.consumers.trainer.data.sample import scored_reference
 from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.ledger import Ledger, hashes_state
 from rollstream.consumers.trainer.publisher import copied_state_hash

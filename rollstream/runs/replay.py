@@ -22,7 +22,7 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.replay.recorded_steps import RecordedSteps, ReplayCourse
 from rollstream.consumers.replay.training import ReplayTrainer
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.learn.base import Learner, open_learner
 from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.errors import ConfigurationError

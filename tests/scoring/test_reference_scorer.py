@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollstream.cli.main import main
-from rollstream.consumers.trainer.data.sample import scored_reference
+from rollstream.consumers.trainer.data.credit import scored_reference
 from rollstream.consumers.trainer.learn.other_policies import (
     FrozenPolicy,
     load_reference,

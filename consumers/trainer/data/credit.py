@@ -5,11 +5,14 @@ them an advantage for each token (process supervision, DeepSeekMath, arXiv 2402.
 With `trainer.process_rewards` an annotation of `reward_terms` may be a vector. One value is the
 reward of the whole trajectory and counts at its last token; as many as there are turns are those of
 the turns, each at the turn's last token; as many as there are generated tokens are those of the
-tokens. Any other number is no reward: the trajectory lacks it.
+tokens. Any other number is no reward: the trajectory lacks it. A critic (`GAE`) and a
+reference of scorers (`scored_reference`) give credit too; their names are here, since this module
+loads no settings.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,25 @@ GAE = "gae"
 """`trainer.advantage` of a run that trains a critic."""
 
 Rewards = NDArray[np.float64]
+
+
+class ReferenceSettings(Protocol):
+    """The settings of the trainer that name its reference, also as an audit reads them."""
+
+    @property
+    def reference_kl(self) -> float: ...
+    @property
+    def reference_by(self) -> str: ...
+    @property
+    def reference(self) -> str: ...
+
+
+def scored_reference(settings: ReferenceSettings) -> str:
+    """Returns the name of the reference whose log-probabilities scorers compute; "" if there is no
+    reference, or the trainer computes them itself.
+    """
+    is_scored = settings.reference_kl and settings.reference_by == "score"
+    return settings.reference if is_scored else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.consumers.trainer.data.credit import PartRewards, no_parts, part_rewards
+from rollstream.consumers.trainer.data.credit import (
+    PartRewards,
+    no_parts,
+    part_rewards,
+    scored_reference,
+)
 from rollstream.errors import DecodeError
 from rollstream.streams.admissible import (
     REFERENCE_LOGPROBS,
@@ -27,7 +32,6 @@ from rollstream.streams.records import Annotation, Trajectory
 from rollstream.streams.values import Branch, Floats, Sources, Span, Tokens
 
 if TYPE_CHECKING:
-    from rollstream.consumers.objective_settings import ObjectiveSettings
     from rollstream.consumers.settings import TrainerSettings
 
 
@@ -51,14 +55,6 @@ class AnnotatedRewards:
     lacking: dict[str, str] = field(default_factory=dict[str, str])
     parts: dict[str, PartRewards] = field(default_factory=dict[str, PartRewards])
     reference: dict[str, Floats] = field(default_factory=dict[str, Floats])
-
-
-def scored_reference(settings: "ObjectiveSettings") -> str:
-    """Returns the name of the reference whose log-probabilities scorers compute; "" if there is no
-    reference, or the trainer computes them itself.
-    """
-    is_scored = settings.reference_kl and settings.reference_by == "score"
-    return settings.reference if is_scored else ""
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:

@@ -26,7 +26,8 @@ from transformers import PreTrainedModel
 
 from rollstream.consumers.objective_settings import BEHAVIOUR, named_version
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.sample import Sample, scored_reference
+from rollstream.consumers.trainer.data.credit import scored_reference
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn.forward import PolicyScorer, device_of, policy_scorer
 from rollstream.consumers.trainer.learn.loss import OtherLogprobs
 from rollstream.consumers.trainer.learn.masters import Masters

@@ -21,8 +21,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.data.credit import GAE
-from rollstream.consumers.trainer.data.sample import Sample, scored_reference
+from rollstream.consumers.trainer.data.credit import GAE, scored_reference
+from rollstream.consumers.trainer.data.sample import Sample
 from rollstream.consumers.trainer.learn import masters
 from rollstream.consumers.trainer.learn.critic import Critic
 from rollstream.consumers.trainer.learn.forward import (
