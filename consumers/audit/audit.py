@@ -205,14 +205,10 @@ class Audit:
         keep_version = self.policy.keep_version if self.policy.known else None
         surplus = SurplusAudit(groups, ledger, reads, once.result)
         rows = (
-            once,
-            surplus,
-            spans,
-            OneVersionAudit(keep_version, foreign),
-            LagAudit(ledger, self.policy),
-            origins,
+            once, surplus, spans, OneVersionAudit(keep_version, foreign),
+            LagAudit(ledger, self.policy), origins,
             DecisionAudit(groups, ledger, reads, self.policy, once.result, surplus),
-        )
+        )  # fmt: skip
         notes = AnnotationAudit(ledger, once.result)
         again = RepetitionAudit(ledger, self.policy, once.result)
         every = (groups, *rows, notes, again, versions, fences)
