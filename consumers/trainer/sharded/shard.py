@@ -37,6 +37,7 @@ from rollstream.consumers.trainer.learn.loss import (
     NO_OTHERS,
     LossStatistics,
     OtherLogprobs,
+    reward_penalties,
     surrogate_loss,
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
@@ -176,7 +177,8 @@ class Shard:
             if scored_reference(self._settings):
                 others = OtherLogprobs(given_reference(samples).to(self._ranks.device))
             if critic is not None:
-                judged = critic.judge(samples, rows, inputs, None, scores.states)
+                penalties = reward_penalties(inputs, others, self._settings)
+                judged = critic.judge(samples, rows, inputs, penalties, scores.states)
                 inputs = replace(inputs, advantage=judged.advantages)
             loss, sums = surrogate_loss(scores, inputs, self._settings, others)
             if judged is not None:

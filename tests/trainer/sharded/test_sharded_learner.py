@@ -279,12 +279,13 @@ def copied(folder: Path, to: Path) -> Path:
     return to
 
 
-def test_two_ranks_learn_the_head_of_a_critic_that_one_process_learns(tmp_path):
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_two_ranks_learn_the_head_of_a_critic_that_one_process_learns(tmp_path, where):
     """On the policy's body; a warm-up of one step, then both learn. Ranks resume from it, and a
-    version has none of it.
+    version has none of it. The KL to the reference of scorers is in the loss or in the reward.
     """
     critic = {"body": "policy", "warmup": 1, "lr": 1e-2, "loss_weight": 0.5}
-    given = {"advantage": "gae", "loss": "ppo_clip", "critic": critic}
+    given = {"advantage": "gae", "loss": "ppo_clip", "critic": critic, "reference_kl_in": where}
     jobs = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", f"keep:{LAST + 1}"]
     whole = run_ranks(tmp_path / "two", 2, jobs, **given)
     learner = TorchLearner(build(MODEL), rules(**given))
