@@ -198,6 +198,11 @@ class ScoringSettings(Settings):
     judge: JudgeSettings = JudgeSettings()
     """The judge model."""
 
+    @property
+    def holds_reference(self) -> bool:
+        """Whether a scorer holds the run's reference policy in place of calling a function."""
+        return self.function == "reference"
+
 
 class SamplingSettings(Settings):
     """Sampling parameters of training trajectories."""

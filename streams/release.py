@@ -101,7 +101,7 @@ continue without. In `run.json` only.
 FEATURES_OF_SETTINGS = frozenset(
     {ABANDONED, ADAPTERS, AGENTS, CRITIC, EPOCHS, PROCESS_REWARDS, REDUNDANCY, SCORED_REFERENCE}
 )
-"""Features that only runs with certain settings need (`rollstream/config/identity.py`)."""
+"""Features that only runs with certain settings need (`config/recorded_configuration.py`)."""
 
 KNOWN_FEATURES = (
     (frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS) | FEATURES_OF_SETTINGS | {WEIGHTS_HASH}

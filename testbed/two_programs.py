@@ -5,25 +5,21 @@ The earlier program is an archive in `testbed/recorded`, so a clone without hist
 runs with this environment's packages: its folder comes first on the path of its processes.
 """
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-import zstandard
-
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import open_run_log_for_writing
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
 from testbed.kills.roles_by_hand import COMMANDS, Hand
-from testbed.recorded import PROGRAM_OF_2026_11_23
+from testbed.recorded import PROGRAM_OF_2026_11_23, unpack
 from testbed.repository import ROOT
 from testbed.run_process import SETTINGS, steps_done
 from testbed.waiting import WAIT_S, wait_for
@@ -66,10 +62,7 @@ NEW = Program("new", ROOT)
 
 def earlier_program(folder: Path) -> Program:
     """Unpacks the archived program into `folder`."""
-    with PROGRAM_OF_2026_11_23.open("rb") as file:
-        data = zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader(file).read()
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        tar.extractall(folder, filter="data")
+    unpack(PROGRAM_OF_2026_11_23, folder)
     return Program("old", folder)
 
 

@@ -4,7 +4,7 @@ the configuration and the starting model; the load of the machine changes the se
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ class SteppedRun:
         self.source = self._source(first)
         self.source.published(0, first)
         self.learner: Learner = open_learner(model, c.trainer)
+        self.rule = run_rule(c, self.folder)
 
     def _source(self, weights: dict[str, Tensor]) -> GroupSource:
         if self.recorded:
@@ -109,7 +110,7 @@ class SteppedRun:
             self.source.published(step, self._weights())
 
     def _step(self, step: int, groups: Sequence[Group]) -> TrainedStep:
-        settings, rule = self.configuration.trainer, run_rule(self.configuration, self.folder)
+        settings = self.configuration.trainer
         found, metrics = StepMetrics(), dict[str, float]()
         facts: list[dict[str, Any]] = []
         at = 0
@@ -117,7 +118,7 @@ class SteppedRun:
             count = groups_of_update(update, len(groups), settings.updates_per_step)
             samples: list[Sample] = []
             for group in groups[at : at + count]:
-                prepared = prepare_group(group[0].group, group, {}, rule, step - 1)
+                prepared = prepare_group(group[0].group, group, {}, self.rule, step - 1)
                 facts += _facts(step, group, prepared)
                 samples += prepared.samples
                 if prepared.ending:
@@ -170,17 +171,19 @@ class DirectRewards:
     """Judges each answer at once, in this process: what `evaluate` needs of a `RewardPool`."""
 
     task: Task
-    _judged: list[tuple[str, RewardOutcome]] | None = None
+    _judged: list[tuple[str, RewardOutcome]] = field(
+        default_factory=list[tuple[str, RewardOutcome]]
+    )
 
     def can_submit(self) -> bool:
         return True
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
         score = self.task.judge(reference, turns)
-        self._judged = [*(self._judged or ()), (key, RewardVerdict(score.reward, score.scores))]
+        self._judged.append((key, RewardVerdict(score.reward, score.scores)))
 
     def poll(self) -> list[tuple[str, RewardOutcome]]:
-        judged, self._judged = self._judged or [], None
+        judged, self._judged = self._judged, []
         return judged
 
 

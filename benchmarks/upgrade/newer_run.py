@@ -3,13 +3,10 @@ under their next schema name, an `Opened` that needs an unknown feature, and obj
 their next format.
 """
 
-import io
 import json
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import zstandard
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
@@ -24,7 +21,7 @@ from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import SCHEMAS_BY_TOPIC, Opened, WeightsAnnounced
 from rollstream.streams.topics import DEAD, catalogue
-from testbed.recorded import RUN_OF_0_1_0 as RUN
+from testbed.recorded import RUN_OF_0_1_0, unpack
 
 NEED = "a_feature_of_tomorrow"
 
@@ -40,10 +37,7 @@ class CopiedRun:
 
 
 def copied_run(folder: Path) -> CopiedRun:
-    with RUN.open("rb") as file:
-        data = zstandard.ZstdDecompressor().stream_reader(file).read()
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        tar.extractall(folder / "run", filter="data")
+    unpack(RUN_OF_0_1_0, folder / "run")
     overrides = [
         "metrics.enabled=false",
         "archive.roll_s=0.5",

@@ -17,8 +17,6 @@ from rollstream.producers.tasks.base import Tokenizer
 
 SERVICES = ("http", "judge")
 """Values of `scoring.function` that name a service in place of a function."""
-REFERENCE = "reference"
-"""Value of `scoring.function` for a scorer that holds the run's reference policy."""
 _CHAT = "/chat/completions"
 
 
@@ -47,7 +45,7 @@ def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.
     """
     if scoring.function in SERVICES:
         service_plan(scoring, environment)
-    elif scoring.function not in ("", REFERENCE):
+    elif scoring.function and not scoring.holds_reference:
         load_function(scoring.function)
 
 

@@ -269,8 +269,12 @@ def fingerprint(configuration: Configuration) -> str:
 
 
 def _settings_to_record(configuration: Configuration) -> dict[str, Any]:
-    defaults = essential_settings(Configuration())
-    return recorded_form(essential_settings(configuration), defaults)
+    return recorded_form(essential_settings(configuration), _default_settings())
+
+
+@cache
+def _default_settings() -> Mapping[str, Any]:
+    return essential_settings(Configuration())
 
 
 def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
@@ -278,7 +282,7 @@ def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[S
     missing in one of them, as in what a run recorded (`recorded_form`), counts as its default; a
     removed setting that had its default is no change.
     """
-    defaults = essential_settings(Configuration())
+    defaults = _default_settings()
     kept = {
         k: v
         for k, v in before.items()

@@ -345,7 +345,7 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     if t.samples_per_group < 2 and t.advantage != GAE:
         must = f"must be ≥ 2: advantage {t.advantage} compares the samples of a group"
         yield SettingProblem("trainer.samples_per_group", must)
-    if c.scoring.function == "reference" and not scored_reference(t):
+    if c.scoring.holds_reference and not scored_reference(t):
         must = "must not be 'reference' unless trainer.reference_by = 'score' and reference_kl > 0"
         yield SettingProblem("scoring.function", must)
     kept = c.checkpoints.every * (c.checkpoints.keep + 1)

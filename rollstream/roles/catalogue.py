@@ -103,7 +103,7 @@ _ALL = (
         purpose="write annotations (late rewards) about finished trajectories",
         runs="scorer:run_scorer",
         processes=lambda c: _numbered("scorer", c.scoring.count),
-        threads=lambda c: c.trainer.threads if c.scoring.function == "reference" else 1,
+        threads=lambda c: c.trainer.threads if c.scoring.holds_reference else 1,
         needs_model=False,  # it checks its function before it waits
     ),
     Role(

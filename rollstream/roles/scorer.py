@@ -1,12 +1,7 @@
 """Runs the role `score`, which writes annotations about finished trajectories."""
 
 from rollstream.config.run_model import task_settings
-from rollstream.producers.scoring.build import (
-    REFERENCE,
-    check_scoring,
-    scorer_pool,
-    window_size,
-)
+from rollstream.producers.scoring.build import check_scoring, scorer_pool, window_size
 from rollstream.producers.scoring.scorer import WINDOW_PER_PROCESS, AnnotationPlan, Scorer
 from rollstream.roles.context import RoleContext, await_model, load_run_task
 
@@ -28,7 +23,7 @@ def _build_scorer(context: RoleContext) -> Scorer:
     positions of its group.
     """
     c = context.configuration
-    if c.scoring.function == REFERENCE:
+    if c.scoring.holds_reference:
         from rollstream.roles.reference import build_reference_scorer
 
         return build_reference_scorer(context)

@@ -6,12 +6,13 @@ The first are those of the policy that emitted the tokens, up to the rounding of
 second only make the importance ratio 1 in the first step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollstream.config.config import load
@@ -44,6 +45,9 @@ class RunBehaviour:
         c = self._configuration
         self._store: ObjectStore = open_store(store_url(c, self._folder), c.sync)
         self.numbers = {version.number for version in listed_versions(self._store)}
+        self._past = PublishedVersions(lambda: (self._store,), c.weights.dtype)
+        self._read: tuple[int, Mapping[str, Tensor]] = (-1, {})
+        """The version of the last record, and its weights: records of one version read it once."""
         self._policy: FrozenPolicy | None = None
 
     def fill(self, record: Trajectory, number: int) -> Trajectory:
@@ -51,16 +55,15 @@ class RunBehaviour:
         record's temperature. Each record is scored alone.
         """
         c = self._configuration
-        past = PublishedVersions(lambda: (self._store,), c.weights.dtype)
+        if self._read[0] != number:
+            self._read = number, self._past.read(number)
         if self._policy is None:
             model = starting_model(c, self._folder)
             if isinstance(model, PacedModel):
                 raise ConfigurationError(f"run {self._folder} trains no model (paced)")
-            self._policy = FrozenPolicy(model, BEHAVIOUR, scoring_form(c.trainer), past)
+            self._policy = FrozenPolicy(model, BEHAVIOUR, scoring_form(c.trainer), self._past)
         (span,) = record.spans
-        scored = self._policy.score_each(
-            [sample_of(record, 0.0)], {span.version: past.read(number)}
-        )
+        scored = self._policy.score_each([sample_of(record, 0.0)], {span.version: self._read[1]})
         return replace(record, logprobs=scored.to("cpu", torch.float32).numpy())
 
 

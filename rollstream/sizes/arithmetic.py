@@ -330,8 +330,7 @@ def trainer_host_lines(
     if form.ranks > 1 and form.lora_rank is None:  # each rank has the whole adapter
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
     is_lent = (on_cpu or form.offload) and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
-    models = 2 if form.critic else 1
-    own, trained = models * own, models * trained
+    own *= 2 if form.critic else 1
     state = STATE_BYTES * own if form.offload else 0.0
     is_base_here = form.offload and form.lora_rank is not None and form.ranks > 1
     base = form.item * _held_parameters(shape, form.ranks) if is_base_here else 0.0

@@ -47,7 +47,7 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
     if _trains_on_gpus(c):
         first = int(c.trainer.device.partition(":")[2] or 0)
         found["trainer"] = cards[first : first + c.trainer.processes]
-        if c.scoring.function == "reference":
+        if c.scoring.holds_reference:
             found |= {f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)}
     if _generates_on_gpus(c):
         for number in range(r.count):

@@ -105,7 +105,7 @@ def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tup
     if trainer:
         found["trainer"] = tuple(trainer)
         _check_trainer(c, len(trainer))
-        if c.scoring.function == "reference":
+        if c.scoring.holds_reference:
             found |= {f"scorer-{n}": tuple(trainer[:1]) for n in range(c.scoring.count)}
     groups = _groups(c.rollouts, rollouts)
     if groups:

@@ -9,7 +9,8 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ class Stack:
     def up(self, *words: str) -> None:
         """Start the services in the background; returns when each was started."""
         self.compose("up", "--detach", "--no-build", *words, timeout_s=BUILD_S)
+
+    @contextmanager
+    def without_data(self) -> Generator[None]:
+        """Removes what an earlier run that was ended has left, and at the end all of this one."""
+        self.down(with_data=True)
+        try:
+            yield
+        finally:
+            self.down(with_data=True)
 
     def down(self, with_data: bool = False) -> None:
         """Remove the containers and the network, and the volumes too if asked."""

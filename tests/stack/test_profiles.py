@@ -3,8 +3,6 @@ and the role `observe` do their work beside one run, and repack does on the run 
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -28,22 +26,13 @@ SCRAPED = {"prompts", "dispatch", "trainer", "rollout", "archive", "observe", "s
 """Roles as their metrics name them; that of evaluation has ended where the run has none."""
 
 
-@contextmanager
-def running(stack: Stack, *words: str) -> Iterator[None]:
-    stack.down(with_data=True)  # of a run of this test that was ended
-    try:
-        stack.up(*words)
-        yield
-    finally:
-        stack.down(with_data=True)
-
-
 def test_every_profile_does_its_work_beside_one_run(daemon: StackDaemon) -> None:
     """The run of score.env, over the relay of relay.env, with explorer and Prometheus."""
     variables = {**env_file("relay"), **env_file("score")}
     variables |= {"COMPOSE_PROFILES": "", "EXPLORER_TOKEN": TOKEN}  # services are named instead
     stack = Stack(daemon, {"TRAINER__STEPS": "40"}, variables)
-    with running(stack, *ROLES, "report", *ADDED):
+    with stack.without_data():
+        stack.up(*ROLES, "report", *ADDED)
         wait_until(stack, (*ROLES, *SERVERS, *ADDED), "healthy", UP_S)
 
         def is_scraped() -> bool:
@@ -83,7 +72,8 @@ def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None
         "ROLLOUTS__CONTEXT_MAX": "896", "TRAINER__STEPS": "8", "EVALUATION__ENABLED": "false",
     }  # fmt: skip
     stack = Stack(daemon, shorter, env_file("longtail"))
-    with running(stack, "--scale", "rollout=4"):
+    with stack.without_data():
+        stack.up("--scale", "rollout=4")
         assert len(wait_until(stack, ["rollout"], "healthy", UP_S)) == 4
         wait_until(stack, ROLES, "ended", UP_S)
         wait_for_report(stack)

@@ -46,11 +46,8 @@ def stack(daemon: StackDaemon) -> Iterator[Stack]:
     shorter = {"TRAINER__STEPS": "12", "WARMUP__STEPS": "100", "WARMUP__DOCUMENTS": "2000"}
     variables = {**given, "S3_SECRET_KEY": ROOT_SECRET}
     made = Stack(daemon, shorter, variables, more=["deploy/compose.security.yaml"])
-    made.down(with_data=True)  # of a run of this test that was ended
-    try:
+    with made.without_data():
         yield made
-    finally:
-        made.down(with_data=True)
 
 
 def test_a_run_trains_with_rights_of_each_role_and_shows_no_secret(

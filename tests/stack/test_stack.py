@@ -37,11 +37,8 @@ SETTINGS = {
 @pytest.fixture
 def stack(daemon: StackDaemon) -> Iterator[Stack]:
     made = Stack(daemon, SETTINGS)
-    made.down(with_data=True)  # of a run of this test that was ended
-    try:
+    with made.without_data():
         yield made
-    finally:
-        made.down(with_data=True)
 
 
 def test_a_run_outlives_the_death_of_every_container_and_ends_with_its_report(

@@ -1,13 +1,10 @@
 """A run of release 0.1.0 is resumed, queried, audited and replayed by this one (invariant 14)."""
 
-import io
 import json
-import tarfile
 import threading
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from rollstream.analysis.locate import locate_run
 from rollstream.cli.main import main
@@ -19,16 +16,13 @@ from rollstream.roles.roles import run_role
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.records import Configured, Opened, Position, Record
 from rollstream.streams.release import RELEASE
-from testbed.recorded import RUN_OF_0_1_0
+from testbed.recorded import RUN_OF_0_1_0, unpack
 from testbed.run_process import WAIT_S, run_line, running
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with RUN_OF_0_1_0.open("rb") as file:
-        data = zstandard.ZstdDecompressor().stream_reader(file).read()
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        tar.extractall(tmp_path / "run", filter="data")
+    unpack(RUN_OF_0_1_0, tmp_path / "run")
     return tmp_path / "run"
 
 
