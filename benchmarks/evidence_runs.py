@@ -8,6 +8,7 @@ several processes: seeds of all arms of one choice first, so that every new run 
 
 import argparse
 import fcntl
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
@@ -15,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.evidence.arms import ARMS, MADE, WORLDS
-from benchmarks.evidence.pieces import Piece, run_piece
+from benchmarks.evidence.pieces import Piece, replayed_hash, run_piece
+from benchmarks.evidence.rows import by_seed, read_rows
 
 SCRATCH = Path(tempfile.gettempdir()) / "rollstream-evidence"
 
@@ -33,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", type=int, default=0, help="leave out seeds below this one")
     parser.add_argument("--runs", type=int, default=None, help="end after so many new runs")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help=f"default {SCRATCH}")
+    parser.add_argument("--replay", action="store_true", help="train the committed logs again")
     parser.add_argument("--list", action="store_true", help="print what is done and what is not")
     chosen = parser.parse_args(arguments)
     pieces = [
@@ -44,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.list:
         print("\n".join(f"{'done' if one.is_done() else 'open'} {one.name}" for one in pieces))
         return
+    if chosen.replay:
+        sys.exit(replay([one for one in pieces if one.has_log and one.is_done()], chosen.scratch))
     made = 0
     for piece in pieces:
         with claimed(piece, chosen.scratch) as is_ours:
@@ -52,6 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 path = run_piece(piece, chosen.scratch, lambda line: print(line, flush=True))
                 print(f"{piece.name}: {path}, {time.monotonic() - began_s:.0f} s", flush=True)
                 made += 1
+
+
+def replay(pieces: Sequence[Piece], scratch: Path) -> int:
+    """Train the log of each piece, and print whether the hash is its row's; returns how many are
+    not.
+    """
+    rows, differing = list(read_rows()), 0
+    for piece in pieces:
+        expected = by_seed(rows, piece.world.name, piece.arm.name)[piece.seed].state_hash
+        is_same = replayed_hash(piece, scratch) == expected
+        differing += not is_same
+        print(f"{piece.name}: {'the same' if is_same else 'another'} hash", flush=True)
+    return differing
 
 
 @contextmanager

@@ -104,13 +104,16 @@ def preset_settings(name: str) -> tuple[str, ...]:
 LOSSES = {
     "uncorrected": ("trainer.ratio=none",),
     "default": (),
+    "icepop": ("trainer.mask_ratio=[0.5,2.0]",),
+    "sequence_mask": ("trainer.mask_sequence=[0.99,1.01]",),
+    "ess_scale": ("trainer.ess_guard=scale",),
     **{
         name: preset_settings(name)
         for name in ("dapo", "cispo", "gspo", "dppo", "topr", "decoupled_ppo")
     },
 }
 """`uncorrected` is REINFORCE that takes stale answers for fresh ones; `default` is the quickstart's
-loss, truncated importance sampling.
+loss, truncated importance sampling; the next three add one part to it.
 """
 PRESETS = (
     "grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "topr", "dppo", "decoupled_ppo",
@@ -122,6 +125,12 @@ LAGS = (
     _lagged("lag8", 8, "lag0"),
     _lagged("lag16", 16, "lag0"),
 )
+CHOICES = tuple(
+    Arm(f"lag{lag}_{name}", LOSSES[name], "lag0", Schedule(lag))
+    for name in ("gspo", "sequence_mask")
+    for lag in (0, 8)
+)
+"""Losses that bore the stress, without it."""
 STRESSES = (
     _stressed("stress_lag0", 0, ""),
     *(
@@ -145,7 +154,7 @@ RECORDED = tuple(
 """The trajectories of `lag8`, trained under each preset."""
 TRL = Arm("trl", (), "lag0")
 """TRL's trainer, synchronous (`trl_run.py`); the only arm that `evidence_runs` does not make."""
-MADE = (*LAGS, *STRESSES, *FLOWS, *RECORDED)
+MADE = (*LAGS, *CHOICES, *STRESSES, *FLOWS, *RECORDED)
 ARMS = {one.name: one for one in (*MADE, TRL)}
 ROLES = "roles_lag0"
 """The row of a run by the product's own processes; no piece makes it."""

@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from benchmarks.case import Case, alone
 from benchmarks.evidence.arms import ARMS, LAGS, ROLES, STRESSES, WORLDS
 from benchmarks.evidence.comparisons import MARGIN, SEEDS_MIN, Comparison, comparisons, count
-from benchmarks.evidence.pieces import Piece, machine, made_row
+from benchmarks.evidence.log import LOGGED_SEED
+from benchmarks.evidence.pieces import Piece, machine, made_run, replayed_hash
 from benchmarks.evidence.rows import EvidenceRow, by_seed, read_facts, read_rows, recounted
 from rollstream.analysis.intervals import bootstrap_interval
 
 COLLAPSE = -0.2  # a run that ends so far below its reference has collapsed
 COLLAPSED_MIN = 5  # runs of each kind, below which the area under the curve is not decided
 LAG_ARM = "lag8"
+REPLAYED = (LAG_ARM, "stress_default", "flow_in_flight")
 FIRST = next(iter(WORLDS))
 
 
@@ -38,6 +40,7 @@ def cases(quick: bool) -> Iterator[Case]:
     yield _decided(case, [] if rows else ["no rows"])
     if not quick:
         yield repeated(rows)
+        yield replayed(rows)
     yield like_roles(rows)
     yield lag_difference(rows)
     yield stress("stress_uncorrected", rows, at_most=COLLAPSE)
@@ -56,11 +59,27 @@ def repeated(rows: Sequence[EvidenceRow]) -> Case:
     with tempfile.TemporaryDirectory() as scratch:
         for row in chosen:
             piece = Piece(WORLDS[row.world], ARMS[row.arm], row.seed)
-            again, _ = made_row(piece, Path(scratch), lambda line: None)
+            again = made_run(piece, Path(scratch), lambda line: None).row
             differing += (row.state_hash, row.by_prompt) != (again.state_hash, again.by_prompt)
     note = ", ".join(f"{row.world} {row.arm} seed {row.seed}" for row in chosen)
     case = alone("evidence_repeated", differing, "rows", at_most=0.0, note=note)
     return _decided(case, [] if len(chosen) == 2 else ["no two rows of this kind of machine"])
+
+
+def replayed(rows: Sequence[EvidenceRow]) -> Case:
+    """The number of logs, of one of each kind of arms, whose training ends with another hash than
+    their row has: nothing is generated. `python -m benchmarks.evidence_runs --replay` does all.
+    """
+    ours = [row for row in rows if row.machine == machine() and row.world == FIRST]
+    chosen = [row for row in ours if row.seed == LOGGED_SEED and row.arm in REPLAYED]
+    differing = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for row in chosen:
+            piece = Piece(WORLDS[row.world], ARMS[row.arm], row.seed)
+            differing += row.state_hash != replayed_hash(piece, Path(scratch))
+    note = ", ".join(f"{row.world} {row.arm} seed {row.seed}" for row in chosen)
+    case = alone("evidence_replayed", differing, "logs", at_most=0.0, note=note)
+    return _decided(case, [] if len(chosen) == len(REPLAYED) else ["no such rows of this machine"])
 
 
 def like_roles(rows: Sequence[EvidenceRow]) -> Case:

@@ -1,33 +1,31 @@
 """One run of the evidence (`run_piece`): trains an arm under a seed until its number of trained
 tokens, evaluates the version that they made, and writes the row with its facts.
 
-Warm models and recorded trajectories stay in a scratch folder; a run that is interrupted begins
-again.
+Warm models and most logs stay in a scratch folder; a run that is interrupted begins again.
 """
 
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import torch
 
 from benchmarks.evidence.arms import ARMS, COMMON, Arm, World
 from benchmarks.evidence.generation import Group
+from benchmarks.evidence.log import LOGGED_SEED, logged_path, read_log, write_log
 from benchmarks.evidence.rows import FACTS, RUNS, EvidenceRow, row_path, write_row
 from benchmarks.evidence.stepped_run import SteppedRun, TrainedStep
 from rollstream.config.config import load
+from rollstream.config.settings import Configuration
 from rollstream.producers.evaluation import Evaluation
 from rollstream.producers.tasks.registry import load_task
 from rollstream.revision import code_revision
 from rollstream.roles.context import prompt_tokens_max
-from rollstream.streams.codec import decode, encode
-from rollstream.streams.records import Trajectory
 from rollstream.warmup.warmup import SftSchedule, warm_up
 
 WARM_SEED = 0
@@ -49,8 +47,15 @@ class Piece:
     def name(self) -> str:
         return f"{self.world.name} {self.arm.name} seed {self.seed}"
 
+    @property
+    def has_log(self) -> bool:
+        """Whether its trajectories are committed, with its row."""
+        return self.seed == LOGGED_SEED and not self.arm.recorded
+
     def is_done(self, root: Path = RUNS) -> bool:
-        return row_path(self.world.name, self.arm.name, self.seed, root).exists()
+        row = row_path(self.world.name, self.arm.name, self.seed, root)
+        is_logged = not self.has_log or logged_path(self.world.name, self.arm.name, root).exists()
+        return row.exists() and is_logged
 
     def settings(self) -> list[str]:
         """The settings besides those of the configuration, without the warm model."""
@@ -59,32 +64,62 @@ class Piece:
 
 
 def run_piece(piece: Piece, scratch: Path, report: Callable[[str], None]) -> Path:
-    """Make the run and its row; returns the row's path."""
+    """Make the run, its log where one is kept, and its row; returns the row's path."""
     began_s = time.process_time()
-    row, facts = made_row(piece, scratch, report)
-    report(f"{piece.name}: {row.accuracy:.4f} after {time.process_time() - began_s:.0f} s of CPU")
-    return write_row(row, facts)
+    made = made_run(piece, scratch, report)
+    accuracy = made.row.accuracy
+    report(f"{piece.name}: {accuracy:.4f} after {time.process_time() - began_s:.0f} s of CPU")
+    if piece.has_log or any(arm.recorded == piece.arm.name for arm in ARMS.values()):
+        write_log(log_path(piece, scratch), [step.groups for step in made.steps])
+    facts = [fact for step in made.steps for fact in step.facts]
+    return write_row(made.row, pa.Table.from_pylist(facts, schema=FACTS))
 
 
-def made_row(
-    piece: Piece, scratch: Path, report: Callable[[str], None]
-) -> tuple[EvidenceRow, pa.Table]:
-    """Make the run; returns its row and the facts of its trajectories, written nowhere."""
-    warm = warm_model(piece, scratch)
+@dataclass(frozen=True, slots=True)
+class MadeRun:
+    """A run's row and its steps."""
+
+    row: EvidenceRow
+    steps: Sequence[TrainedStep]
+
+
+def made_run(piece: Piece, scratch: Path, report: Callable[[str], None]) -> MadeRun:
+    """Make the run; nothing of it is written."""
+    warm_model(piece, scratch)
     report(f"{piece.name}: begins")
-    configuration = load(piece.world.configuration, [*piece.settings(), f"model.path={warm}"])
     recorded = _recorded(piece, scratch, report) if piece.arm.recorded else ()
     began_s = time.process_time()
-    run = SteppedRun(configuration, scratch, piece.arm.schedule, recorded)
+    run = _stepped(piece, scratch, recorded)
     steps = list(run.train(piece.world.tokens))
     seconds = time.process_time() - began_s
-    if any(arm.recorded == piece.arm.name for arm in ARMS.values()):
-        write_recorded(_record_path(piece, scratch), steps)
     held_out = run.evaluate(piece.world.prompts, piece.arm.samples)
     row = row_of(piece, steps, held_out, run.learner.state_hash(), seconds)
     run.learner.close()
-    facts = [fact for step in steps for fact in step.facts]
-    return row, pa.Table.from_pylist(facts, schema=FACTS)
+    return MadeRun(row, steps)
+
+
+def replayed_hash(piece: Piece, scratch: Path) -> str:
+    """Train the committed log of the arm again, without generation; returns the hash of the state
+    that it ends with.
+    """
+    groups = configuration_of(piece, scratch).trainer.groups_per_step
+    log = read_log(logged_path(piece.world.name, piece.arm.name), groups)
+    run = _stepped(piece, scratch, log)
+    for _ in run.train(piece.world.tokens):
+        pass
+    found = run.learner.state_hash()
+    run.learner.close()
+    return found
+
+
+def configuration_of(piece: Piece, scratch: Path) -> Configuration:
+    """Returns the run's configuration, whose warm model is there."""
+    warm = warm_model(piece, scratch)
+    return load(piece.world.configuration, [*piece.settings(), f"model.path={warm}"])
+
+
+def _stepped(piece: Piece, scratch: Path, recorded: Sequence[Sequence[Group]]) -> SteppedRun:
+    return SteppedRun(configuration_of(piece, scratch), scratch, piece.arm.schedule, recorded)
 
 
 def warm_model(piece: Piece, scratch: Path) -> Path:
@@ -98,42 +133,24 @@ def warm_model(piece: Piece, scratch: Path) -> Path:
     return folder
 
 
-def _record_path(piece: Piece, scratch: Path) -> Path:
-    name = piece.arm.recorded or piece.arm.name
-    return scratch / piece.world.name / f"recorded-{name}-{piece.seed}.msgpack"
-
-
-def write_recorded(path: Path, steps: Sequence[TrainedStep]) -> None:
-    """Write the steps' groups, as encoded records."""
-    found = [[[encode(one) for one in group] for group in step.groups] for step in steps]
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.msgpack.encode(found))
-    partial.replace(path)
+def log_path(piece: Piece, scratch: Path) -> Path:
+    """Returns the path of the piece's log: among the committed ones, or in the scratch folder."""
+    if piece.has_log:
+        return logged_path(piece.world.name, piece.arm.name)
+    return scratch / piece.world.name / f"log-{piece.arm.name}-{piece.seed}.parquet"
 
 
 def _recorded(
     piece: Piece, scratch: Path, report: Callable[[str], None]
 ) -> Sequence[Sequence[Group]]:
     """Returns the groups of the steps of the arm whose trajectories this one trains; makes that run
-    if its trajectories are not at hand.
+    if its log is not at hand.
     """
-    path = _record_path(piece, scratch)
+    source = Piece(piece.world, ARMS[piece.arm.recorded], piece.seed)
+    path = log_path(source, scratch)
     if not path.exists():
-        made_row(Piece(piece.world, ARMS[piece.arm.recorded], piece.seed), scratch, report)
-    return read_recorded(path)
-
-
-def read_recorded(path: Path) -> list[list[Group]]:
-    """Returns the groups of each step that `write_recorded` wrote."""
-    steps = msgspec.msgpack.decode(path.read_bytes(), type=list[list[list[bytes]]])
-    return [[list(_decoded(group)) for group in step] for step in steps]
-
-
-def _decoded(group: Sequence[bytes]) -> Iterator[Trajectory]:
-    for data in group:
-        record = decode(data).record
-        assert isinstance(record, Trajectory), "written by write_recorded"
-        yield record
+        write_log(path, [step.groups for step in made_run(source, scratch, report).steps])
+    return read_log(path, configuration_of(piece, scratch).trainer.groups_per_step)
 
 
 def row_of(

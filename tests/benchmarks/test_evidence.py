@@ -14,8 +14,9 @@ import pytest
 from benchmarks.evidence import evidence, rows
 from benchmarks.evidence.arms import ARMS, PRESETS, ROLES, WORLDS, World, preset_settings
 from benchmarks.evidence.generation import Generator, LaggedBatches, RunningBatch
+from benchmarks.evidence.log import read_log, write_log
 from benchmarks.evidence.page import PAGE, with_table
-from benchmarks.evidence.pieces import Piece, read_recorded, write_recorded
+from benchmarks.evidence.pieces import Piece
 from benchmarks.evidence.rows import FACTS, EvidenceRow, read_rows, recounted, row_path, write_row
 from benchmarks.evidence.stepped_run import Schedule, SteppedRun
 from benchmarks.evidence_runs import main
@@ -259,9 +260,9 @@ def test_a_run_has_the_same_bits_when_it_is_made_twice(
 def test_recorded_trajectories_are_trained_under_another_loss(tmp_path: Path):
     run = tiny_run(tmp_path, Schedule(2))
     steps = list(run.train(150))
-    path = tmp_path / "recorded"
-    write_recorded(path, steps)
-    recorded = read_recorded(path)
+    path = tmp_path / "log.parquet"
+    write_log(path, [step.groups for step in steps])
+    recorded = read_log(path, groups_per_step=2)
     again = SteppedRun(run.configuration, tmp_path, Schedule(2), recorded)
     same = run.learner.state_hash()
     run.learner.close()
