@@ -135,6 +135,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "evidence/evidence.py": {
                 "evidence_recount": "0",
                 "evidence_repeated": "0",
+                "evidence_replayed": "0",
                 "evidence_roles": "≥ 0.99",
                 "lag8_difference": "≤ 0.02",
                 "stress_uncorrected": "≤ -0.2",
