@@ -62,8 +62,9 @@ class ObjectiveSettings(Settings):
     """The objective that an update maximises."""
 
     preset: PresetName = ""
-    """A published objective: it gives the defaults of the settings from `advantage` to
-    `overlong_penalty`; a value that is set wins (docs/explanation/learning.md, Presets).
+    """A published objective: it decides advantage, loss, ratio and normaliser, so that a preset on
+    the command line wins over what a file sets. A value from the preset's own source or a higher
+    one wins over it (docs/explanation/learning.md, Presets).
     """
     advantage: str = "grpo"
     """Group-relative advantage: `grpo` (R − mean)/std, `centred` R − mean, `leave_one_out` R − mean
@@ -159,7 +160,7 @@ OBJECTIVE_PRESETS: Mapping[str, Mapping[str, object]] = {
     # DeepSeekMath, arXiv 2402.03300, eq. 3; without its KL term, which Dr. GRPO and DAPO drop too.
     "grpo": {**PPO_CLIP, "advantage": "grpo", "aggregate": "sequence"},
     # Dr. GRPO, arXiv 2503.20783, section 3.2: neither std nor 1/|o|; the constant is the most
-    # tokens of an answer (`put_preset_defaults`).
+    # tokens of an answer (`put_preset`).
     "dr_grpo": {**PPO_CLIP, "advantage": "centred", "aggregate": "constant"},
     # DAPO, arXiv 2503.14476: clip-higher, dynamic sampling, token-level loss, soft overlong
     # punishment over the last fifth of the longest answer.

@@ -88,11 +88,13 @@ def _stressed(name: str, lag: int, reference: str, *settings: str) -> Arm:
 
 
 SET_BY_EXAMPLES = ("advantage", "loss", "ratio_max", "aggregate")
-"""Settings of the objective in the worlds' configurations, which win over a preset."""
+"""Settings of the objective in the worlds' configurations."""
 
 
 def preset_settings(name: str) -> tuple[str, ...]:
-    """Returns the settings of a preset, also where the configuration has its own value."""
+    """Returns a preset, and the values that it decides in the worlds, spelled out: so a row states
+    them, and those made before a preset won over a file have the same settings.
+    """
     preset, fields = OBJECTIVE_PRESETS[name], ObjectiveSettings.model_fields
     values = {key: preset.get(key, fields[key].default) for key in SET_BY_EXAMPLES}
     return (

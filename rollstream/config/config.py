@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
-from rollstream.config.policy_defaults import put_policy_defaults, put_preset_defaults
+from rollstream.config.policy_defaults import put_policy_defaults, put_preset
 from rollstream.config.recorded_form import recorded_form
 from rollstream.config.settings import Configuration, setting_problems
 from rollstream.errors import ConfigurationError, ObjectMissing
@@ -61,7 +61,7 @@ def load(
 
     Layers, later ones win: TOML → environment (`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set
     trainer.lr=1e-4`. For a run's `config.json` the environment is left out (`load_layers`). The
-    text `null` means None in each layer.
+    text `null` means None in each layer. A preset wins over layers below its own (`put_preset`).
     """
     return validate_layers(load_layers(Path(path), overrides, environment))
 
@@ -73,17 +73,24 @@ def load_layers(
     `config.json` is resolved already: the environment is not applied to it again, so a role that
     the supervisor starts has exactly the supervisor's configuration. Nor are the defaults of its
     policy and preset (`put_policy_defaults`): a run keeps the settings that it recorded.
+
+    Prints on stderr which settings a preset replaced, and which stay against it (`put_preset`).
     """
     layers = sources.SettingLayers() if path is None else _load_file(path)
     is_resolved = path is not None and path.suffix == ".json"
+    above = [sources.overrides_layer(overrides, Configuration)]
     if path is not None and is_resolved:
         _refuse_removed(layers, path)
     else:
-        layers = sources.merge_layers(layers, sources.environment_layer(environment, Configuration))
-    layers = sources.merge_layers(layers, sources.overrides_layer(overrides, Configuration))
+        above.insert(0, sources.environment_layer(environment, Configuration))
+    ranks = dict.fromkeys(layers.origins, 0)
+    for rank, layer in enumerate(above, start=1):
+        ranks |= dict.fromkeys(layer.origins, rank)
+        layers = sources.merge_layers(layers, layer)
     if not is_resolved:
         put_policy_defaults(layers)
-        put_preset_defaults(layers)
+    if not is_resolved or ranks.get("trainer.preset"):
+        _print_once(tuple(put_preset(layers, ranks)))
     return layers
 
 
@@ -106,15 +113,20 @@ def load_for_viewing(path: Path) -> Configuration:
     return validate_layers(layers)
 
 
-@cache
 def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
-    """Warn once per process: a command may load a file several times."""
     if keys:
-        print(
-            f"rollstream: {path}: skipped settings that release {RELEASE} does not have: "
-            f"{', '.join(keys)}; views that depend on them are incomplete",
-            file=sys.stderr,
+        line = (
+            f"{path}: skipped settings that release {RELEASE} does not have: "
+            f"{', '.join(keys)}; views that depend on them are incomplete"
         )
+        _print_once((line,))
+
+
+@cache
+def _print_once(lines: tuple[str, ...]) -> None:
+    """Print on stderr, once per process: a command may load a file several times."""
+    for line in lines:
+        print(f"rollstream: {line}", file=sys.stderr)
 
 
 def _load_file(path: Path) -> sources.SettingLayers:

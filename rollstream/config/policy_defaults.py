@@ -1,11 +1,13 @@
 """Chooses the defaults of settings whose best value depends on `rollouts.on_update`
-(docs/explanation/scheduling.md, Defaults by policy) or that `trainer.preset` gives
-(docs/explanation/learning.md, Presets), for a configuration that does not set them.
+(docs/explanation/scheduling.md, Defaults by policy), for a configuration that does not set them,
+and the settings that `trainer.preset` decides (docs/explanation/learning.md, Presets).
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from rollstream.config.errors import printable_value
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS
@@ -17,6 +19,13 @@ training that is as much work as `max_lag` = 4 allows, whose lag it keeps but fo
 
 OVERLONG_SHARE = 5
 """DAPO punishes the last 4 096 of 20 480 tokens (arXiv 2503.14476, section 4.1): a fifth."""
+
+DECIDED_BY_PRESETS = frozenset(
+    f"trainer.{name}"
+    for names in (*OBJECTIVE_PRESETS.values(), ("aggregate_tokens", "overlong_penalty"))
+    for name in names
+)
+"""The settings that any preset gives: one that gives a setting no value means its default."""
 
 
 def put_policy_defaults(layers: SettingLayers) -> None:
@@ -34,21 +43,47 @@ def put_policy_defaults(layers: SettingLayers) -> None:
         _put_unset(layers, key, value, f"the defaults of rollouts.on_update = {mode}")
 
 
-def put_preset_defaults(layers: SettingLayers) -> None:
-    """Set the settings that `trainer.preset` gives and no layer sets; their origin names it. An
-    unknown preset gives none: validation refuses it.
+def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]:
+    """Set what `trainer.preset` decides; the origin of these settings names it. `ranks` has the
+    rank of the source that set each key. A preset replaces all of `DECIDED_BY_PRESETS` that sources
+    of a lower rank set, those that it gives no value by their default; what its own source or a
+    higher one sets stays. An unknown preset decides nothing: validation refuses it.
+
+    Returns a line about the values that the preset replaced, and one about those that stay against
+    it, each with the value's source; none where no value differs.
     """
     preset = _value(layers, "trainer.preset")
-    given: dict[str, object] = {}
-    if isinstance(preset, str):
-        given.update(OBJECTIVE_PRESETS.get(preset, {}))
+    if not isinstance(preset, str) or preset not in OBJECTIVE_PRESETS:
+        return ()
+    given = _given_by(preset, layers)
+    name, source = f"trainer.preset = {preset}", layers.origins["trainer.preset"]
+    rank, defaults = ranks["trainer.preset"], Configuration().trainer
+    replaced: list[str] = []
+    kept: list[str] = []
+    for key in sorted(DECIDED_BY_PRESETS & layers.origins.keys()):
+        before, origin = _value(layers, key), layers.origins[key]
+        wanted = given.get(key, getattr(defaults, key.removeprefix("trainer.")))
+        shown, other = (printable_value(key, one, json.dumps) for one in (before, wanted))
+        if ranks[key] < rank:
+            layers.put(key, wanted, name)
+            replaced += [f"{key} = {other} (in {origin}: {shown})"] if before != wanted else []
+        elif key in given and before != wanted:
+            kept.append(f"{key} = {shown} (in {origin}; the preset: {other})")
+    for key, value in given.items():
+        _put_unset(layers, key, value, name)
+    lines = ((f"{name} in {source} decides", replaced), (f"kept against {name} in {source}", kept))
+    return [f"{what}: {', '.join(found)}" for what, found in lines if found]
+
+
+def _given_by(preset: str, layers: SettingLayers) -> Mapping[str, object]:
+    """Returns the settings that the preset gives a value, by their dotted keys."""
+    given = dict(OBJECTIVE_PRESETS.get(preset, {}))
     longest = _count(layers, "sampling.tokens_max")
     if preset == "dr_grpo" and longest:
         given["aggregate_tokens"] = longest
     if preset == "dapo" and longest >= OVERLONG_SHARE:
         given["overlong_penalty"] = [longest - longest // OVERLONG_SHARE, longest]
-    for name, value in given.items():
-        _put_unset(layers, f"trainer.{name}", value, f"trainer.preset = {preset}")
+    return {f"trainer.{name}": value for name, value in given.items()}
 
 
 def _put_unset(layers: SettingLayers, key: str, value: Any, origin: str) -> None:

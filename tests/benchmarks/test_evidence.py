@@ -274,7 +274,7 @@ def test_recorded_trajectories_are_trained_under_another_loss(tmp_path: Path):
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
 def test_an_arm_has_every_setting_of_its_preset(world: World):
-    """Also those that the world's configuration sets, which would win over a preset's."""
+    """Also those that the world's configuration sets; those spelled out change nothing."""
     without = load(world.configuration).trainer
     for name in PRESETS:
         trainer = load(world.configuration, preset_settings(name)).trainer
@@ -282,6 +282,7 @@ def test_an_arm_has_every_setting_of_its_preset(world: World):
         as_written = {key: [*v] if isinstance(v, tuple) else v for key, v in found.items()}
         assert as_written == OBJECTIVE_PRESETS[name], name
         assert (trainer.preset, trainer.lr) == (name, without.lr)
+        assert load(world.configuration, (f"trainer.preset={name}",)).trainer == trainer
 
 
 def test_the_product_trained_what_the_stepped_run_trains():

@@ -1,4 +1,6 @@
-"""Defaults that follow `rollouts.on_update`: what is set wins, and recorded settings stay."""
+"""Defaults that follow `rollouts.on_update`: what is set wins, and recorded settings stay. A preset
+ranks as its source does: it wins over lower ones.
+"""
 
 from pathlib import Path
 
@@ -72,7 +74,9 @@ def test_a_run_keeps_the_settings_that_it_recorded(tmp_path: Path):
     assert (c.dispatch.max_lag, c.dispatch.ready_groups_max, c.rollouts.quota) == (4, 256, None)
 
 
-@pytest.mark.parametrize("wrong", ["trainer.groups_per_step=many", "rollouts.slots=0"])
+@pytest.mark.parametrize(
+    "wrong", ["trainer.groups_per_step=many", "rollouts.slots=0", "trainer.preset=[1]"]
+)
 def test_values_that_are_refused_are_refused_by_their_own_name(empty: Path, wrong: str):
     with pytest.raises(ConfigurationError, match=wrong.partition("=")[0]):
         load(empty, (KEEP, wrong))
@@ -86,6 +90,70 @@ def test_a_preset_gives_defaults_and_what_is_set_wins(empty: Path):
     assert trainer.filter_equal_rewards
     assert trainer.overlong_penalty == (80, 100)
     assert load_layers(empty, chosen, {}).origins["trainer.loss"] == "trainer.preset = dapo"
+
+
+OWN_OBJECTIVE = """[trainer]
+advantage = "centred"
+loss = "truncated_is"
+aggregate = "prompt"
+ratio_max = 3
+filter_equal_rewards = true
+reference_kl = 0.1
+mask_ratio = [0.5, 2.0]
+"""
+
+
+def test_a_preset_of_a_higher_source_decides_the_objective(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own-objective.toml"
+    path.write_text(OWN_OBJECTIVE, encoding="utf-8")
+    trainer = load(path, ("trainer.preset=gspo", "trainer.clip_high=0.01")).trainer
+    assert (trainer.loss, trainer.ratio, trainer.advantage) == ("ppo_clip", "sequence", "grpo")
+    assert (trainer.aggregate, trainer.clip_low) == ("sequence", 3e-4)
+    assert trainer.clip_high == 0.01, "of the same source"
+    assert (trainer.ratio_max, trainer.filter_equal_rewards) == (2.0, False), "their defaults"
+    assert (trainer.reference_kl, trainer.mask_ratio) == (0.1, (0.5, 2.0)), "of no preset"
+    replaced, kept = capsys.readouterr().err.splitlines()
+    assert replaced.startswith("rollstream: trainer.preset = gspo in --set decides: ")
+    assert 'trainer.loss = "ppo_clip" (in own-objective.toml: "truncated_is")' in replaced
+    assert "trainer.ratio_max = 2.0 (in own-objective.toml: 3)" in replaced
+    assert kept == (
+        "rollstream: kept against trainer.preset = gspo in --set: "
+        "trainer.clip_high = 0.01 (in --set; the preset: 0.0004)"
+    )
+
+
+def test_a_preset_in_a_file_gives_way_to_the_file_and_what_is_above(tmp_path: Path):
+    path = tmp_path / "own-preset.toml"
+    path.write_text(f'{OWN_OBJECTIVE}preset = "gspo"\n', encoding="utf-8")
+    variables = {"ROLLSTREAM_TRAINER__CLIP_LOW": "0.1"}
+    trainer = load(path, ("trainer.ratio=token",), variables).trainer
+    assert (trainer.loss, trainer.aggregate, trainer.ratio_max) == ("truncated_is", "prompt", 3)
+    assert (trainer.clip_low, trainer.ratio, trainer.clip_high) == (0.1, "token", 4e-4)
+
+
+def test_a_preset_of_the_environment_ranks_between_file_and_command_line(tmp_path: Path):
+    path = tmp_path / "between.toml"
+    path.write_text(OWN_OBJECTIVE, encoding="utf-8")
+    variables = {"ROLLSTREAM_TRAINER__PRESET": "dapo"}
+    trainer = load(path, ("trainer.clip_high=0.5",), variables).trainer
+    assert (trainer.preset, trainer.loss, trainer.aggregate) == ("dapo", "ppo_clip", "token")
+    assert trainer.clip_high == 0.5
+
+
+def test_a_preset_decides_over_what_a_run_recorded(tmp_path: Path):
+    """So a replay or a fork trains under it; without one the recorded objective stays."""
+    folder = RunFolder(tmp_path / "run")
+    settings = ("trainer.preset=dapo", "trainer.lr=1e-4", f"folder={folder.path}")
+    empty = tmp_path / "empty.toml"
+    empty.write_text("", encoding="utf-8")
+    recorded = load(empty, settings)
+    write_configuration(folder, recorded)
+    assert load(folder.configuration).trainer == recorded.trainer
+    trainer = load(folder.configuration, ("trainer.preset=grpo",)).trainer
+    assert trainer == load(empty, ("trainer.preset=grpo", "trainer.lr=1e-4")).trainer
+    assert (trainer.overlong_penalty, trainer.filter_equal_rewards) == (None, False)
 
 
 @pytest.mark.parametrize("preset", OBJECTIVE_PRESETS)

@@ -196,7 +196,7 @@ def test_an_experiment_begins_a_critic_on_recorded_data(
     """Step 5 is repeated as it was recorded; the state that step 6 begins from has no critic."""
     run = made(tmp_path / "run", **CLIP)
     words = ["replay", str(run), "--from-step", "5", "--json", "--out"]
-    critic = ["--set", "trainer.preset=ppo", "--set", "trainer.advantage=gae"]
+    critic = ["--set", "trainer.preset=ppo"]  # wins over the recorded advantage
     assert main([*words, str(tmp_path / "other"), *critic]) == 0
     found = read_metrics(tmp_path / "other" / "metrics/trainer.jsonl")
     assert [line.get("value_mean") for line in found] == [None, 0]
