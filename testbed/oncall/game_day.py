@@ -48,6 +48,8 @@ SILENCED = ("RollstreamTrainerStarved", "RollstreamRolloutsStarved")
 """They fire all day: the reward takes longer than all else, so that the run leaves the machine to
 others.
 """
+LAST = ("key_rotated", "trainer_out_of_memory")
+"""Their deaths keep `roles_dying` for ten minutes, in which it shows nothing of another fault."""
 
 
 @dataclass
@@ -121,6 +123,8 @@ class GameDay:
 
     def alerts(self) -> str:
         found = [self.living.job_failed] if self.living.job_failed else []
+        if (code := self.living.processes["run"].poll()) is not None:
+            found.append(f"service manager: `rollstream run $RUN` has ended, exit code {code}")
         for one in self.prometheus.firing_alerts():
             labels, notes = one["labels"], one["annotations"]
             if labels["alertname"] in SILENCED:
@@ -203,6 +207,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     left = [name for name in LIVING_FAULTS if name not in given.without.split(",")]
     faults = random.SystemRandom().sample(left, min(given.faults, len(left)))
+    faults.sort(key=LAST.__contains__)
     with living_stack(folder) as (living, prometheus):
         play(GameDay(living, prometheus, given.only.split(",") if given.only else faults))
 

@@ -19,7 +19,7 @@ import psutil
 from testbed.oncall.game_stack import LivingStack, watch_until
 from testbed.repository import ROOT
 from testbed.servers.fault_proxy import FOREVER, Fault
-from testbed.waiting import WAIT_S
+from testbed.waiting import WAIT_S, wait_for
 
 STRAY = """\
 import sys, time
@@ -29,12 +29,6 @@ bus = open_bus(sys.argv[1])
 while True:
     bus.append("trajectories", [AppendEntry(b"load-test-7", b"not a record")])
     time.sleep(2)
-"""
-SECOND = """\
-while :; do
-    rollstream rollout {run} --name rollout-1
-    sleep 2
-done
 """
 MEMORY_S = 15.0  # after its start a trainer reaches the limit
 Mended = Callable[[], bool]
@@ -129,23 +123,14 @@ def _damage(path: Path) -> None:
         file.write(b"\xff" * 64)
 
 
-def _helper(living: LivingStack, line: list[str]) -> Mended:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
-    living.processes[line[-1]] = process
-    return lambda: process.poll() is not None
-
-
 def _stray_writer(living: LivingStack) -> Mended:
     file = living.folder / "load-test-7.py"
     file.write_text(STRAY)
-    return _helper(living, [sys.executable, str(file), living.bus])
-
-
-def _two_of_one_name(living: LivingStack) -> Mended:
-    file = living.folder / "old-node-agent.sh"
-    file.write_text(f". {living.folder}/env.sh\n{SECOND.format(run=living.run)}")
-    return _helper(living, ["bash", str(file)])
+    line = [sys.executable, str(file), living.bus]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    writer = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL)
+    living.processes["load-test-7"] = writer
+    return lambda: writer.poll() is not None
 
 
 def _machine_restarts(living: LivingStack) -> Mended:
@@ -160,6 +145,7 @@ def _wrong_setting(living: LivingStack) -> Mended:
     living.stop("run")
     changed = ("--set", "sampling.tokens_max=4", "--accept-config")
     living.start("run", "run", str(living.run), *changed)
+    wait_for(lambda: _setting(living, "sampling", "tokens_max") == 4, living.processes["run"])
     return lambda: _setting(living, "sampling", "tokens_max") > 16
 
 
@@ -179,9 +165,6 @@ LIVING_FAULTS: Mapping[str, LivingFault] = {
     "reward_service_fails": LivingFault("the reward's service is down", _reward_service_fails),
     "archive_damaged": LivingFault("four files of the archive are damaged", _archive_damaged),
     "stray_writer": LivingFault("a program writes bytes that are no record", _stray_writer),
-    "two_of_one_name": LivingFault(
-        "another machine starts a second rollout-1 again and again", _two_of_one_name
-    ),
     "machine_restarts": LivingFault("kill -9 of supervisor and roles", _machine_restarts),
     "wrong_setting": LivingFault(
         "somebody resumed the run with sampling.tokens_max = 4", _wrong_setting
