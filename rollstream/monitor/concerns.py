@@ -44,6 +44,12 @@ CONCERNS = (
         "no process writes records although the run is not over",
     ),
     Concern(
+        "run_failed",
+        "page",
+        flow.run_failed,
+        "a process died so often, or refused to start, that the supervisor ended the run",
+    ),
+    Concern(
         "step_overdue",
         "page",
         flow.step_overdue,

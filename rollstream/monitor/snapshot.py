@@ -184,6 +184,8 @@ class RunSnapshot:
     phase: str
     """The state of the run in one to three words, e.g. `training` (`progress.py`)."""
     is_over: bool
+    has_failed: bool
+    """True if the run is over because its supervisor gave up."""
     is_quiet: bool
     """True if no record is written although the run is not over."""
     is_starting: bool
@@ -271,6 +273,7 @@ def take_snapshot(
         seconds=_age(state.began_s if started_s is None else started_s, at_s) or 0.0,
         phase=now.phase,
         is_over=now.is_over,
+        has_failed=now.state == "failed",
         is_quiet=now.is_quiet,
         is_starting=now.is_starting,
         step=now.step,

@@ -77,6 +77,17 @@ def run_silent(at: RunSnapshot) -> Iterator[RunWarning]:
         )
 
 
+def run_failed(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns if the supervisor gave up: the run is over, and all other checks are still."""
+    if at.has_failed:
+        yield RunWarning(
+            "run_failed",
+            f"the supervisor has given up at step {at.step} of {at.steps}",
+            "see the end of logs/, mend what it says and start the run again "
+            "(rollstream run RUN/config.json): it resumes from its last checkpoint",
+        )
+
+
 def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
     """Warns if the last step ended long ago, compared with recent steps, or if the first step does
     not come.

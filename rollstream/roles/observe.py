@@ -17,13 +17,16 @@ REFRESH_S = 5.0  # the scrape interval of deploy/prometheus.yml; a refresh over 
 
 
 def run_observe(context: RoleContext) -> bool:
-    """Observe the run until it is over (returns True) or the role is stopped."""
+    """Observe the run until it is complete or stopped (returns True) or the role is stopped. A run
+    that has failed stays observed: else its last alert would end with its supervisor.
+    """
     c = context.configuration
     view = LogView(context.bus, context.store, c.run)
     metrics = RunFolder(context.folder).metrics
     observer = RunObserver(run_settings_of(c), metrics, lambda: view, time.time)
     context.watch.offer(observer.metric_values)
     while not context.stop.wait(0.0 if observer.is_behind else REFRESH_S):
-        if observer.observe().is_over and not observer.is_behind:
+        shown = observer.observe()
+        if shown.is_over and not shown.has_failed and not observer.is_behind:
             return True
     return False

@@ -54,6 +54,10 @@ def _all_gone(run: PlantedRun) -> None:
     run.pass_time(60)
 
 
+def _given_up(run: PlantedRun) -> None:
+    run.note("supervisor.jsonl", {"time_s": run.now_s, "event": "failed"})
+
+
 def _no_step(run: PlantedRun) -> None:
     run.pass_time(100)
     run.beat()
@@ -193,6 +197,7 @@ def _old_data(run: PlantedRun) -> None:
 FAULTS: Mapping[str, Fault] = {
     "run_unreadable": Fault(_damaged_log),
     "run_silent": Fault(_all_gone),
+    "run_failed": Fault(_given_up),
     "step_overdue": Fault(_no_step),
     "rollouts_silent": Fault(_one_rollout_gone),
     "roles_dying": Fault(_deaths),

@@ -33,6 +33,10 @@ def test_the_role_serves_the_concerns_of_a_run_and_ends_with_it(tmp_path: Path) 
         found = scrape(endpoint(folder, "observe")["url"])
         assert value(found, "rollstream_run_step", role="observe") == records.STEPS
         assert value(found, "rollstream_run_step_age_seconds") > 1e7
+        run.note("supervisor.jsonl", {"time_s": time.time(), "event": "failed"})
+        wait_for(
+            lambda: raised(folder) == {"run_failed"}, process, (tmp_path / "output.txt").read_text
+        )
         run.note("supervisor.jsonl", {"time_s": time.time(), "event": "complete"})
         assert process.wait(WAIT_S) == 0
     assert sorted((folder / "store").rglob("*")) == objects  # it wrote nothing
