@@ -40,7 +40,7 @@ run: .venv/.runtime
 test: .venv/.testing
 	$(BIN)/python -m pytest -m "not slow and not long" -n $(WORKERS) --dist loadfile
 
-test-slow: .venv/.testing
+test-slow: .venv/.testing .venv/.lowbit
 	$(BIN)/python -m pytest -m slow --ignore=tests/vllm -n $(WORKERS) --dist loadfile || test $$? -eq 5  # 5: there is none
 	$(MAKE) test-vllm
 
@@ -106,6 +106,11 @@ gpu-check: .venv/.runtime
 	@$(PIP) -e '.[test]'
 	@# with the harmony that vLLM brings too, not with openai-harmony (docs/how-to/train-an-agent.md)
 	@$(PIP) --no-deps renderers prime-pydantic-config oss-harmony && $(PIP) httpx
+	@touch $@
+
+.venv/.lowbit: .venv/.testing  # 43 MB; only tests/trainer/test_low_bit.py needs it
+	@echo 'installing bitsandbytes into .venv (once)'
+	@$(PIP) --no-deps bitsandbytes
 	@touch $@
 
 .venv/.vllm: .venv/.testing

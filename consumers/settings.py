@@ -125,9 +125,10 @@ class TrainerSettings(ObjectiveSettings):
     """
     device: Annotated[str, INCIDENTAL] = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Device of the learner: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA if available)."""
-    optimiser: Annotated[Literal["adamw", "muon"], FIXED] = "adamw"
-    """`adamw`, or `muon` for the matrices of hidden layers and AdamW for embeddings, head, norms
-    and biases (docs/explanation/learning.md).
+    optimiser: Annotated[Literal["adamw", "muon", "adamw_8bit"], FIXED] = "adamw"
+    """`adamw`; `muon` for the matrices of hidden layers and AdamW for embeddings, head, norms and
+    biases; `adamw_8bit`, whose moments have 8 bits (bitsandbytes, the extra `lowbit`)
+    (docs/explanation/learning.md).
     """
     lr: float = Field(default=5e-4, gt=0)
     """Peak learning rate."""

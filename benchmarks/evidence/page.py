@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.evidence.arms import LAGS, RECORDED, STRESSES, WORLDS
+from benchmarks.evidence.arms import LAGS, RECORDED, STRESSES, TRL, WORLDS
 from benchmarks.evidence.comparisons import count, table
 from benchmarks.evidence.rows import EvidenceRow, by_seed, read_rows
 from benchmarks.histospec.plot import picture
@@ -24,6 +24,7 @@ POINTS = 40  # of a curve
 PLOTTED = (
     ("lags", [arm.name for arm in LAGS]),
     ("stress", [arm.name for arm in STRESSES]),
+    ("TRL beside it", ["lag0", TRL.name]),
     ("one recorded log under every preset", ["lag8", *(arm.name for arm in RECORDED[:7])]),
 )
 

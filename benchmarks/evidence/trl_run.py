@@ -95,9 +95,8 @@ class Enough(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         control.should_training_stop = sum(s.tokens for s in self.rewards.steps) >= self.tokens
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, float], **more: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        logs: dict[str, float] = more["logs"]
         # Its loss is −ratio · A, ours −weight · A · log π: the gradients agree, the values do not.
         names = {"entropy": "entropy", "grad_norm": "gradient_norm"}
         found = {ours: float(logs[theirs]) for theirs, ours in names.items() if theirs in logs}

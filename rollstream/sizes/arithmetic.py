@@ -55,6 +55,10 @@ CHECKPOINT_BYTES = 12
 """Per trained parameter in a checkpoint, and in host memory while it is written: float32 master and
 two moments (`consumers/trainer/checkpoint.py`).
 """
+LOW_BIT_BYTES = FLOAT32 + 2 * (1 + FLOAT32 / 256)
+"""The same with moments of 8 bits, whose blocks of 256 have a float32 scale (`learn/low_bit.py`).
+The few tensors below 4096 numbers are not told apart.
+"""
 LENT_BYTES_MIN = 1e9
 """A larger state in host memory is saved without a copy (`consumers/trainer/learn/workers.py`)."""
 SPARE_COLUMNS = 256
@@ -116,6 +120,13 @@ class TrainerForm:
     """Models beside the trained one (`learn/other_policies.py`)."""
     critic: bool = False
     """Whether a critic with a body of its own is trained too (`learn/critic.py`)."""
+    low_bit: bool = False
+    """Whether the policy's moments have 8 bits; a critic's have 32."""
+
+    @property
+    def saved(self) -> float:
+        """Returns the bytes of a trained parameter's master and moments."""
+        return LOW_BIT_BYTES if self.low_bit else CHECKPOINT_BYTES
 
     @property
     def item(self) -> int:
@@ -142,6 +153,7 @@ def form_of(settings: TrainerSettings, ranks: int, lora_rank: int = 0) -> Traine
         offload=settings.cpu_offload,
         other_policies=len(past_policies(settings)),
         critic=settings.advantage == GAE and settings.critic.body == "own",
+        low_bit=settings.optimiser == "adamw_8bit",
     )
 
 
@@ -158,7 +170,8 @@ def trainer_lines(shape: ModelShape, form: TrainerForm) -> tuple[MemoryLine, ...
     """
     lines: list[MemoryLine] = []
     if not form.offload:
-        lines.append(MemoryLine(STATE, STATE_BYTES * own_parameters(shape, form)))
+        state = (form.saved + FLOAT32) * own_parameters(shape, form)
+        lines.append(MemoryLine(STATE, state))
     if form.lora_rank is not None:
         base = 0 if form.offload and form.ranks > 1 else _held_parameters(shape, form.ranks)
         lines.append(MemoryLine("frozen base", form.item * base))
@@ -329,17 +342,18 @@ def trainer_host_lines(
     published = float(trained)
     if form.ranks > 1 and form.lora_rank is None:  # each rank has the whole adapter
         published = max(trained / form.ranks, max(rows * size for _, rows, size in shape.tensors))
-    is_lent = (on_cpu or form.offload) and CHECKPOINT_BYTES * trained > LENT_BYTES_MIN
-    own *= 2 if form.critic else 1
-    state = STATE_BYTES * own if form.offload else 0.0
+    is_lent = (on_cpu or form.offload) and form.saved * trained > LENT_BYTES_MIN
+    critic = own if form.critic else 0
+    saved = form.saved * own + CHECKPOINT_BYTES * critic
+    state = saved + FLOAT32 * (own + critic) if form.offload else 0.0
     is_base_here = form.offload and form.lora_rank is not None and form.ranks > 1
     base = form.item * _held_parameters(shape, form.ranks) if is_base_here else 0.0
     return (
         MemoryLine(STATE, state),
         MemoryLine("frozen base", base),
         MemoryLine("copies being published", COPIES * published_item * published),
-        MemoryLine("checkpoint being written", 0.0 if is_lent else CHECKPOINT_BYTES * own),
-        MemoryLine("one file of it", min(CHECKPOINT_FILE_BYTES, CHECKPOINT_BYTES * own)),
+        MemoryLine("checkpoint being written", 0.0 if is_lent else saved),
+        MemoryLine("one file of it", min(CHECKPOINT_FILE_BYTES, saved)),
     )
 
 

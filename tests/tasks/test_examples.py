@@ -12,6 +12,7 @@ from rollstream.storage.metrics_file import read_metrics
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 
+RUN_S = 6 * WAIT_S  # a whole run with its warm-up, beside many other programs
 SHORT = ["warmup.steps=2", "warmup.documents=40", "trainer.steps=2", "trainer.workers=1"]
 MINE = ["reasoning-gym", "dataset", "mixture"]
 UNTRAINED = [
@@ -35,7 +36,7 @@ def run(name: str, folder: Path, settings: list[str]) -> tuple[list[Any], list[A
     for setting in settings:
         line += ["--set", setting]
     done = subprocess.run(
-        line, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
+        line, cwd=ROOT, capture_output=True, text=True, timeout=RUN_S, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     metrics = folder / "metrics"

@@ -26,7 +26,7 @@ from rollstream.consumers.trainer.learn.forward import (
 )
 from rollstream.consumers.trainer.learn.gae import Floats64, Judgement, ValueStatistics, judge
 from rollstream.consumers.trainer.learn.llama import PackedDecoder, has_packed_form
-from rollstream.consumers.trainer.learn.masters import Masters, Optimiser
+from rollstream.consumers.trainer.learn.masters import Masters, Optimiser, restore
 from rollstream.consumers.trainer.learn.other_policies import ScoringForm
 from rollstream.consumers.trainer.learn.row_layout import LossInputs, TokenRows
 
@@ -72,7 +72,9 @@ class Critic:
         self._masters = Masters(self._module, form.compute, form.device, settings.cpu_offload)
         rate = settings.lr if self._own.lr is None else self._own.lr
         alike = {"lr": rate, "optimiser": "adamw", "ess_guard": "off"}
-        self._optimiser = Optimiser(self._masters.flat, settings.model_copy(update=alike))
+        self._optimiser = Optimiser(
+            self._masters.flat, settings.model_copy(update=alike), self._masters.slices
+        )
         self._gradient = torch.zeros_like(self._masters.flat)
         self._old: dict[str, Floats64] = {}
         self._statistics = ValueStatistics()
@@ -152,12 +154,8 @@ class Critic:
     def state(self) -> dict[str, Tensor]:
         """Returns the critic's part of a checkpoint, not a copy."""
         counters = torch.tensor([self._optimiser.updates, self._optimiser.applied])
-        named = {
-            prefix + name: view
-            for prefix, flat in self._buffers().items()
-            for name, view in self._masters.named(flat).items()
-        }
-        return {**named, COUNTERS: counters}
+        named = {**self._named_masters(), **self._optimiser.moments}
+        return {**{PREFIX + name: tensor for name, tensor in named.items()}, COUNTERS: counters}
 
     def load_state(self, tensors: Mapping[str, Tensor], updates: int) -> None:
         """Restore `state()` from a checkpoint; `updates` are those of the policy. A checkpoint
@@ -167,18 +165,13 @@ class Critic:
         if counters is None:
             self._optimiser.load(updates, 0)
             return
-        for prefix, flat in self._buffers().items():
-            self._masters.fill(flat, tensors, prefix)
+        restore({**self._named_masters(), **self._optimiser.moments}, tensors, PREFIX)
         self._masters.round()
         self._optimiser.load(int(counters[0]), int(counters[1]))
 
-    def _buffers(self) -> dict[str, Tensor]:
-        """Returns the flat buffers of the state, by the prefix of their names in a checkpoint."""
-        return {
-            PREFIX + "masters.": self._masters.flat,
-            PREFIX + "mean.": self._optimiser.mean,
-            PREFIX + "square.": self._optimiser.square,
-        }
+    def _named_masters(self) -> dict[str, Tensor]:
+        named = self._masters.named(self._masters.flat)
+        return {f"masters.{name}": view for name, view in named.items()}
 
     def _values(self, rows: TokenRows, states: Tensor | None) -> Tensor:
         """Returns the values [G]. The gradient of a shared body is weighted by `loss_weight`, that

@@ -35,6 +35,7 @@ from rollstream.consumers.trainer.learn.masters import (
     check_base_hash,
     hash_tensor,
     hidden_matrices,
+    restore,
 )
 from rollstream.consumers.trainer.learn.mismatch import logprob_gaps
 from rollstream.consumers.trainer.learn.other_policies import (
@@ -160,9 +161,10 @@ class TorchLearner:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the masters and of AdamW's two moments, the critic's too."""
+        """Bytes of the masters and of the optimiser's moments, the critic's too."""
         critic = 0 if self._critic is None else self._critic.state_bytes
-        return 3 * self._masters.flat.nbytes + critic
+        moments = sum(moment.nbytes for moment in self._optimiser.moments.values())
+        return self._masters.flat.nbytes + moments + critic
 
     def submit(self, samples: Sequence[Sample], shortages: int = 0) -> None:
         """Submit one micro-batch of the update; waits only while as many micro-batches are queued
@@ -243,8 +245,8 @@ class TorchLearner:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state()`, bit for bit; raises `ConfigurationError` if it is of another model."""
         check_base_hash(tensors.get(BASE_HASH), self._base_hash)
-        for prefix, flat in self._buffers().items():
-            self._masters.fill(flat, tensors, prefix)
+        restore(self._masters.named(self.flat), tensors, "masters.")
+        restore(self._optimiser.moments, tensors, "optimiser.")
         self._masters.round()
         counters = tensors["optimiser.counters"]
         self._optimiser.load(int(counters[0]), int(counters[1]))
@@ -264,25 +266,13 @@ class TorchLearner:
         """End the worker threads."""
         self._workers.close()
 
-    def _buffers(self) -> dict[str, Tensor]:
-        """Returns the flat buffers of the state, by the prefix of their names in a checkpoint."""
-        adam = self._optimiser
-        return {
-            "masters.": self._masters.flat,
-            "optimiser.mean.": adam.mean,
-            "optimiser.square.": adam.square,
-        }
-
     def _state(self) -> dict[str, Tensor]:
         counters = torch.tensor([self.updates, self._optimiser.applied])
-        named = {
-            prefix + name: view
-            for prefix, flat in self._buffers().items()
-            for name, view in self._masters.named(flat).items()
-        }
+        masters = {f"masters.{name}": view for name, view in self._masters.named(self.flat).items()}
+        moments = {f"optimiser.{name}": one for name, one in self._optimiser.moments.items()}
         base = {} if self._base_hash is None else {BASE_HASH: self._base_hash}
         critic = {} if self._critic is None else self._critic.state()
-        return {**named, **base, **critic, "optimiser.counters": counters}
+        return {**masters, **moments, **base, **critic, "optimiser.counters": counters}
 
     def _train(self, job: _MicroBatchJob) -> _BatchResult:
         """Compute a micro-batch in a worker thread, without changing shared state. `_add` gets the

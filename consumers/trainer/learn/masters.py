@@ -1,6 +1,7 @@
 """Holds the masters, all trained parameters of a model as float32 in one flat buffer (`Masters`),
-and updates them by AdamW or Muon (`Optimiser`). In one flat buffer, the norm of the gradient, its
-clipping and AdamW's update are a few operations, instead of several for each parameter.
+and updates them by AdamW or Muon (`Optimiser`; `low_bit.py` has AdamW with moments of 8 bits). In
+one flat buffer, the norm of the gradient, its clipping and AdamW's update are a few operations,
+instead of several for each parameter.
 
 The parameters of the model are views of this buffer. If the model computes in another type than
 float32, or on another device than the buffer's, they are views of a second buffer, into which
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.consumers.trainer.learn import low_bit
 from rollstream.errors import ConfigurationError
 
 CPU = torch.device("cpu")
@@ -128,13 +130,14 @@ class Masters:
         for place, gradient in zip(self.slices, gradients, strict=True):
             place.view(flat).add_(gradient.to(flat.device))
 
-    def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        """Copy the tensors of a checkpoint into a buffer with the layout of `flat`; their names are
-        `prefix` + parameter name. Raises `ConfigurationError` if one is missing or has another
-        shape, because the checkpoint is then of another model.
-        """
-        for place in self.slices:
-            place.view(flat).copy_(checkpoint_tensor(tensors, prefix + place.name, place.shape))
+
+def restore(named: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str) -> None:
+    """Copy the tensors of a checkpoint, whose names are `prefix` + name, into the `named` ones.
+    Raises `ConfigurationError` if one is missing or has another shape, because the checkpoint is
+    then of another model.
+    """
+    for name, tensor in named.items():
+        tensor.copy_(checkpoint_tensor(tensors, prefix + name, tuple(tensor.shape)))
 
 
 def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
@@ -253,21 +256,39 @@ class Optimiser:
     Muon's updates are scaled to the size of AdamW's, so both have one learning rate (Liu et al.,
     arXiv 2502.16982, section 2.2). Its momentum takes the place of Adam's first moment.
 
-    The state to keep in a checkpoint, besides `flat`: the moments `mean` and `square` (with the
-    layout of `flat`), the number of all updates (`updates`) and of those not skipped (`applied`).
+    The state to keep in a checkpoint, besides `flat`: `moments` by name (`mean.` and `square.` and
+    the name of a parameter; `low_bit.py` has the names of those in 8 bits), the number of all
+    updates (`updates`) and of those not skipped (`applied`). `slices` are the places in `flat`.
     """
 
     def __init__(
         self,
         flat: Tensor,
         settings: TrainerSettings,
-        slices: Sequence[ParameterSlice] = (),
+        slices: Sequence[ParameterSlice],
         matrices: Collection[str] = (),
     ) -> None:
         self._settings = settings
-        self.mean, self.square = torch.zeros_like(flat), torch.zeros_like(flat)
         self.updates = self.applied = 0
-        self._adam = self._muon = None
+        self._adam: Any = None
+        self._muon = None
+        self._parts: list[tuple[nn.Parameter, ParameterSlice | None]] = []
+        self.moments: dict[str, Tensor] = {}
+        if settings.optimiser == "adamw_8bit":
+            named = {place.name: nn.Parameter(place.view(flat)) for place in slices}
+            self._parts = [(named[place.name], place) for place in slices]
+            self._adam = low_bit.eight_bit_adamw(named, settings)
+            self.moments = low_bit.named_moments(self._adam, named)
+        else:
+            self._open_float(flat, slices, matrices)
+
+    def _open_float(
+        self, flat: Tensor, slices: Sequence[ParameterSlice], matrices: Collection[str]
+    ) -> None:
+        """Make the optimisers whose moments have the layout of `flat`."""
+        settings, mean, square = self._settings, torch.zeros_like(flat), torch.zeros_like(flat)
+        for kind, moment in (("mean", mean), ("square", square)):
+            self.moments |= {f"{kind}.{place.name}": place.view(moment) for place in slices}
         places: list[ParameterSlice | None] = [None]  # the whole of `flat`
         if matrices:
             places = [place for place in slices if place.name not in matrices]
@@ -284,8 +305,8 @@ class Optimiser:
             for parameter, place in self._parts:
                 self._adam.state[parameter] = {
                     "step": torch.zeros((), device=flat.device),
-                    "exp_avg": _part(self.mean, place),
-                    "exp_avg_sq": _part(self.square, place),
+                    "exp_avg": _part(mean, place),
+                    "exp_avg_sq": _part(square, place),
                 }
         named = [(nn.Parameter(p.view(flat)), p) for p in slices if p.name in matrices]
         if named:
@@ -298,15 +319,17 @@ class Optimiser:
                 adjust_lr_fn="match_rms_adamw",
             )
             for parameter, place in named:
-                self._muon.state[parameter] = {"momentum_buffer": place.view(self.mean)}
+                self._muon.state[parameter] = {"momentum_buffer": place.view(mean)}
         self._parts += named
 
     def load(self, updates: int, applied: int) -> None:
-        """Set the counters from a checkpoint; the caller fills `mean` and `square`. Adam's bias
-        correction counts the updates that were not skipped.
+        """Set the counters from a checkpoint; the caller fills `moments`. Adam's bias correction
+        counts the updates that were not skipped.
         """
         self.updates, self.applied = updates, applied
-        if self._adam is not None:
+        if self._settings.optimiser == "adamw_8bit":
+            low_bit.set_steps(self._adam, [parameter for parameter, _ in self._parts], applied)
+        elif self._adam is not None:
             for state in self._adam.state.values():
                 state["step"].fill_(applied)
 

@@ -1,0 +1,61 @@
+"""AdamW whose moments have 8 bits (Dettmers et al., "8-bit optimizers via block-wise quantization",
+arXiv 2110.02861), by bitsandbytes: a number of a moment is a byte, the index of one of 256 unevenly
+spaced values, and 256 of them share a float32 scale. So a parameter's two moments take 2.03 bytes
+in place of 8. Tensors of fewer than 4096 numbers keep moments in float32.
+
+bitsandbytes is optional (the extra `lowbit`) and imported by a learner that needs it alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, nn
+
+from rollstream.consumers.settings import TrainerSettings
+from rollstream.errors import ConfigurationError
+
+
+def eight_bit_adamw(named: Mapping[str, nn.Parameter], settings: TrainerSettings) -> Any:
+    """Returns bitsandbytes' `AdamW8bit` over these parameters, its state made already, so that it
+    can be restored before the first update. Raises `ConfigurationError` without bitsandbytes.
+    """
+    try:
+        library: Any = import_module("bitsandbytes")
+    except ImportError as error:
+        raise ConfigurationError(
+            f'trainer.optimiser = "adamw_8bit" needs bitsandbytes ({error}): '
+            "pip install 'rollstream[lowbit]'"
+        ) from error
+    adam: Any = library.optim.AdamW8bit(
+        list(named.values()),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=1e-8,
+        weight_decay=settings.weight_decay,
+    )
+    for index, parameter in enumerate(named.values()):
+        adam.init_state(adam.param_groups[0], parameter, 0, index)
+    return adam
+
+
+def named_moments(adam: Any, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Returns the moments themselves, not copies: those of a small parameter under the names that
+    AdamW's have, of another one the codes (uint8) and the scales of their blocks (float32).
+    """
+    found: dict[str, Tensor] = {}
+    for name, parameter in named.items():
+        state: Mapping[str, Any] = adam.state[parameter]
+        for kind, number in (("mean", 1), ("square", 2)):
+            if "qmap1" in state:
+                found[f"{kind}_codes.{name}"] = state[f"state{number}"]
+                found[f"{kind}_scales.{name}"] = state[f"absmax{number}"]
+            else:
+                found[f"{kind}.{name}"] = state[f"state{number}"]
+    return found
+
+
+def set_steps(adam: Any, parameters: Sequence[nn.Parameter], applied: int) -> None:
+    """Set the number of updates that the bias correction counts."""
+    for parameter in parameters:
+        adam.state[parameter]["step"] = applied
