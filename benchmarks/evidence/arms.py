@@ -129,7 +129,7 @@ LAGS = (
 )
 CHOICES = tuple(
     Arm(f"lag{lag}_{name}", LOSSES[name], "lag0", Schedule(lag))
-    for name in ("gspo", "sequence_mask")
+    for name in ("gspo", "topr")
     for lag in (0, 8)
 )
 """Losses that bore the stress, without it."""
