@@ -35,6 +35,7 @@ def write_log(path: Path, steps: Sequence[Sequence[Group]]) -> None:
         Message(TOPIC, 0, offset, 0, one.trajectory.encode(), encode(one))
         for offset, one in enumerate(records)
     ]
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_bytes(encode_file(TOPIC, messages, Fence(0, 0)).data)
     partial.replace(path)
