@@ -64,7 +64,8 @@ class ObjectiveSettings(Settings):
     preset: PresetName = ""
     """A published objective: it decides advantage, loss, ratio and normaliser, so that a preset on
     the command line wins over what a file sets. A value from the preset's own source or a higher
-    one wins over it (docs/explanation/learning.md, Presets).
+    one wins over it (docs/explanation/learning.md, Presets). A run file that sets none of these
+    settings has the preset `topr`.
     """
     advantage: str = "grpo"
     """Group-relative advantage: `grpo` (R − mean)/std, `centred` R − mean, `leave_one_out` R − mean

@@ -12,20 +12,27 @@ from pathlib import Path
 
 from benchmarks.evidence.stepped_run import Schedule
 from benchmarks.runs.quickstart import QUICKSTART
+from rollstream.config.policy_defaults import DEFAULT_PRESET
 from rollstream.consumers.objective_settings import OBJECTIVE_PRESETS, ObjectiveSettings
 from testbed.repository import EXAMPLES
 
 STEPS_MAX = 200
 """More steps than any run needs: a run ends at its number of trained tokens."""
+TRUNCATED_IS = (
+    "trainer.advantage=grpo", "trainer.loss=truncated_is", "trainer.ratio_max=2.0",
+    "trainer.aggregate=token",
+)  # fmt: skip
+"""The loss of the arms whose names have none: truncated importance sampling, as PipelineRL."""
 COMMON = (
     f"trainer.steps={STEPS_MAX}", "trainer.lr_final=1", "trainer.workers=1", "trainer.threads=1",
+    *TRUNCATED_IS,
 )  # fmt: skip
 """The learning rate stays constant after its ramp, because a decay would depend on `STEPS_MAX`."""
 STRESS_LAG = 8  # steps of two updates each: tokens are up to 17 updates old
 STRESS = ("trainer.lr=1e-3", "trainer.updates_per_step=2")
 """Twice the learning rate, two updates of half of the groups. At four times the rate and four
-updates both `uncorrected` and `default` collapsed within 20 steps, too: a stress in which nothing
-survives tells corrections apart as little as one in which everything does.
+updates both `uncorrected` and `truncated_is` collapsed within 20 steps, too: a stress in which
+nothing survives tells corrections apart as little as one in which everything does.
 """
 FLOW_LAG = 6
 """Steps behind in the arms in which versions change within trajectories."""
@@ -87,16 +94,14 @@ def _stressed(name: str, lag: int, reference: str, *settings: str) -> Arm:
     return Arm(name, (*STRESS, *settings), reference, Schedule(lag), samples=4)
 
 
-SET_BY_EXAMPLES = ("advantage", "loss", "ratio_max", "aggregate")
-"""Settings of the objective in the worlds' configurations."""
+SPELLED_OUT = ("advantage", "loss", "ratio_max", "aggregate")
+"""The settings of `TRUNCATED_IS`, which an arm with a preset sets, too."""
 
 
 def preset_settings(name: str) -> tuple[str, ...]:
-    """Returns a preset, and the values that it decides in the worlds, spelled out: so a row states
-    them, and those made before a preset won over a file have the same settings.
-    """
+    """Returns a preset, with the settings that `TRUNCATED_IS` has spelled out."""
     preset, fields = OBJECTIVE_PRESETS[name], ObjectiveSettings.model_fields
-    values = {key: preset.get(key, fields[key].default) for key in SET_BY_EXAMPLES}
+    values = {key: preset.get(key, fields[key].default) for key in SPELLED_OUT}
     return (
         f"trainer.preset={name}",
         *(f"trainer.{key}={value}" for key, value in values.items()),
@@ -105,7 +110,7 @@ def preset_settings(name: str) -> tuple[str, ...]:
 
 LOSSES = {
     "uncorrected": ("trainer.ratio=none",),
-    "default": (),
+    "truncated_is": (),
     "icepop": ("trainer.mask_ratio=[0.5,2.0]",),
     "sequence_mask": ("trainer.mask_sequence=[0.99,1.01]",),
     "ess_scale": ("trainer.ess_guard=scale",),
@@ -114,8 +119,8 @@ LOSSES = {
         for name in ("dapo", "cispo", "gspo", "dppo", "topr", "decoupled_ppo")
     },
 }
-"""`uncorrected` is REINFORCE that takes stale answers for fresh ones; `default` is the quickstart's
-loss, truncated importance sampling; the next three add one part to it.
+"""`uncorrected` is REINFORCE that takes stale answers for fresh ones; the three losses after
+`truncated_is` add one part to it.
 """
 PRESETS = (
     "grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "topr", "dppo", "decoupled_ppo",
@@ -128,8 +133,8 @@ LAGS = (
     _lagged("lag16", 16, "lag0"),
 )
 CHOICES = tuple(
-    Arm(f"lag{lag}_{name}", LOSSES[name], "lag0", Schedule(lag))
-    for name in ("gspo", "topr")
+    Arm(f"lag{lag}_{name}", preset_settings(name), f"lag0_{name}" if lag else "lag0", Schedule(lag))
+    for name in ("gspo", DEFAULT_PRESET)
     for lag in (0, 8)
 )
 """Losses that bore the stress, without it."""

@@ -17,17 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.case import Case, alone
-from benchmarks.evidence.arms import ARMS, LAGS, ROLES, STRESSES, WORLDS
+from benchmarks.evidence.arms import ARMS, CHOICES, LAGS, ROLES, STRESSES, WORLDS
 from benchmarks.evidence.comparisons import MARGIN, SEEDS_MIN, Comparison, comparisons, count
 from benchmarks.evidence.log import LOGGED_SEED
 from benchmarks.evidence.pieces import Piece, machine, made_run, replayed_hash
 from benchmarks.evidence.rows import EvidenceRow, by_seed, read_facts, read_rows, recounted
 from rollstream.analysis.intervals import bootstrap_interval
+from rollstream.config.policy_defaults import DEFAULT_PRESET
 
 COLLAPSE = -0.2  # a run that ends so far below its reference has collapsed
 COLLAPSED_MIN = 5  # runs of each kind, below which the area under the curve is not decided
-LAG_ARM = "lag8"
-REPLAYED = (LAG_ARM, "stress_default", "flow_in_flight")
+LAG_ARM = f"lag8_{DEFAULT_PRESET}"
+REPLAYED = (LAG_ARM, "stress_truncated_is", "flow_in_flight")
 FIRST = next(iter(WORLDS))
 
 
@@ -43,8 +44,8 @@ def cases(quick: bool) -> Iterator[Case]:
         yield replayed(rows)
     yield like_roles(rows)
     yield lag_difference(rows)
-    yield stress("stress_uncorrected", rows, at_most=COLLAPSE)
-    yield stress("stress_default", rows, at_least=-MARGIN)
+    yield stress("stress_uncorrected", "stress_uncorrected", rows, at_most=COLLAPSE)
+    yield stress("stress_default", f"stress_{DEFAULT_PRESET}", rows, at_least=-MARGIN)
     yield paired_share(rows)
     yield auroc(rows)
 
@@ -108,12 +109,12 @@ def _trained(row: EvidenceRow) -> dict[tuple[int, int], tuple[int, int, float]]:
 
 
 def lag_difference(rows: Sequence[EvidenceRow]) -> Case:
-    """The largest absolute end of the 90 % intervals over the worlds at a lag of 8; the note has
-    the other lags, too.
+    """The largest absolute end of the 90 % intervals over the worlds, of the default at a lag of 8
+    against it without lag; the note has the other lags and losses, too.
     """
     found = comparisons(rows, [LAG_ARM])
     value = max((end for one in found if (end := one.farthest) is not None), default=math.nan)
-    others = [arm.name for arm in LAGS if arm.reference and arm.name != LAG_ARM]
+    others = [one.name for one in (*LAGS, *CHOICES) if one.reference and one.name != LAG_ARM]
     texts = [*found, *(one for one in comparisons(rows, others) if one.pairs)]
     note = "; ".join(one.text() for one in texts)
     case = alone("lag8_difference", value, "accuracy", at_most=MARGIN, note=note)
@@ -124,6 +125,7 @@ def lag_difference(rows: Sequence[EvidenceRow]) -> Case:
 
 def stress(
     name: str,
+    arm: str,
     rows: Sequence[EvidenceRow],
     *,
     at_least: float | None = None,
@@ -132,10 +134,10 @@ def stress(
     """The mean difference of a stressed arm to the same stress without lag: of the worlds that have
     such runs the worst, for an arm that must collapse the best.
     """
-    found = comparisons(rows, [name])
+    found = comparisons(rows, [arm])
     means = [mean for one in found if (mean := one.mean) is not None]
     value = (min if at_least is not None else max)(means, default=math.nan)
-    others = [arm.name for arm in STRESSES if arm.reference and arm.name != name]
+    others = [one.name for one in STRESSES if one.reference and one.name != arm]
     texts = [*found, *(one for one in comparisons(rows, others) if one.pairs)]
     note = "; ".join(one.text() for one in texts)
     case = alone(name, value, "accuracy", at_least=at_least, at_most=at_most, note=note)
@@ -146,7 +148,7 @@ def paired_share(rows: Sequence[EvidenceRow]) -> Case:
     """The variance of the paired differences over that of unpaired ones, which is the sum of both
     arms' variances; the mean over the arms with lag, of those with enough seeds if there are any.
     """
-    found = comparisons(rows, [arm.name for arm in LAGS if arm.reference])
+    found = comparisons(rows, [arm.name for arm in (*LAGS, *CHOICES) if arm.schedule.lag])
     seeds = max(len(one.pairs) for one in found)
     used = [one for one in found if len(one.pairs) >= max(2, min(seeds, SEEDS_MIN))]
     shares: list[float] = []

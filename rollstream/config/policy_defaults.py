@@ -20,6 +20,10 @@ training that is as much work as `max_lag` = 4 allows, whose lag it keeps but fo
 OVERLONG_SHARE = 5
 """DAPO punishes the last 4 096 of 20 480 tokens (arXiv 2503.14476, section 4.1): a fifth."""
 
+DEFAULT_PRESET = "topr"
+"""The objective of a configuration that sets nothing of it. In docs/explanation/evidence.md it was
+the best of those tried, with and without old tokens.
+"""
 DECIDED_BY_PRESETS = frozenset(
     f"trainer.{name}"
     for names in (*OBJECTIVE_PRESETS.values(), ("aggregate_tokens", "overlong_penalty"))
@@ -44,20 +48,23 @@ def put_policy_defaults(layers: SettingLayers) -> None:
 
 
 def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]:
-    """Set what `trainer.preset` decides; the origin of these settings names it. `ranks` has the
-    rank of the source that set each key. A preset replaces all of `DECIDED_BY_PRESETS` that sources
-    of a lower rank set, those that it gives no value by their default; what its own source or a
-    higher one sets stays. An unknown preset decides nothing: validation refuses it.
+    """Set what `trainer.preset` decides; the origin of these settings names it. The preset is
+    `DEFAULT_PRESET` where no source sets it or a setting of `DECIDED_BY_PRESETS`. `ranks` has the
+    rank of the source that set each key. A preset replaces all settings of `DECIDED_BY_PRESETS`
+    that sources of a lower rank set, those that it gives no value by their default; what its own
+    source or a higher one sets stays. An unknown preset decides nothing: validation refuses it.
 
     Returns a line about the values that the preset replaced, and one about those that stay against
     it, each with the value's source; none where no value differs.
     """
+    if not layers.origins.keys() & {"trainer.preset", *DECIDED_BY_PRESETS}:
+        layers.put("trainer.preset", DEFAULT_PRESET, "the default preset")
     preset = _value(layers, "trainer.preset")
     if not isinstance(preset, str) or preset not in OBJECTIVE_PRESETS:
         return ()
     given = _given_by(preset, layers)
     name, source = f"trainer.preset = {preset}", layers.origins["trainer.preset"]
-    rank, defaults = ranks["trainer.preset"], Configuration().trainer
+    rank, defaults = ranks.get("trainer.preset", 0), Configuration().trainer
     replaced: list[str] = []
     kept: list[str] = []
     for key in sorted(DECIDED_BY_PRESETS & layers.origins.keys()):

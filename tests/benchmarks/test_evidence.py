@@ -115,7 +115,7 @@ def test_the_committed_rows_recount():
 def test_a_difference_is_the_far_end_of_its_interval():
     """Recounted by hand: mean ± t · s / √n."""
     differences = [-0.01, 0.0, 0.004, -0.002, 0.003]
-    case = evidence.lag_difference(pairs("lag8", differences))
+    case = evidence.lag_difference(pairs("lag8_topr", differences))
     half = T_90[4] * np.std(differences, ddof=1) / math.sqrt(5)
     mean = np.mean(differences)
     assert case.value == pytest.approx(max(abs(mean - half), abs(mean + half)), abs=1e-6)
@@ -124,13 +124,13 @@ def test_a_difference_is_the_far_end_of_its_interval():
 
 def test_a_case_with_too_few_seeds_is_never_met():
     """A difference of 0 in two seeds lies within any margin, and decides nothing."""
-    few = [*pairs("lag8", [0.0, 0.0]), *pairs("lag16", [0.0, 0.0])]
-    stressed = [*pairs("stress_default", [0.0] * 4), *pairs("stress_uncorrected", [-0.5] * 4)]
+    few = [*pairs("lag8_topr", [0.0, 0.0]), *pairs("lag16", [0.0, 0.0])]
+    stressed = [*pairs("stress_topr", [0.0] * 4), *pairs("stress_uncorrected", [-0.5] * 4)]
     found = [
         evidence.lag_difference(few),
         evidence.lag_difference([]),
-        evidence.stress("stress_default", stressed, at_least=-0.02),
-        evidence.stress("stress_uncorrected", stressed, at_most=-0.2),
+        evidence.stress("stress_default", "stress_topr", stressed, at_least=-0.02),
+        evidence.stress("stress_uncorrected", "stress_uncorrected", stressed, at_most=-0.2),
         evidence.paired_share(few),
         evidence.auroc(stressed),
         evidence.like_roles([]),
@@ -142,18 +142,21 @@ def test_a_case_with_too_few_seeds_is_never_met():
 
 
 def test_one_world_does_not_decide_the_question_of_lag():
-    many = [*pairs("lag8", [0.0] * 5), *pairs("lag16", [0.001] * 5)]
+    many = [*pairs("lag8_topr", [0.0] * 5), *pairs("lag16", [0.001] * 5)]
     case = evidence.lag_difference(many)
     assert case.met is None
     assert "worlds 1 of 3" in case.note
 
 
 def test_enough_seeds_decide():
-    stressed = [*pairs("stress_default", [-0.01] * 5), *pairs("stress_uncorrected", [-0.3] * 5)]
-    assert evidence.stress("stress_default", stressed, at_least=-0.02).met is True
-    assert evidence.stress("stress_uncorrected", stressed, at_most=-0.2).met is True
-    worse = pairs("stress_default", [-0.05] * 5)
-    assert evidence.stress("stress_default", worse, at_least=-0.02).met is False
+    stressed = [*pairs("stress_topr", [-0.01] * 5), *pairs("stress_uncorrected", [-0.3] * 5)]
+    assert evidence.stress("stress_default", "stress_topr", stressed, at_least=-0.02).met is True
+    uncorrected = evidence.stress(
+        "stress_uncorrected", "stress_uncorrected", stressed, at_most=-0.2
+    )
+    assert uncorrected.met is True
+    worse = pairs("stress_topr", [-0.05] * 5)
+    assert evidence.stress("stress_default", "stress_topr", worse, at_least=-0.02).met is False
 
 
 def test_pairing_halves_what_seeds_share():
@@ -184,7 +187,7 @@ def test_the_area_is_the_share_of_ordered_pairs():
 
 def test_a_low_ess_predicts_the_runs_that_collapse():
     low = pairs("stress_uncorrected", [-0.5] * 5, ess=0.2)
-    high = pairs("stress_default", [0.0] * 5, ess=0.9)
+    high = pairs("stress_topr", [0.0] * 5, ess=0.9)
     case = evidence.auroc([*low, *high])
     assert (case.value, case.met) == (1.0, True)
     assert "5 runs collapsed, 5 did not" in case.note
