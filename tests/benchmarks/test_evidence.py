@@ -270,7 +270,7 @@ def test_recorded_trajectories_are_trained_under_another_loss(tmp_path: Path):
     same = run.learner.state_hash()
     run.learner.close()
     assert trained_hash(again) == same
-    settings = [*TINY, "dispatch.max_lag=4", *preset_settings("topr")]
+    settings = [*TINY, "dispatch.max_lag=4", *preset_settings("gspo")]
     other = load(QUICKSTART, [*settings, f"model.path={tmp_path / 'model'}"])
     assert trained_hash(SteppedRun(other, tmp_path, Schedule(2), recorded)) != same
 
