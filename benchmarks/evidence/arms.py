@@ -94,6 +94,11 @@ def _stressed(name: str, lag: int, reference: str, *settings: str) -> Arm:
     return Arm(name, (*STRESS, *settings), reference, Schedule(lag), samples=4)
 
 
+def _fresh(name: str) -> str:
+    """The arm without lag that a stressed loss is compared with; the default's has the same loss."""
+    return f"stress_lag0_{name}" if name == DEFAULT_PRESET else "stress_lag0"
+
+
 SPELLED_OUT = ("advantage", "loss", "ratio_max", "aggregate")
 """The settings of `TRUNCATED_IS`, which an arm with a preset sets, too."""
 
@@ -140,8 +145,9 @@ CHOICES = tuple(
 """Losses that bore the stress, without it."""
 STRESSES = (
     _stressed("stress_lag0", 0, ""),
+    _stressed(f"stress_lag0_{DEFAULT_PRESET}", 0, "stress_lag0", *preset_settings(DEFAULT_PRESET)),
     *(
-        _stressed(f"stress_{name}", STRESS_LAG, "stress_lag0", *settings)
+        _stressed(f"stress_{name}", STRESS_LAG, _fresh(name), *settings)
         for name, settings in LOSSES.items()
     ),
 )

@@ -28,6 +28,9 @@ from rollstream.config.policy_defaults import DEFAULT_PRESET
 COLLAPSE = -0.2  # a run that ends so far below its reference has collapsed
 COLLAPSED_MIN = 5  # runs of each kind, below which the area under the curve is not decided
 LAG_ARM = f"lag8_{DEFAULT_PRESET}"
+TOKEN_RATIOS = tuple(
+    f"stress_{n}" for n in ("truncated_is", "dapo", "cispo", "dppo", "decoupled_ppo")
+)
 REPLAYED = (LAG_ARM, "stress_truncated_is", "flow_in_flight")
 FIRST = next(iter(WORLDS))
 
@@ -169,28 +172,42 @@ def paired_share(rows: Sequence[EvidenceRow]) -> Case:
 
 def auroc(rows: Sequence[EvidenceRow]) -> Case:
     """The area under the ROC curve of the ESS over a run's first half of steps as a predictor of
-    its collapse, over all runs of stress that have a reference, with a bootstrap interval by run.
+    its collapse, over all stale runs of stress that have a reference, with a bootstrap interval by
+    run. The note has other predictors, and the ESS where it is that of token ratios: an arm without
+    weights has an ESS of 1, and the product ratios of TOPR have a low one.
     """
-    found = comparisons(rows, [arm.name for arm in STRESSES if arm.reference])
+    stale = [arm for arm in STRESSES if arm.schedule.lag]
+    found = comparisons(rows, [arm.name for arm in stale])
     pairs = [pair for one in found for pair in one.pairs]
     collapsed = np.array([b.accuracy - a.accuracy <= COLLAPSE for a, b in pairs], bool)
-    risks = np.array([-early_ess(b) for _, b in pairs], np.float64)
-    value = area(risks, collapsed)
+
+    def predicted(metric: str, sign: int, chosen: Sequence[int] | NDArray[np.int64]) -> float:
+        """The area of `sign` times the early mean of a metric, over some of the runs."""
+        risks = np.array([sign * early(b, metric) for _, b in pairs], np.float64)
+        return area(risks[chosen], collapsed[chosen])
+
+    every = range(len(pairs))
+    value = predicted("ess", -1, every)
     low, high = (
-        bootstrap_interval(len(pairs), lambda drawn: area(risks[drawn], collapsed[drawn]))
+        bootstrap_interval(len(pairs), lambda drawn: predicted("ess", -1, drawn))
         if pairs and not math.isnan(value)
         else (math.nan, math.nan)
     )
+    by_token = [at for at in every if pairs[at][1].arm in TOKEN_RATIOS]
+    others = (("KL", "kl", 1), ("gradient norm", "gradient_norm", 1), ("entropy", "entropy", -1))
+    texts = [f"{name} {predicted(metric, sign, every):.2f}" for name, metric, sign in others]
+    texts.append(f"ESS of token ratios {predicted('ess', -1, by_token):.2f}")
     down, up = int(collapsed.sum()), int((~collapsed).sum())
     note = f"95 % interval {low:.2f} to {high:.2f}; {down} runs collapsed, {up} did not"
+    note += f"; other predictors: {', '.join(texts)}"
     case = alone("ess_auroc", value, "area", at_least=0.9, note=note)
     few = min(down, up) < COLLAPSED_MIN
     return _decided(case, [f"fewer than {COLLAPSED_MIN} runs of a kind"] if few else [])
 
 
-def early_ess(row: EvidenceRow) -> float:
-    """Returns the mean ESS over the first half of a run's steps."""
-    values = row.steps["ess"]
+def early(row: EvidenceRow, metric: str) -> float:
+    """Returns the mean of a metric over the first half of a run's steps."""
+    values = row.steps.get(metric, [])
     known = [value for value in values[: max(1, len(values) // 2)] if value is not None]
     return fmean(known) if known else 0.0
 
