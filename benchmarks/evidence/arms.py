@@ -95,7 +95,7 @@ def _stressed(name: str, lag: int, reference: str, *settings: str) -> Arm:
 
 
 def _fresh(name: str) -> str:
-    """The arm without lag that a stressed loss is compared with; the default's has the same loss."""
+    """Returns the arm without lag that a stressed loss is compared with: for the default itself."""
     return f"stress_lag0_{name}" if name == DEFAULT_PRESET else "stress_lag0"
 
 
