@@ -49,7 +49,8 @@ def put_policy_defaults(layers: SettingLayers) -> None:
 
 def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]:
     """Set what `trainer.preset` decides; the origin of these settings names it. The preset is
-    `DEFAULT_PRESET` where no source sets it or a setting of `DECIDED_BY_PRESETS`. `ranks` has the
+    `DEFAULT_PRESET` where no source sets it or a setting of `DECIDED_BY_PRESETS` (or `trainer`
+    itself, which is no table then). `ranks` has the
     rank of the source that set each key. A preset replaces all settings of `DECIDED_BY_PRESETS`
     that sources of a lower rank set, those that it gives no value by their default; what its own
     source or a higher one sets stays. An unknown preset decides nothing: validation refuses it.
@@ -57,7 +58,7 @@ def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]
     Returns a line about the values that the preset replaced, and one about those that stay against
     it, each with the value's source; none where no value differs.
     """
-    if not layers.origins.keys() & {"trainer.preset", *DECIDED_BY_PRESETS}:
+    if not layers.origins.keys() & {"trainer", "trainer.preset", *DECIDED_BY_PRESETS}:
         layers.put("trainer.preset", DEFAULT_PRESET, "the default preset")
     preset = _value(layers, "trainer.preset")
     if not isinstance(preset, str) or preset not in OBJECTIVE_PRESETS:

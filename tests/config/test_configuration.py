@@ -12,6 +12,7 @@ from rollstream.config.config import (
     setting_scope,
 )
 from rollstream.config.errors import FOREIGN_NAMES
+from rollstream.config.policy_defaults import DECIDED_BY_PRESETS, DEFAULT_PRESET
 from rollstream.config.run_model import missing_model
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import setting_types
@@ -37,7 +38,14 @@ def refusal(path: Path, *overrides: str, environment: dict[str, str] | None = No
 
 
 def test_an_empty_file_is_the_defaults(toml):
-    assert load(toml(""), (), {}) == Configuration()
+    found = load(toml(""), (), {})
+    assert found.trainer.preset == DEFAULT_PRESET
+    assert found == load(toml(""), (f"trainer.preset={DEFAULT_PRESET}",), {})
+    assert found.model_copy(update={"trainer": Configuration().trainer}) == Configuration()
+    objective = {key.removeprefix("trainer.") for key in (*DECIDED_BY_PRESETS, "trainer.preset")}
+    assert found.trainer.model_dump(exclude=objective) == Configuration().trainer.model_dump(
+        exclude=objective
+    )
 
 
 def test_later_layers_win(toml):
@@ -208,7 +216,7 @@ def test_an_unknown_variable_is_refused_and_those_of_the_supervisor_are_not(toml
     message = refusal(toml(""), environment={"ROLLSTREAM_TRAINER__LRR": "1"})
     assert "unknown key trainer.lrr in environment variable ROLLSTREAM_TRAINER__LRR" in message
     words = {"ROLLSTREAM_NONCE": "a", "ROLLSTREAM_HANDED_NONCE": "b", "ROLLSTREAM_PARENT": "1"}
-    assert load(toml(""), (), words) == Configuration()
+    assert load(toml(""), (), words) == load(toml(""), (), {})
 
 
 def test_a_wrong_value_in_a_list_of_tables_states_its_own_requirement(toml):

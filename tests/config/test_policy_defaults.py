@@ -34,7 +34,7 @@ def test_keep_version_bounds_the_work_outstanding_and_not_the_lag(empty: Path):
 @pytest.mark.parametrize("mode", ["in_flight", "in_flight_recompute"])
 def test_policies_that_mask_old_tokens_keep_their_bound(empty: Path, mode: str):
     assert load(empty, (f"rollouts.on_update={mode}",)).dispatch.max_lag == 4
-    assert load(empty) == Configuration()
+    assert load(empty).dispatch == Configuration().dispatch
 
 
 def test_what_is_set_wins_in_every_layer(empty: Path):
@@ -162,3 +162,16 @@ def test_every_preset_is_a_configuration(empty: Path, preset: str):
     for name, value in OBJECTIVE_PRESETS[preset].items():
         found = getattr(trainer, name)
         assert (list(found) if isinstance(found, tuple) else found) == value
+
+
+@pytest.mark.parametrize(
+    "part", ["trainer.loss=ppo_clip", "trainer.preset=", "trainer.ratio_max=3"]
+)
+def test_a_part_of_the_objective_replaces_the_default_preset_as_a_whole(empty: Path, part: str):
+    """Parts of the default that nobody chose do not mix with the one that was."""
+    trainer = load(empty, (f"trainer.{part}",)).trainer
+    name, _, value = part.partition("=")
+    assert str(getattr(trainer, name)).removesuffix(".0") == value
+    assert trainer.model_copy(update={name: getattr(Configuration().trainer, name)}) == (
+        Configuration().trainer
+    )
