@@ -12,12 +12,14 @@ import os
 import secrets
 import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import boto3
@@ -62,10 +64,13 @@ def _build() -> None:
 
 class VersityGW:
     """One server and its bucket; `start` and `stop` may alternate, and its data stay until
-    `close`.
+    `close`. `more` are further variables (`VGW_…`), and `authority` is the file that signed the
+    certificate among them: then it serves HTTPS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, more: Mapping[str, str] | None = None, authority: str | None = None) -> None:
+        self._more = dict(more or {})
+        self._trust = ssl.create_default_context(cafile=authority)
         self._program = program()
         self._folder = _folder_with_attributes()
         (self._folder / "data").mkdir()
@@ -73,7 +78,7 @@ class VersityGW:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self.endpoint = f"http://{self.address}"
+        self.endpoint = f"{'https' if authority else 'http'}://{self.address}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -88,6 +93,7 @@ class VersityGW:
                 **os.environ,
                 "ROOT_ACCESS_KEY": self.access_key,
                 "ROOT_SECRET_KEY": self.secret_key,
+                **self._more,
             },
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -99,6 +105,11 @@ class VersityGW:
                 text = (self._folder / "server.log").read_text(errors="replace")
                 raise RuntimeError(f"VersityGW did not start:\n{text[-4000:]}")
             time.sleep(0.02)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its data and logs."""
+        return self._folder
 
     def stop(self) -> None:
         if self._process is not None:
@@ -124,7 +135,8 @@ class VersityGW:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.endpoint}/health", timeout=5) as answer:
+            url = f"{self.endpoint}/health"
+            with urllib.request.urlopen(url, timeout=5, context=self._trust) as answer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False

@@ -24,6 +24,8 @@ ROLES = ("prompts", "dispatch", "trainer", "rollout", "archive", "eval")
 """The services that end with the run."""
 SERVERS = ("kafka", "object-store", "report")
 """The services that stay."""
+ADDED = ("score", "relay", "explorer", "observe", "prometheus")
+"""The services of profiles; that of Grafana needs an image that cannot be made here."""
 BUILD_S = 3600.0
 
 
@@ -52,12 +54,14 @@ class Container:
 @dataclass
 class Stack:
     """The services with `settings` added to the environment of every role (their names as
-    `ROLLSTREAM_…`). `variables` are those that the compose file takes, like `CONFIG`.
+    `ROLLSTREAM_…`). `variables` are those that the compose file takes, like `CONFIG`; `more` are
+    further files of this repository that change it.
     """
 
     daemon: StackDaemon
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    more: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self._program = compose_program()
@@ -72,7 +76,8 @@ class Stack:
         """Returns what the command prints on stdout."""
         override = self.daemon.folder / "override.json"
         override.write_text(json.dumps(self._override()))
-        files = ("--file", str(ROOT / "docker-compose.yml"), "--file", str(override))
+        paths = (ROOT / "docker-compose.yml", *(ROOT / name for name in self.more), override)
+        files = [word for path in paths for word in ("--file", str(path))]
         where = ("--project-name", PROJECT, "--project-directory", str(ROOT))
         line = [*self._program, *where, *files, *words]
         return run_command(line, self._environment, timeout_s)
@@ -130,11 +135,21 @@ class Stack:
         self.daemon.docker("cp", f"{container.id}:{path}", str(to))
 
     def _override(self) -> dict[str, object]:
-        roles = (*ROLES, "bucket", "warmup", "report")
+        roles = (*ROLES, *ADDED[:-1], "bucket", "warmup", "report")
         settings = {f"ROLLSTREAM_{name}": value for name, value in self.settings.items()}
         services: dict[str, dict[str, object]] = {name: {"environment": settings} for name in roles}
         services["bucket"]["build"] = {"network": "host"}
         return {"services": services}
+
+
+def env_file(name: str) -> dict[str, str]:
+    """Returns the variables of a file in deploy/stacks without the name of its project, which here
+    is always the same.
+    """
+    lines = (ROOT / "deploy" / "stacks" / f"{name}.env").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    del given["COMPOSE_PROJECT_NAME"]
+    return given
 
 
 def compose_program() -> list[str]:

@@ -1,6 +1,6 @@
 """Makes the images that docker-compose.yml names where no registry is asked (`make_images`): a base
-from Debian's packages in place of `python:3.12-slim`, and on it Kafka from the jars and VersityGW
-from the binary that the tests use anyway, started by the same variables as the official images.
+from Debian's packages in place of `python:3.12-slim`, and on it Kafka from the jars, VersityGW and
+Prometheus from the binaries that the tests use anyway, started as the official images are.
 
 So the stack's own files are tested, not the official images. The base has Debian's Python, which
 is older than the file's. The mirror is read from apt and written into the image alone.
@@ -12,18 +12,22 @@ import subprocess
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
-from testbed.servers import kafka_broker, versity
+from testbed.servers import kafka_broker, prometheus, versity
 from testbed.stack.compose import Stack
 from testbed.stack.daemon import NoDaemon, StackDaemon, require
 
 BASE = "python:3.12-slim"
 KAFKA = f"apache/kafka:{kafka_broker.VERSION}"
 OBJECTS = f"ghcr.io/versity/versitygw:{versity.VERSION}"
+PROMETHEUS = "prom/prometheus:v3.5.0"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
 HERE = Path(__file__).parent / "images"
 BUILD_S = 1800.0
+MADE_FROM = "rollstream.made-from"
+"""The label of an image with the digest of its files here."""
 
 
 @contextmanager
@@ -44,13 +48,20 @@ def built_daemon() -> Generator[StackDaemon]:
 
 
 def make_images(daemon: StackDaemon) -> None:
-    """Make those of the three that the daemon lacks; it must be on this machine's network."""
+    """Make those of the four that the daemon lacks, or has from other files; it must be on this
+    machine's network.
+    """
     have = daemon.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
     if BASE not in have:
         _make_base(daemon)
-    for tag, name, part in ((KAFKA, "kafka", kafka_broker.jars), (OBJECTS, "versitygw", _binary)):
-        if tag not in have:
-            _build(daemon, tag, HERE / name, part())
+    for tag, name, part in (
+        (KAFKA, "kafka", kafka_broker.jars),
+        (OBJECTS, "versitygw", versity.program),
+        (PROMETHEUS, "prometheus", lambda: prometheus.program("prometheus")),
+    ):
+        made_from = _digest(HERE / name)
+        if tag not in have or _label(daemon, tag) != made_from:
+            _build(daemon, tag, HERE / name, part(), made_from)
 
 
 def apt_sources() -> tuple[str, list[str]]:
@@ -96,17 +107,25 @@ def _make_base(daemon: StackDaemon) -> None:
         daemon.docker("import", str(archive), BASE)
 
 
-def _build(daemon: StackDaemon, tag: str, context: Path, part: Path) -> None:
-    """Build the folder `context`, with `part` (a file or a folder) beside its files."""
+def _digest(folder: Path) -> str:
+    return sha256(b"".join(file.read_bytes() for file in sorted(folder.iterdir()))).hexdigest()
+
+
+def _label(daemon: StackDaemon, tag: str) -> str:
+    form = f'{{{{index .Config.Labels "{MADE_FROM}"}}}}'
+    return daemon.docker("image", "inspect", "--format", form, tag).strip()
+
+
+def _build(daemon: StackDaemon, tag: str, context: Path, part: Path, made_from: str) -> None:
+    """Build the folder `context`, whose digest is `made_from`, with `part` (a file or a folder)
+    beside its files.
+    """
     with tempfile.TemporaryDirectory(dir=daemon.folder) as scratch:
         shutil.copytree(context, scratch, dirs_exist_ok=True)
         if part.is_dir():
             shutil.copytree(part, Path(scratch) / "part")
         else:
             shutil.copy(part, Path(scratch) / "part")
-        words = ("build", "--network", "host", "--tag", tag, scratch)
+        label = ("--label", f"{MADE_FROM}={made_from}")
+        words = ("build", "--network", "host", *label, "--tag", tag, scratch)
         daemon.docker(*words, timeout_s=BUILD_S)
-
-
-def _binary() -> Path:
-    return versity.program()

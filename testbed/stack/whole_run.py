@@ -2,35 +2,43 @@
 a container (`kill`), and its audit inside and outside of the containers.
 """
 
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 from testbed.repository import ROOT
 from testbed.stack.compose import Container, Stack
 from testbed.waiting import WAIT_S, wait_for
 
-REPORT = "http://127.0.0.1:7462/"
+REPORT, EXPLORER = "http://127.0.0.1:7462/", "http://127.0.0.1:7461/"
+PROMETHEUS = "http://127.0.0.1:9090/"
 KEYS = {"AWS_ACCESS_KEY_ID": "rollstream", "AWS_SECRET_ACCESS_KEY": "only-for-this-machine"}
 """As in the compose file."""
 LOOK_S = 1.0  # between two looks, each of which starts a process
 FETCH = """
 import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1])
+if sys.argv[2]:
+    request.add_header("Authorization", f"Bearer {sys.argv[2]}")
 try:
-    answer = urllib.request.urlopen(sys.argv[1], timeout=30)
+    answer = urllib.request.urlopen(request, timeout=30)
 except urllib.error.HTTPError as error:
     answer = error
 sys.stdout.buffer.write(answer.read())
 """
 
 
-def fetched_report(stack: Stack) -> bytes:
-    """What a browser on the daemon's machine gets as the report, whatever its status; empty while
-    its service starts.
+def fetched(stack: Stack, url: str, token: str = "") -> bytes:
+    """What a program on the daemon's machine gets, whatever its status; empty while no server
+    answers.
     """
-    line = [*stack.daemon.inside("--net"), sys.executable, "-c", FETCH, REPORT]
+    line = [*stack.daemon.inside("--net"), sys.executable, "-c", FETCH, url, token]
     return subprocess.run(line, capture_output=True, check=False, timeout=WAIT_S).stdout
 
 
@@ -38,7 +46,7 @@ def newest_step(stack: Stack) -> int:
     """The newest step, as the report's service says: -1 before it answers, and more than any step
     once the run is complete.
     """
-    page = fetched_report(stack)
+    page = fetched(stack, REPORT)
     if page.startswith(b"step "):
         return int(page.split()[1])
     return sys.maxsize if b"<html" in page else -1
@@ -55,9 +63,24 @@ def wait_for_step(stack: Stack, number: int) -> None:
 def wait_for_report(stack: Stack) -> None:
     def is_there() -> bool:
         time.sleep(LOOK_S)
-        return b"<html" in fetched_report(stack)
+        return b"<html" in fetched(stack, REPORT)
 
     wait_for(is_there, None, stack.describe)
+
+
+def queried(stack: Stack, expression: str) -> dict[str, float]:
+    """The value of each role's series of an instant vector of the stack's Prometheus, as the sum
+    over its containers.
+    """
+    url = f"{PROMETHEUS}api/v1/query?{urlencode({'query': expression})}"
+    page = fetched(stack, url)
+    series: list[Mapping[str, Any]]
+    series = json.loads(page)["data"]["result"] if page else []
+    values: dict[str, float] = {}
+    for one in series:
+        role = one["metric"].get("role", "")
+        values[role] = values.get(role, 0.0) + float(one["value"][1])
+    return values
 
 
 def kill(stack: Stack, container: Container) -> None:
@@ -79,7 +102,7 @@ def audit_inside(stack: Stack) -> None:
     """Raises `RuntimeError`, with what the audit prints in a container, unless all invariants
     hold.
     """
-    stack.run("trainer", "rollstream", "audit", "/run/rollstream")
+    stack.run("report", "rollstream", "audit", "/run/rollstream")
 
 
 def audit_outside(stack: Stack, to: Path) -> Path:

@@ -152,6 +152,8 @@ def test_a_stack_is_a_run_of_its_own_with_a_valid_configuration(path: Path) -> N
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     given = dict(line.split("=", 1) for line in lines)
     assert given.pop("COMPOSE_PROJECT_NAME") == f"rollstream-{path.stem}"
+    for file in filter(None, given.pop("COMPOSE_FILE", "").split(":")):
+        assert (ROOT / file).is_file()
     found = services(given)
     for profile in filter(None, given.pop("COMPOSE_PROFILES", "").split(",")):
         assert any(profile in service.profiles for service in found.values())

@@ -1,8 +1,9 @@
 """Starts a broker from `KAFKA_*` variables, as the official image does: KAFKA_NODE_ID becomes
-node.id. Its storage is formatted unless it was before.
+node.id, `__` an underscore and `___` a hyphen. Its storage is formatted unless it was before.
 """
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,14 @@ CLUSTER = "5L6g3nShT-eMCtK--X86sw"  # one for all, so that a restart finds its o
 JAVA = ("java", "-XX:+UseSerialGC", "-cp", "/opt/kafka/libs/*")
 
 
+def property_name(variable: str) -> str:
+    name = variable.removeprefix("KAFKA_").lower()
+    return re.sub("_+", lambda m: {1: ".", 2: "_", 3: "-"}[len(m[0])], name)
+
+
 def main() -> None:
     settings = {
-        name.removeprefix("KAFKA_").lower().replace("_", "."): value
+        property_name(name): value
         for name, value in os.environ.items()
         if name.startswith("KAFKA_")
     }

@@ -1,0 +1,1 @@
+"""Who may write what: deploy/access/ over a real broker and a real S3 server."""

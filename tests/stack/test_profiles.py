@@ -1,0 +1,92 @@
+"""The profiles of docker-compose.yml on a real Docker daemon: scorer, relay, explorer, Prometheus
+and the role `observe` do their work beside one run, and repack does on the run with a long tail.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from testbed.stack.compose import ADDED, ROLES, SERVERS, Stack, env_file, wait_until
+from testbed.stack.daemon import StackDaemon
+from testbed.stack.whole_run import (
+    EXPLORER,
+    PROMETHEUS,
+    audit_inside,
+    fetched,
+    queried,
+    wait_for_report,
+)
+from testbed.waiting import wait_for
+
+pytestmark = pytest.mark.long
+
+UP_S = 1800.0
+TOKEN = "only-for-this-test-0123"
+SCRAPED = {"prompts", "dispatch", "trainer", "rollout", "archive", "observe", "score", "relay"}
+"""Roles as their metrics name them; that of evaluation has ended where the run has none."""
+
+
+@contextmanager
+def running(stack: Stack, *words: str) -> Iterator[None]:
+    stack.down(with_data=True)  # of a run of this test that was ended
+    try:
+        stack.up(*words)
+        yield
+    finally:
+        stack.down(with_data=True)
+
+
+def test_every_profile_does_its_work_beside_one_run(daemon: StackDaemon) -> None:
+    """The run of score.env, over the relay of relay.env, with explorer and Prometheus."""
+    variables = {**env_file("relay"), **env_file("score")}
+    variables |= {"COMPOSE_PROFILES": "", "EXPLORER_TOKEN": TOKEN}  # services are named instead
+    stack = Stack(daemon, {"TRAINER__STEPS": "40"}, variables)
+    with running(stack, *ROLES, "report", *ADDED):
+        wait_until(stack, (*ROLES, *SERVERS, *ADDED), "healthy", UP_S)
+
+        def is_scraped() -> bool:
+            up = queried(stack, "rollstream_role_turn_age_seconds")
+            return up.keys() >= SCRAPED
+
+        wait_for(is_scraped, None, lambda: f"{queried(stack, 'up')}\n{stack.describe()}")
+
+        def has_moved_bytes() -> bool:
+            sent = queried(stack, "rollstream_relay_sent_bytes_total")
+            taken = queried(stack, "rollstream_rollout_relay_bytes_total")
+            return min(sent.get("relay", 0), taken.get("rollout", 0)) > 0
+
+        wait_for(has_moved_bytes, None, stack.describe)
+        assert_observed(stack)
+        runs = json.loads(fetched(stack, f"{EXPLORER}api/runs", TOKEN))
+        assert [run["name"] for run in runs["runs"]] == ["late-reward"]
+        assert b"<html" in fetched(stack, EXPLORER, TOKEN).lower()
+        assert b"<html" not in fetched(stack, EXPLORER).lower()
+        wait_until(stack, (*ROLES, "score", "relay"), "ended", UP_S)
+        wait_for_report(stack)
+        audit_inside(stack)  # every trained group has the scorer's annotations
+
+
+def assert_observed(stack: Stack) -> None:
+    """Prometheus has the rules, and the concerns of the run, which `observe` serves."""
+    rules = json.loads(fetched(stack, f"{PROMETHEUS}api/v1/rules"))["data"]["groups"]
+    assert sum(len(group["rules"]) for group in rules) > 20
+    concerns = json.loads(fetched(stack, f"{PROMETHEUS}api/v1/series?match[]=rollstream_concern"))
+    assert {one["role"] for one in concerns["data"]} == {"observe"}, concerns
+
+
+def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None:
+    """The run of longtail.env with four rollouts, a half-taught model and shorter answers."""
+    shorter = {
+        "WARMUP__DOCUMENTS": "2000", "WARMUP__STEPS": "150", "SAMPLING__TOKENS_MAX": "768",
+        "ROLLOUTS__CONTEXT_MAX": "896", "TRAINER__STEPS": "8", "EVALUATION__ENABLED": "false",
+    }  # fmt: skip
+    stack = Stack(daemon, shorter, env_file("longtail"))
+    with running(stack, "--scale", "rollout=4"):
+        assert len(wait_until(stack, ["rollout"], "healthy", UP_S)) == 4
+        wait_until(stack, ROLES, "ended", UP_S)
+        wait_for_report(stack)
+        audit_inside(stack)
+        moved = stack.run("report", "cat", "/run/rollstream/metrics/moves.jsonl")
+        assert sum(json.loads(line)["requests"] for line in moved.splitlines()) > 0
