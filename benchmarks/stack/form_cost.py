@@ -24,11 +24,11 @@ from testbed.stack.processes import processes
 PAIRS, PAIRS_QUICK = 7, 1
 GOAL = 0.95
 BOUND_S = 3600.0
-SKIPPED = 5  # steps at the begin of each run
+SKIPPED = 4  # steps at the begin of each run
 SETTINGS = {
-    "TRAINER__STEPS": "30",
-    "WARMUP__STEPS": "100",
-    "WARMUP__DOCUMENTS": "2000",
+    "TRAINER__STEPS": "20",
+    "WARMUP__STEPS": "60",
+    "WARMUP__DOCUMENTS": "1000",
     "EVALUATION__ENABLED": "false",
 }
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from testbed.repository import ROOT
 from testbed.servers import use
 from testbed.stack.daemon import StackDaemon, require, run_command
@@ -56,13 +58,15 @@ class Container:
 class Stack:
     """The services with `settings` added to the environment of every role (their names as
     `ROLLSTREAM_…`). `variables` are those that the compose file takes, like `CONFIG`; `more` are
-    further files of this repository that change it.
+    further files of this repository that change it, and `changes` has what a service has in place
+    of the file's; both are read by each command.
     """
 
     daemon: StackDaemon
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     more: Sequence[str] = ()
+    changes: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
 
     def __post_init__(self) -> None:
         self._program = compose_program()
@@ -123,6 +127,16 @@ class Stack:
         kill = [*self.daemon.inside("--pid"), "kill", "-9", str(container.pid)]
         subprocess.run(kill, check=True)
 
+    def replace(self, container: Container) -> None:
+        """Stop the container and start another of its service as it is described now; the others
+        of the service stay as they are.
+        """
+        count = len(self.containers(container.service))
+        self.daemon.docker("stop", "--time", "60", container.id)
+        self.daemon.docker("rm", container.id)
+        scale = ("--scale", f"{container.service}={count}")
+        self.up("--no-deps", "--no-recreate", *scale, container.service)
+
     def run(self, service: str, *words: str, timeout_s: float = WAIT_S) -> str:
         """Returns what a command prints in a new container like the service's."""
         return self.compose("run", "--rm", "--no-deps", "-T", service, *words, timeout_s=timeout_s)
@@ -144,11 +158,17 @@ class Stack:
     def copy_out(self, container: Container, path: str, to: Path) -> None:
         self.daemon.docker("cp", f"{container.id}:{path}", str(to))
 
+    def command(self, service: str) -> list[str]:
+        """Returns the words of the service's command, with each `$` as `$$`."""
+        return yaml.safe_load(self.compose("config"))["services"][service]["command"]
+
     def _override(self) -> dict[str, object]:
         roles = (*ROLES, *ADDED[:-1], "bucket", "warmup", "report")
         settings = {f"ROLLSTREAM_{name}": value for name, value in self.settings.items()}
         services: dict[str, dict[str, object]] = {name: {"environment": settings} for name in roles}
         services["bucket"]["build"] = {"network": "host"}
+        for name, change in self.changes.items():
+            services[name] = services.get(name, {}) | change
         return {"services": services}
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from testbed.recorded import PROGRAM_OF_2026_11_23, unpack
 from testbed.servers import kafka_broker, prometheus, versity
 from testbed.stack.compose import Stack
 from testbed.stack.daemon import NoDaemon, StackDaemon, require
@@ -23,6 +24,7 @@ BASE = "python:3.12-slim"
 KAFKA = f"apache/kafka:{kafka_broker.VERSION}"
 OBJECTS = f"ghcr.io/versity/versitygw:{versity.VERSION}"
 PROMETHEUS = "prom/prometheus:v3.5.0"
+EARLIER, EARLIER_REVISION = "rollstream:earlier", "8a0139de"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
 HERE = Path(__file__).parent / "images"
 BUILD_S = 1800.0
@@ -32,19 +34,26 @@ MADE_FROM = "rollstream.made-from"
 
 @contextmanager
 def built_daemon() -> Generator[StackDaemon]:
-    """A daemon in a network of its own that has all images, while the block runs. They are built
-    before on this machine's network, where packages are.
-    """
+    """A daemon in a network of its own that has all images, while the block runs."""
     daemon = StackDaemon()
     try:
-        daemon.start(is_isolated=False)
-        make_images(daemon)
-        Stack(daemon).build()
-        daemon.stop()
-        daemon.start(is_isolated=True)
+        build(Stack(daemon))
         yield daemon
     finally:
         daemon.close()
+
+
+def build(stack: Stack) -> None:
+    """Build the stack's image, and those of its servers that the daemon lacks. The daemon is
+    started again for it, on this machine's network, where packages are, and then in its own.
+    """
+    daemon = stack.daemon
+    daemon.stop()
+    daemon.start(is_isolated=False)
+    make_images(daemon)
+    stack.build()
+    daemon.stop()
+    daemon.start(is_isolated=True)
 
 
 def make_images(daemon: StackDaemon) -> None:
@@ -62,6 +71,18 @@ def make_images(daemon: StackDaemon) -> None:
         made_from = _digest(HERE / name)
         if tag not in have or _label(daemon, tag) != made_from:
             _build(daemon, tag, HERE / name, part(), made_from)
+
+
+def make_earlier(daemon: StackDaemon) -> None:
+    """Make the image `EARLIER`: an archived program (`testbed/recorded`) with the packages of the
+    present image, which states its revision in the ledger.
+    """
+    with tempfile.TemporaryDirectory(dir=daemon.folder) as scratch:
+        part = Path(scratch)
+        unpack(PROGRAM_OF_2026_11_23, part)
+        (part / "rollstream" / "_revision.py").write_text(f'REVISION = "{EARLIER_REVISION}"\n')
+        part.chmod(0o755)  # read by the image's user
+        _build(daemon, EARLIER, HERE / "earlier", part, _digest(HERE / "earlier"))
 
 
 def apt_sources() -> tuple[str, list[str]]:

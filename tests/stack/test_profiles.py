@@ -1,5 +1,6 @@
 """The profiles of docker-compose.yml on a real Docker daemon: scorer, relay, explorer, Prometheus
-and the role `observe` do their work beside one run, and repack does on the run with a long tail.
+and the role `observe` do their work beside one run, repack does on the run with a long tail, and
+vLLM's CPU build in an image that has it.
 """
 
 import json
@@ -8,6 +9,7 @@ import pytest
 
 from testbed.stack.compose import ADDED, ROLES, SERVERS, Stack, env_file, wait_until
 from testbed.stack.daemon import StackDaemon
+from testbed.stack.images import build
 from testbed.stack.whole_run import (
     EXPLORER,
     PROMETHEUS,
@@ -80,3 +82,21 @@ def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None
         audit_inside(stack)
         moved = stack.run("report", "cat", "/run/rollstream/metrics/moves.jsonl")
         assert sum(json.loads(line)["requests"] for line in moved.splitlines()) > 0
+
+
+def test_rollouts_generate_with_the_cpu_build_of_vllm(daemon: StackDaemon) -> None:
+    """The run of vllm.env, with a short warm-up and shorter answers."""
+    shorter = {
+        "WARMUP__DOCUMENTS": "2000", "WARMUP__STEPS": "100", "SAMPLING__TOKENS_MAX": "128",
+        "ROLLOUTS__SLOTS": "32", "TRAINER__STEPS": "3", "TRAINER__GROUPS_PER_STEP": "8",
+        "EVALUATION__ENABLED": "false",
+    }  # fmt: skip
+    stack = Stack(daemon, shorter, env_file("vllm"))
+    build(stack)
+    with stack.without_data():
+        stack.up()
+        (rollout,) = wait_until(stack, ["rollout"], "healthy", UP_S)
+        assert "VLLM::EngineCore" in daemon.docker("top", rollout.id)
+        wait_until(stack, ROLES, "ended", UP_S)
+        wait_for_report(stack)
+        audit_inside(stack)
