@@ -24,28 +24,29 @@ pytestmark = pytest.mark.long
 
 UP_S = 1800.0
 TOKEN = "only-for-this-test-0123"
-SCRAPED = {"prompts", "dispatch", "trainer", "rollout", "archive", "observe", "score", "relay"}
+SCRAPED = {"prompts", "dispatch", "train", "rollout", "archive", "observe", "score", "relay"}
 """Roles as their metrics name them; that of evaluation has ended where the run has none."""
+STEPS = "200"  # so many that Prometheus, which looks every 5 s, has seen each role at work
 
 
 def test_every_profile_does_its_work_beside_one_run(daemon: StackDaemon) -> None:
     """The run of score.env, over the relay of relay.env, with explorer and Prometheus."""
     variables = {**env_file("relay"), **env_file("score")}
     variables |= {"COMPOSE_PROFILES": "", "EXPLORER_TOKEN": TOKEN}  # services are named instead
-    stack = Stack(daemon, {"TRAINER__STEPS": "40"}, variables)
+    stack = Stack(daemon, {"TRAINER__STEPS": STEPS}, variables)
     with stack.without_data():
         stack.up(*ROLES, "report", *ADDED)
         wait_until(stack, (*ROLES, *SERVERS, *ADDED), "healthy", UP_S)
 
         def is_scraped() -> bool:
-            up = queried(stack, "rollstream_role_turn_age_seconds")
-            return up.keys() >= SCRAPED
+            seen = queried(stack, "max_over_time(rollstream_role_turn_age_seconds[1h])")
+            return seen.keys() >= SCRAPED
 
         wait_for(is_scraped, None, lambda: f"{queried(stack, 'up')}\n{stack.describe()}")
 
         def has_moved_bytes() -> bool:
-            sent = queried(stack, "rollstream_relay_sent_bytes_total")
-            taken = queried(stack, "rollstream_rollout_relay_bytes_total")
+            sent = queried(stack, "max_over_time(rollstream_relay_sent_bytes_total[1h])")
+            taken = queried(stack, "max_over_time(rollstream_rollout_relay_bytes_total[1h])")
             return min(sent.get("relay", 0), taken.get("rollout", 0)) > 0
 
         wait_for(has_moved_bytes, None, stack.describe)
