@@ -1,6 +1,6 @@
 """Roles of a stack as processes on the daemon's machine, in no container (`processes`): the same
 programs from the same image, over the same broker, object store and volume. They share the
-daemon's network and have no cgroup, filter of system calls or file system of their own.
+daemon's network and this machine's processes, and have no cgroup and no filter of system calls.
 """
 
 import json
@@ -21,14 +21,15 @@ IMAGE, VOLUME = "rollstream", f"{PROJECT}_run"
 USER = "1000:1000"  # the image's
 ENTER = """
 set -e
-mount -t overlay -o "lowerdir=$LAYERS" rollstream "$ROOT"
-mount --rbind /dev "$ROOT/dev"
-mount -t proc proc "$ROOT/proc"
-mount --bind "$VOLUME" "$ROOT/run/rollstream"
-mount --bind "$HOSTS" "$ROOT/etc/hosts"
-mount -t tmpfs tmp "$ROOT/tmp"
-cd "$ROOT/app"
-exec chroot --userspec="$OWNER" "$ROOT" env -C /app -i "$@"
+mount -t tmpfs tmp "$ROOT"
+mkdir "$ROOT/upper" "$ROOT/work" "$ROOT/all"
+mount -t overlay -o "lowerdir=$LAYERS,upperdir=$ROOT/upper,workdir=$ROOT/work" all "$ROOT/all"
+cd "$ROOT/all"
+cp "$HOSTS" etc/hosts
+mount --rbind /dev dev
+mount -t proc proc proc
+mount --bind "$VOLUME" run/rollstream
+exec chroot --userspec="$OWNER" . env -C /app -i "$@"
 """
 
 
@@ -49,8 +50,7 @@ def processes(
         for number, service in enumerate(services):
             given: dict[str, str] = described[service]["environment"]
             own = {**given, "ROLLSTREAM_METRICS_PORT": str(9500 + number)}
-            command: list[str] = described[service]["command"]
-            words = [word.replace("$$", "$") for word in command]
+            words = [word.replace("$$", "$") for word in described[service]["command"]]
             started[service] = _start(stack.daemon, folder, hosts, service, own, words)
         yield started
     finally:
@@ -68,9 +68,8 @@ def _start(
     environment: dict[str, str],
     words: Sequence[str],
 ) -> subprocess.Popen[bytes]:
-    layers = json.loads(daemon.docker("image", "inspect", IMAGE))[0]
-    data = layers["GraphDriver"]["Data"]
-    path = next(e for e in layers["Config"]["Env"] if e.startswith("PATH="))
+    (image,) = json.loads(daemon.docker("image", "inspect", IMAGE))
+    data = image["GraphDriver"]["Data"]
     root = folder / name
     root.mkdir(exist_ok=True)
     variables = {
@@ -81,7 +80,7 @@ def _start(
         "HOSTS": str(hosts),
         "OWNER": USER,
     }
-    given = [path, "HOME=/home/rollstream", *layers["Config"]["Env"]]
+    given = ["HOME=/home/rollstream", *image["Config"]["Env"]]
     given += [f"{key}={value}" for key, value in environment.items()]
     line = [*daemon.inside("--net"), "unshare", "--mount", "sh", "-c", ENTER, "sh"]
     with (folder / f"{name}.log").open("wb") as output:
