@@ -45,13 +45,19 @@ def built_daemon() -> Generator[StackDaemon]:
 
 def build(stack: Stack) -> None:
     """Build the stack's image, and those of its servers that the daemon lacks. The daemon is
-    started again for it, on this machine's network, where packages are, and then in its own.
+    started again for it, on this machine's network, where packages are, and then in its own. The
+    image that this one replaces is removed.
     """
     daemon = stack.daemon
     daemon.stop()
     daemon.start(is_isolated=False)
     make_images(daemon)
+    name = ("image", "ls", "--quiet", "--no-trunc", stack.variables.get("IMAGE", "rollstream"))
+    before = set(daemon.docker(*name).split())
     stack.build()
+    replaced = sorted(before - set(daemon.docker(*name).split()))
+    if replaced:  # 6 GB of each would stay; one from which another image was made does
+        subprocess.run(["docker", "rmi", *replaced], env=daemon.environment, capture_output=True)
     daemon.stop()
     daemon.start(is_isolated=True)
 
