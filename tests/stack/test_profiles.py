@@ -88,7 +88,7 @@ def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None
 def test_rollouts_generate_with_the_cpu_build_of_vllm(daemon: StackDaemon) -> None:
     """The run of vllm.env, with a short warm-up and shorter answers."""
     shorter = {
-        "WARMUP__DOCUMENTS": "2000", "WARMUP__STEPS": "100", "SAMPLING__TOKENS_MAX": "128",
+        "WARMUP__DOCUMENTS": "1000", "WARMUP__STEPS": "60", "SAMPLING__TOKENS_MAX": "128",
         "ROLLOUTS__SLOTS": "32", "TRAINER__STEPS": "3", "TRAINER__GROUPS_PER_STEP": "8",
         "EVALUATION__ENABLED": "false",
     }  # fmt: skip
