@@ -97,7 +97,9 @@ def test_rollouts_generate_with_the_cpu_build_of_vllm(daemon: StackDaemon) -> No
     with stack.without_data():
         stack.up()
         (rollout,) = wait_until(stack, ["rollout"], "healthy", UP_S)
-        assert "VLLM::EngineCore" in daemon.docker("top", rollout.id)
+        wait_for(
+            lambda: "VLLM::EngineCore" in daemon.docker("top", rollout.id), None, stack.describe
+        )
         wait_until(stack, ROLES, "ended", UP_S)
         wait_for_report(stack)
         audit_inside(stack)
