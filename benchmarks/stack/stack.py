@@ -16,12 +16,14 @@ from testbed.stack.whole_run import cpu_seconds, wait_for_report
 IDLE_S = 120.0
 UP_GOAL_S, IDLE_GOAL = 120.0, 0.02
 BOUND_S = 3600.0
+SETTINGS = {"TRAINER__STEPS": "10", "WARMUP__STEPS": "60", "WARMUP__DOCUMENTS": "1000"}
+"""Neither figure is of the training."""
 
 
 def cases(quick: bool) -> Iterator[Case]:
     """Quick: rest for half a minute, six kills, and one pair."""
     with built_daemon() as daemon:
-        stack = Stack(daemon, {"TRAINER__STEPS": "10"})
+        stack = Stack(daemon, SETTINGS)
         stack.down(with_data=True)
         try:
             yield from _measured(stack, IDLE_S / 4 if quick else IDLE_S)
