@@ -6,12 +6,15 @@ stop that no restart policy answers.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,15 @@ SERVERS = ("kafka", "object-store", "report")
 ADDED = ("score", "relay", "explorer", "observe", "prometheus")
 """The services of profiles; that of Grafana needs an image that cannot be made here."""
 BUILD_S = 3600.0
+BUILT_FROM = (
+    *("pyproject.toml", "setup.py", "constraints.txt", "README.md", "streams", "storage"),
+    *("producers", "consumers", "simulator", "rollstream", "examples", "deploy/Dockerfile"),
+    *("deploy/vllm_cpu_needs.py", "deploy/make_bucket.py", "deploy/access"),
+)
+"""What deploy/Dockerfile copies, and itself."""
+BUILT_WITH = ("REVISION", "TORCH_INDEX", "EXTRAS", "VLLM_CPU")
+MADE_FROM = "rollstream.made-from"
+"""The label of an image with the digest of what it is made from here."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,18 @@ class Stack:
         where = ("--project-name", PROJECT, "--project-directory", str(ROOT))
         line = [*self._program, *where, *files, *words]
         return run_command(line, self._environment, timeout_s)
+
+    @property
+    def image(self) -> str:
+        return self.variables.get("IMAGE", "rollstream")
+
+    @cached_property
+    def made_from(self) -> str:
+        """The digest of the files and variables of which the image is made, its label."""
+        found = sha256(json.dumps([self.variables.get(name, "") for name in BUILT_WITH]).encode())
+        for path in sorted(path for name in BUILT_FROM for path in _files(ROOT / name)):
+            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+        return found.hexdigest()
 
     def build(self) -> None:
         """Build the image, with the packages fetched over this machine's network."""
@@ -166,10 +190,19 @@ class Stack:
         roles = (*ROLES, *ADDED[:-1], "bucket", "warmup", "report")
         settings = {f"ROLLSTREAM_{name}": value for name, value in self.settings.items()}
         services: dict[str, dict[str, object]] = {name: {"environment": settings} for name in roles}
-        services["bucket"]["build"] = {"network": "host"}
+        services["bucket"]["build"] = {"network": "host", "labels": {MADE_FROM: self.made_from}}
         for name, change in self.changes.items():
             services[name] = services.get(name, {}) | change
         return {"services": services}
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The files of a folder of sources, or the file itself."""
+    if path.is_file():
+        yield path
+    for folder, _, names in os.walk(path):
+        if not folder.endswith("__pycache__"):
+            yield from (Path(folder, name) for name in names)
 
 
 def env_file(name: str) -> dict[str, str]:
