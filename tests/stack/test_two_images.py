@@ -86,7 +86,7 @@ def end(stack: Stack) -> None:
     stack.changes["trainer"] = {"image": EARLIER, "command": [*words, "--accept-config"]}
     stack.up("--no-deps", "trainer")
     wait_until(stack, ["trainer"], "healthy", UP_S)
-    stack.up("--no-deps", "--scale", "rollout=2", "report", *ORDER)
+    stack.up("--no-deps", "--scale", "rollout=2", "report", *ORDER[:-1])
     wait_until(stack, ["trainer"], "ended", UP_S)
     wait_for_report(stack)
 
