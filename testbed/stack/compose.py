@@ -6,14 +6,19 @@ stop that no restart policy answers.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from testbed.repository import ROOT
 from testbed.servers import use
@@ -28,6 +33,15 @@ SERVERS = ("kafka", "object-store", "report")
 ADDED = ("score", "relay", "explorer", "observe", "prometheus")
 """The services of profiles; that of Grafana needs an image that cannot be made here."""
 BUILD_S = 3600.0
+BUILT_FROM = (
+    *("pyproject.toml", "setup.py", "constraints.txt", "README.md", "streams", "storage"),
+    *("producers", "consumers", "simulator", "rollstream", "examples", "deploy/Dockerfile"),
+    *("deploy/vllm_cpu_needs.py", "deploy/make_bucket.py", "deploy/access"),
+)
+"""What deploy/Dockerfile copies, and itself."""
+BUILT_WITH = ("REVISION", "TORCH_INDEX", "EXTRAS", "VLLM_CPU")
+MADE_FROM = "rollstream.made-from"
+"""The label of an image with the digest of what it is made from here."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +70,15 @@ class Container:
 class Stack:
     """The services with `settings` added to the environment of every role (their names as
     `ROLLSTREAM_…`). `variables` are those that the compose file takes, like `CONFIG`; `more` are
-    further files of this repository that change it.
+    further files of this repository that change it, and `changes` has what a service has in place
+    of the file's; both are read by each command.
     """
 
     daemon: StackDaemon
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     more: Sequence[str] = ()
+    changes: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
 
     def __post_init__(self) -> None:
         self._program = compose_program()
@@ -82,6 +98,18 @@ class Stack:
         where = ("--project-name", PROJECT, "--project-directory", str(ROOT))
         line = [*self._program, *where, *files, *words]
         return run_command(line, self._environment, timeout_s)
+
+    @property
+    def image(self) -> str:
+        return self.variables.get("IMAGE", "rollstream")
+
+    @cached_property
+    def made_from(self) -> str:
+        """The digest of the files and variables of which the image is made, its label."""
+        found = sha256(json.dumps([self.variables.get(name, "") for name in BUILT_WITH]).encode())
+        for path in sorted(path for name in BUILT_FROM for path in _files(ROOT / name)):
+            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+        return found.hexdigest()
 
     def build(self) -> None:
         """Build the image, with the packages fetched over this machine's network."""
@@ -123,6 +151,16 @@ class Stack:
         kill = [*self.daemon.inside("--pid"), "kill", "-9", str(container.pid)]
         subprocess.run(kill, check=True)
 
+    def replace(self, container: Container) -> None:
+        """Stop the container and start another of its service as it is described now; the others
+        of the service stay as they are.
+        """
+        count = len(self.containers(container.service))
+        self.daemon.docker("stop", "--time", "60", container.id)
+        self.daemon.docker("rm", container.id)
+        scale = ("--scale", f"{container.service}={count}")
+        self.up("--no-deps", "--no-recreate", *scale, container.service)
+
     def run(self, service: str, *words: str, timeout_s: float = WAIT_S) -> str:
         """Returns what a command prints in a new container like the service's."""
         return self.compose("run", "--rm", "--no-deps", "-T", service, *words, timeout_s=timeout_s)
@@ -144,12 +182,27 @@ class Stack:
     def copy_out(self, container: Container, path: str, to: Path) -> None:
         self.daemon.docker("cp", f"{container.id}:{path}", str(to))
 
+    def command(self, service: str) -> list[str]:
+        """Returns the words of the service's command, with each `$` as `$$`."""
+        return yaml.safe_load(self.compose("config"))["services"][service]["command"]
+
     def _override(self) -> dict[str, object]:
         roles = (*ROLES, *ADDED[:-1], "bucket", "warmup", "report")
         settings = {f"ROLLSTREAM_{name}": value for name, value in self.settings.items()}
         services: dict[str, dict[str, object]] = {name: {"environment": settings} for name in roles}
-        services["bucket"]["build"] = {"network": "host"}
+        services["bucket"]["build"] = {"network": "host", "labels": {MADE_FROM: self.made_from}}
+        for name, change in self.changes.items():
+            services[name] = services.get(name, {}) | change
         return {"services": services}
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The files of a folder of sources, or the file itself."""
+    if path.is_file():
+        yield path
+    for folder, _, names in os.walk(path):
+        if not folder.endswith("__pycache__"):
+            yield from (Path(folder, name) for name in names)
 
 
 def env_file(name: str) -> dict[str, str]:

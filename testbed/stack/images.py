@@ -10,58 +10,94 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from testbed.recorded import PROGRAM_OF_2026_11_23, unpack
 from testbed.servers import kafka_broker, prometheus, versity
-from testbed.stack.compose import Stack
+from testbed.stack.compose import MADE_FROM, Stack
 from testbed.stack.daemon import NoDaemon, StackDaemon, require
 
 BASE = "python:3.12-slim"
 KAFKA = f"apache/kafka:{kafka_broker.VERSION}"
 OBJECTS = f"ghcr.io/versity/versitygw:{versity.VERSION}"
 PROMETHEUS = "prom/prometheus:v3.5.0"
+EARLIER, EARLIER_REVISION = "rollstream:earlier", "8a0139de"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
 HERE = Path(__file__).parent / "images"
 BUILD_S = 1800.0
-MADE_FROM = "rollstream.made-from"
-"""The label of an image with the digest of its files here."""
+SERVERS: Mapping[str, tuple[str, Callable[[], Path]]] = {
+    KAFKA: ("kafka", kafka_broker.jars),
+    OBJECTS: ("versitygw", versity.program),
+    PROMETHEUS: ("prometheus", lambda: prometheus.program("prometheus")),
+}
+"""The folder of each image's files, and what is fetched for it."""
 
 
 @contextmanager
 def built_daemon() -> Generator[StackDaemon]:
-    """A daemon in a network of its own that has all images, while the block runs. They are built
-    before on this machine's network, where packages are.
-    """
+    """A daemon in a network of its own that has all images, while the block runs."""
     daemon = StackDaemon()
     try:
-        daemon.start(is_isolated=False)
-        make_images(daemon)
-        Stack(daemon).build()
-        daemon.stop()
-        daemon.start(is_isolated=True)
+        build(Stack(daemon))
         yield daemon
     finally:
         daemon.close()
+
+
+def build(stack: Stack) -> None:
+    """Build the stack's image, and those of its servers, unless the daemon has them from the same
+    files. For that the daemon is started again on this machine's network, where packages are. The
+    image that this one replaces is removed.
+    """
+    daemon = stack.daemon
+    daemon.stop()
+    daemon.start(is_isolated=True)
+    if not _lacking(daemon) and _label(daemon, stack.image) == stack.made_from:
+        return  # the builder would read all of the packages to find that they are the same
+    daemon.stop()
+    daemon.start(is_isolated=False)
+    make_images(daemon)
+    name = ("image", "ls", "--quiet", "--no-trunc", stack.image)
+    before = set(daemon.docker(*name).split())
+    stack.build()
+    replaced = sorted(before - set(daemon.docker(*name).split()))
+    if replaced:  # 6 GB of each would stay; one from which another image was made does
+        subprocess.run(["docker", "rmi", *replaced], env=daemon.environment, capture_output=True)
+    daemon.stop()
+    daemon.start(is_isolated=True)
 
 
 def make_images(daemon: StackDaemon) -> None:
     """Make those of the four that the daemon lacks, or has from other files; it must be on this
     machine's network.
     """
-    have = daemon.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
-    if BASE not in have:
+    if not _has(daemon, BASE):
         _make_base(daemon)
-    for tag, name, part in (
-        (KAFKA, "kafka", kafka_broker.jars),
-        (OBJECTS, "versitygw", versity.program),
-        (PROMETHEUS, "prometheus", lambda: prometheus.program("prometheus")),
-    ):
-        made_from = _digest(HERE / name)
-        if tag not in have or _label(daemon, tag) != made_from:
-            _build(daemon, tag, HERE / name, part(), made_from)
+    for tag in _lacking(daemon):
+        name, part = SERVERS[tag]
+        _build(daemon, tag, HERE / name, part(), _digest(HERE / name))
+
+
+def _lacking(daemon: StackDaemon) -> list[str]:
+    """The tags of the servers' images that the daemon does not have from the present files."""
+    return [
+        tag for tag, (name, _) in SERVERS.items() if _label(daemon, tag) != _digest(HERE / name)
+    ]
+
+
+def make_earlier(daemon: StackDaemon) -> None:
+    """Make the image `EARLIER`: an archived program (`testbed/recorded`) with the packages of the
+    present image, which states its revision in the ledger.
+    """
+    with tempfile.TemporaryDirectory(dir=daemon.folder) as scratch:
+        part = Path(scratch)
+        unpack(PROGRAM_OF_2026_11_23, part)
+        (part / "rollstream" / "_revision.py").write_text(f'REVISION = "{EARLIER_REVISION}"\n')
+        part.chmod(0o755)  # read by the image's user
+        _build(daemon, EARLIER, HERE / "earlier", part, _digest(HERE / "earlier"))
 
 
 def apt_sources() -> tuple[str, list[str]]:
@@ -111,9 +147,15 @@ def _digest(folder: Path) -> str:
     return sha256(b"".join(file.read_bytes() for file in sorted(folder.iterdir()))).hexdigest()
 
 
+def _has(daemon: StackDaemon, tag: str) -> bool:
+    return bool(daemon.docker("image", "ls", "--quiet", tag).strip())
+
+
 def _label(daemon: StackDaemon, tag: str) -> str:
+    """The image's label `MADE_FROM`; empty without one, and without the image."""
     form = f'{{{{index .Config.Labels "{MADE_FROM}"}}}}'
-    return daemon.docker("image", "inspect", "--format", form, tag).strip()
+    words = ("image", "inspect", "--format", form, tag)
+    return daemon.docker(*words).strip() if _has(daemon, tag) else ""
 
 
 def _build(daemon: StackDaemon, tag: str, context: Path, part: Path, made_from: str) -> None:

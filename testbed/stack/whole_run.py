@@ -105,6 +105,14 @@ def audit_inside(stack: Stack) -> None:
     stack.run("report", "rollstream", "audit", "/run/rollstream")
 
 
+def replay_inside(stack: Stack, bound_s: float) -> None:
+    """Trains all recorded steps again in a container. Raises `RuntimeError`, with what the replay
+    prints, unless every step ends with the hash that the ledger has.
+    """
+    line = ("rollstream", "replay", "/run/rollstream", "--from-step", "0", "--out", "/tmp/again")
+    stack.run("report", *line, timeout_s=bound_s)
+
+
 def audit_outside(stack: Stack, to: Path) -> Path:
     """Audits the run with this checkout over the published ports, in no container; returns a copy
     of the run's folder. Fails with what the audit prints unless all invariants hold.

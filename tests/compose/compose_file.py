@@ -33,7 +33,7 @@ class Service:
 
     @property
     def is_role(self) -> bool:
-        return self.settings.get("image") == "rollstream"
+        return str(self.settings.get("image", "")).split(":")[0] == "rollstream"
 
     @property
     def command(self) -> list[str]:

@@ -1,5 +1,6 @@
 """The profiles of docker-compose.yml on a real Docker daemon: scorer, relay, explorer, Prometheus
-and the role `observe` do their work beside one run, and repack does on the run with a long tail.
+and the role `observe` do their work beside one run, repack does on the run with a long tail, and
+vLLM's CPU build in an image that has it.
 """
 
 import json
@@ -8,6 +9,7 @@ import pytest
 
 from testbed.stack.compose import ADDED, ROLES, SERVERS, Stack, env_file, wait_until
 from testbed.stack.daemon import StackDaemon
+from testbed.stack.images import build
 from testbed.stack.whole_run import (
     EXPLORER,
     PROMETHEUS,
@@ -22,28 +24,29 @@ pytestmark = pytest.mark.long
 
 UP_S = 1800.0
 TOKEN = "only-for-this-test-0123"
-SCRAPED = {"prompts", "dispatch", "trainer", "rollout", "archive", "observe", "score", "relay"}
+SCRAPED = {"prompts", "dispatch", "train", "rollout", "archive", "observe", "score", "relay"}
 """Roles as their metrics name them; that of evaluation has ended where the run has none."""
+STEPS = "200"  # so many that Prometheus, which looks every 5 s, has seen each role at work
 
 
 def test_every_profile_does_its_work_beside_one_run(daemon: StackDaemon) -> None:
     """The run of score.env, over the relay of relay.env, with explorer and Prometheus."""
     variables = {**env_file("relay"), **env_file("score")}
     variables |= {"COMPOSE_PROFILES": "", "EXPLORER_TOKEN": TOKEN}  # services are named instead
-    stack = Stack(daemon, {"TRAINER__STEPS": "40"}, variables)
+    stack = Stack(daemon, {"TRAINER__STEPS": STEPS}, variables)
     with stack.without_data():
         stack.up(*ROLES, "report", *ADDED)
         wait_until(stack, (*ROLES, *SERVERS, *ADDED), "healthy", UP_S)
 
         def is_scraped() -> bool:
-            up = queried(stack, "rollstream_role_turn_age_seconds")
-            return up.keys() >= SCRAPED
+            seen = queried(stack, "max_over_time(rollstream_role_turn_age_seconds[1h])")
+            return seen.keys() >= SCRAPED
 
         wait_for(is_scraped, None, lambda: f"{queried(stack, 'up')}\n{stack.describe()}")
 
         def has_moved_bytes() -> bool:
-            sent = queried(stack, "rollstream_relay_sent_bytes_total")
-            taken = queried(stack, "rollstream_rollout_relay_bytes_total")
+            sent = queried(stack, "max_over_time(rollstream_relay_sent_bytes_total[1h])")
+            taken = queried(stack, "max_over_time(rollstream_rollout_relay_bytes_total[1h])")
             return min(sent.get("relay", 0), taken.get("rollout", 0)) > 0
 
         wait_for(has_moved_bytes, None, stack.describe)
@@ -80,3 +83,23 @@ def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None
         audit_inside(stack)
         moved = stack.run("report", "cat", "/run/rollstream/metrics/moves.jsonl")
         assert sum(json.loads(line)["requests"] for line in moved.splitlines()) > 0
+
+
+def test_rollouts_generate_with_the_cpu_build_of_vllm(daemon: StackDaemon) -> None:
+    """The run of vllm.env, with a short warm-up and shorter answers."""
+    shorter = {
+        "WARMUP__DOCUMENTS": "1000", "WARMUP__STEPS": "60", "SAMPLING__TOKENS_MAX": "128",
+        "ROLLOUTS__SLOTS": "32", "TRAINER__STEPS": "3", "TRAINER__GROUPS_PER_STEP": "8",
+        "EVALUATION__ENABLED": "false",
+    }  # fmt: skip
+    stack = Stack(daemon, shorter, env_file("vllm"))
+    build(stack)
+    with stack.without_data():
+        stack.up()
+        (rollout,) = wait_until(stack, ["rollout"], "healthy", UP_S)
+        wait_for(
+            lambda: "VLLM::EngineCore" in daemon.docker("top", rollout.id), None, stack.describe
+        )
+        wait_until(stack, ROLES, "ended", UP_S)
+        wait_for_report(stack)
+        audit_inside(stack)
