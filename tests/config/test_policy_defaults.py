@@ -164,9 +164,7 @@ def test_every_preset_is_a_configuration(empty: Path, preset: str):
         assert (list(found) if isinstance(found, tuple) else found) == value
 
 
-@pytest.mark.parametrize(
-    "part", ["trainer.loss=ppo_clip", "trainer.preset=", "trainer.ratio_max=3"]
-)
+@pytest.mark.parametrize("part", ["loss=ppo_clip", "preset=", "ratio_max=3"])
 def test_a_part_of_the_objective_replaces_the_default_preset_as_a_whole(empty: Path, part: str):
     """Parts of the default that nobody chose do not mix with the one that was."""
     trainer = load(empty, (f"trainer.{part}",)).trainer
