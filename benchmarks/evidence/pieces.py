@@ -4,6 +4,7 @@ tokens, evaluates the version that they made, and writes the row with its facts.
 Warm models and most logs stay in a scratch folder; a run that is interrupted begins again.
 """
 
+import fcntl
 import os
 import platform
 import sys
@@ -123,13 +124,15 @@ def _stepped(piece: Piece, scratch: Path, recorded: Sequence[Sequence[Group]]) -
 
 
 def warm_model(piece: Piece, scratch: Path) -> Path:
-    """The warm model of the world, made once for all seeds."""
+    """Returns the warm model of the world, made once for all seeds; processes wait for it."""
     folder = scratch / piece.world.name / f"warm-{WARM_SEED}" / "model"
     c = load(piece.world.configuration, [*piece.world.settings, f"seed={WARM_SEED}"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     schedule = SftSchedule(documents=c.warmup.documents, steps=c.warmup.steps)
     task = load_task(c.task, prompt_tokens_max(c))
-    warm_up(task, c.model, c.seed, folder, 1, schedule=schedule)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        warm_up(task, c.model, c.seed, folder, 1, schedule=schedule)
     return folder
 
 
