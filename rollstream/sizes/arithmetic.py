@@ -1,6 +1,6 @@
-"""Computes the memory of a trainer's rank (one of its processes) and of a rollout's engine from a
-model's shape, as lines: each is one part and its bytes (`MemoryLine`). `rollstream plan` compares
-their sums with the memory of a card (a GPU).
+"""Computes the memory of a trainer's rank (one of its processes) and of the embedded engine from a
+model's shape, as lines: each is one part and its bytes (`MemoryLine`; vLLM's are in `engines.py`).
+`rollstream plan` compares their sums with the memory of a card (a GPU).
 
 A formula counts the tensors that the code of this project allocates, so it names the file that
 allocates them; each constant has its source beside it. `benchmarks/sizes/plan_error.py` compares
@@ -71,21 +71,7 @@ UPDATE_COPIES = 2
 """Float32 copies of the largest tensor while it is loaded or compared: the cast and its product
 with the norm's factor (`engines/torch/weights.py`).
 """
-VLLM_STEP_TOKENS = 2048
-"""Tokens per step for which vLLM reserves activations: `DEFAULT_MAX_NUM_BATCHED_TOKENS` of vLLM
-0.32's `config/scheduler.py`, which `LLMEngine.from_engine_args` takes on every card; vLLM's larger
-defaults apply to the class `LLM` and to the server.
-"""
-VLLM_FIXED_BYTES = 1.5e9
-"""CUDA graphs and workspaces of a vLLM engine on one card. A choice: vLLM's own logs have .16 to
-.33 GiB outside torch and .13 to .36 GiB of graphs (its issues 10027, 11349, 14452), FlashInfer's
-workspace is 394 MiB (`envs.py`), and .4 GB are left for larger models.
-"""
 WEIGHTS = "weights"
-ADAPTERS_TOGETHER = 8
-"""The most adapters in one step (`TOGETHER` in `engines/vllm/adapters.py`)."""
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks to which vLLM pads an adapter's rank (`LORA_RANKS` in `engines/vllm/core.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,32 +369,4 @@ def torch_engine_lines(
             "version held by the rollout", published if published <= STREAMED_BYTES else 0.0
         ),
         MemoryLine("an update's largest tensor", UPDATE_COPIES * head),
-    )
-
-
-def vllm_lines(
-    shape: ModelShape, tensor_parallel: int, slots: int, item: float, lora_rank: int = 0
-) -> tuple[MemoryLine, ...]:
-    """Returns the memory of a vLLM engine on one of its cards without its KV cache, which gets the
-    rest of the engine's share. The head is float32 (`rollouts.vllm.head_float32`); a number of the
-    layers has `item` bytes. An engine for adapters (`lora_rank`) allocates the factors of as many
-    versions as one step may use, in the type of its layers; other versions that it keeps are in
-    host memory (`create_lora_weights` in vLLM 0.32's `lora/layers/`).
-    """
-    padded = next((rank for rank in ADAPTER_RANKS if rank >= lora_rank), lora_rank)
-    # Every matrix has the hidden size on one side. That side's factor is whole on each card.
-    sides = sum(
-        shape.hidden + (a + b - shape.hidden) / tensor_parallel for a, b in shape.linear_layers
-    )
-    factors = padded * shape.layers * sides if lora_rank else 0
-    head = FLOAT32 * shape.embedding_parameters
-    weights = item * shape.layers * shape.layer_parameters + BFLOAT16 * shape.root_parameters
-    width = max(shape.feed_forward, shape.query_size + 2 * shape.kv_size)  # gate, up; q, k, v
-    passes = VLLM_STEP_TOKENS * BFLOAT16 * (4 * shape.hidden + 3 * width)
-    return (
-        MemoryLine(WEIGHTS, (weights + head) / tensor_parallel),
-        MemoryLine("adapters in one step", ADAPTERS_TOGETHER * BFLOAT16 * factors),
-        MemoryLine("activations of a step", passes / tensor_parallel),
-        MemoryLine("logits", LOGITS_COPIES * FLOAT32 * slots * shape.vocabulary / tensor_parallel),
-        MemoryLine("graphs and workspaces", VLLM_FIXED_BYTES),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import named_version
 from rollstream.errors import ConfigurationError
-from rollstream.sizes import arithmetic as sums
+from rollstream.sizes import arithmetic as sums, engines
 from rollstream.sizes.arithmetic import total
 from rollstream.sizes.devices import GB
 from rollstream.sizes.shapes import ModelShape, shape_of
@@ -123,7 +123,7 @@ def needed_bytes(
     if r.engine == "vllm":
         # The evaluation serves whole weights, so no adapter takes room.
         lora_rank = 0 if process == "eval" else c.model.lora.rank
-        engine = sums.vllm_lines(shape, cards_per_engine(r), 1, _weight_item(c), lora_rank)
+        engine = engines.vllm_lines(shape, cards_per_engine(r), 1, _weight_item(c), lora_rank)
         cache = sums.BFLOAT16 * shape.kv_numbers * context / cards_per_engine(r)
         return max(card.memory * r.vllm.memory_share, total(engine) + cache)
     slots = r.slots if process.startswith("rollout") else c.evaluation.slots
