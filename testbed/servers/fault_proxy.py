@@ -77,6 +77,10 @@ class FaultProxy:
         with self._lock:
             self._faults.clear()
 
+    def has_faults(self) -> bool:
+        with self._lock:
+            return any(fault.count for fault in self._faults)
+
     def take(self, method: str, target: str) -> Fault | None:
         """The fault of this request."""
         with self._lock:

@@ -170,6 +170,9 @@ class KafkaBroker:
             time.sleep(0.05)
         raise RuntimeError(f"Kafka did not start:\n{self.log()[-4000:]}")
 
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def signal(self, number: int) -> None:
         assert self._process is not None
         os.kill(self._process.pid, number)

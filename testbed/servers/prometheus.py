@@ -122,8 +122,12 @@ class Prometheus:
 
     def firing(self) -> set[tuple[str, str]]:
         """Returns the alerts that fire: the name of each with its run."""
-        labels = (a["labels"] for a in self._get("alerts")["alerts"] if a["state"] == "firing")
+        labels = (one["labels"] for one in self.firing_alerts())
         return {(one["alertname"], one.get("run", "")) for one in labels}
+
+    def firing_alerts(self) -> list[dict[str, dict[str, str]]]:
+        """Returns the alerts that fire, each with its `labels` and `annotations`."""
+        return [one for one in self._get("alerts")["alerts"] if one["state"] == "firing"]
 
     def _get(self, path: str, **parameters: str) -> Any:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"

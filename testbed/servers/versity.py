@@ -74,12 +74,15 @@ class VersityGW:
         host: str = "127.0.0.1",
         more: Mapping[str, str] | None = None,
         authority: str | None = None,
+        parent: Path | None = None,
     ) -> None:
+        """`parent` is the folder in which it makes its own."""
         self._more = dict(more or {})
         self._trust = ssl.create_default_context(cafile=authority)
         self._program = program()
-        self._folder = _folder_with_attributes()
-        (self._folder / "data").mkdir()
+        self._folder = _folder_with_attributes(parent)
+        self.data = self._folder / "data"
+        self.data.mkdir()
         self.access_key, self.secret_key = "rollstream", secrets.token_hex(16)
         with socket.socket() as probe:
             probe.bind((host, 0))
@@ -94,7 +97,7 @@ class VersityGW:
         self._process = subprocess.Popen(
             [
                 *(self._program, "--port", self.address, "--health", "/health", "--quiet"),
-                *("posix", self._folder / "data"),
+                *("posix", self.data),
             ],
             env={
                 **os.environ,
@@ -156,10 +159,10 @@ class VersityGW:
             return False
 
 
-def _folder_with_attributes() -> Path:
+def _folder_with_attributes(given: Path | None) -> Path:
     """A new folder on a file system with extended attributes, where the server keeps metadata."""
     CACHE.mkdir(exist_ok=True)
-    for parent in (Path(tempfile.gettempdir()), CACHE):
+    for parent in (given,) if given is not None else (Path(tempfile.gettempdir()), CACHE):
         folder = Path(tempfile.mkdtemp(prefix="rollstream-s3-", dir=parent))
         try:
             os.setxattr(folder, "user.rollstream", b"1")
