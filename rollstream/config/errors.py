@@ -60,6 +60,8 @@ FOREIGN_NAMES = {
     "max_prompt_length": "rollouts.context_max − sampling.tokens_max",
     "max_steps": "trainer.steps", "total_training_steps": "trainer.steps",
     "model_name_or_path": "model.path", "output_dir": "folder", "reward_funcs": "task.reward",
+    "optim": "trainer.optimiser", "optimizer": "trainer.optimiser",
+    "optimizer_offload": "trainer.cpu_offload",
     "num_iterations": "trainer.epochs", "ppo_epochs": "trainer.epochs",
     "cliprange_value": "trainer.critic.clip", "critic_warmup": "trainer.critic.warmup",
     "lam": "trainer.critic.gae_lambda", "vf_coef": "trainer.critic.loss_weight",
