@@ -30,6 +30,7 @@ NOT_RUN = {
     ("torchrun", "--nnodes"): "needs several machines; tests/trainer starts ranks in one",
     ("python", "-m", "benchmarks.gpu_check"): "tests/benchmarks/test_gpu_check.py runs it",
     ("python", "-m", "benchmarks.evidence_runs"): "minutes a run",
+    ("python", "-m", "testbed.oncall.game_day"): "waits for an operator",
     (
         "python",
         "-m",
