@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from benchmarks.evidence.arms import ARMS, COMMON, Arm, World
+from benchmarks.evidence.arms import ARMS, COMMON, MADE, Arm, World
 from benchmarks.evidence.generation import Group
 from benchmarks.evidence.log import LOGGED_SEED, logged_path, read_log, write_log
 from benchmarks.evidence.rows import FACTS, RUNS, EvidenceRow, row_path, write_row
@@ -51,7 +51,7 @@ class Piece:
     @property
     def has_log(self) -> bool:
         """Whether its trajectories are committed, with its row."""
-        return self.seed == LOGGED_SEED and not self.arm.recorded
+        return self.seed == LOGGED_SEED and not self.arm.recorded and self.arm in MADE
 
     def is_done(self, root: Path = RUNS) -> bool:
         row = row_path(self.world.name, self.arm.name, self.seed, root)
