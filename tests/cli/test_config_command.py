@@ -41,7 +41,9 @@ def test_each_value_names_where_it_is_set(toml: Path, monkeypatch, capsys) -> No
     assert sources["trainer.lr"] == ("0.0001", "my.toml")
     assert sources["trainer.steps"] == ("7", "environment variable ROLLSTREAM_TRAINER__STEPS")
     assert sources["trainer.lr_final"] == ("0.5", "--set")
-    assert sources["trainer.loss"] == ('"truncated_is"', "the defaults")
+    assert sources["trainer.clip_low"] == ("0.2", "the defaults")
+    assert sources["trainer.loss"] == ('"truncated_is"', "trainer.preset = topr")
+    assert sources["trainer.preset"] == ('"topr"', "the default preset")
     assert all(key.startswith("trainer.") for key in lines)
 
 
@@ -52,7 +54,8 @@ def test_a_name_without_its_table_is_found(toml: Path, capsys) -> None:
 def test_without_a_run_the_defaults_are_explained(toml: Path, capsys) -> None:
     lines = found(capsys=capsys)
     assert len(lines) > 150
-    assert {line["set_in"] for line in lines.values()} == {"the defaults"}
+    origins = {line["set_in"] for line in lines.values()}
+    assert origins == {"the defaults", "the default preset", "trainer.preset = topr"}
 
 
 def test_the_newest_run_is_explained_by_default(toml: Path, capsys) -> None:
