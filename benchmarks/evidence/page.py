@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.evidence.arms import LAGS, RECORDED, STRESSES, TRL, WORLDS
+from benchmarks.evidence.arms import CHOICES, LAGS, LOSSES, RECORDED, TRL, WORLDS
 from benchmarks.evidence.comparisons import count, table
 from benchmarks.evidence.rows import EvidenceRow, by_seed, read_rows
 from benchmarks.histospec.plot import picture
@@ -21,11 +21,14 @@ PAGE = ROOT / "docs" / "explanation" / "evidence.md"
 PLOT = PAGE.with_suffix(".svg")
 BEGIN, END = "<!-- comparisons -->\n\n", "\n\n<!-- end of comparisons -->"
 POINTS = 40  # of a curve
+SHOWN = ("lag0", "uncorrected", "truncated_is", "dapo", "dppo", "gspo", "topr")
 PLOTTED = (
-    ("lags", [arm.name for arm in LAGS]),
-    ("stress", [arm.name for arm in STRESSES]),
+    ("lags, truncated_is", [arm.name for arm in LAGS]),
+    ("lags, other losses", ["lag0", *(arm.name for arm in CHOICES)]),
+    ("stress", [f"stress_{name}" for name in ("lag0", *LOSSES) if name in SHOWN]),
     ("TRL beside it", ["lag0", TRL.name]),
-    ("one recorded log under every preset", ["lag8", *(arm.name for arm in RECORDED[:7])]),
+    ("one recorded log", ["lag8", *(arm.name for arm in RECORDED[:6])]),
+    ("one recorded log, other presets", ["lag8", *(arm.name for arm in RECORDED[6:])]),
 )
 
 
@@ -50,14 +53,15 @@ def charts(rows: Sequence[EvidenceRow]) -> list[Chart]:
         for title, arms in PLOTTED:
             found = [(arm, list(by_seed(rows, world, arm).values())) for arm in arms]
             series = tuple(
-                Series(f"{arm} ({count(len(runs), 'seed')})", _curve(runs), colour)
+                Series(arm.removeprefix("stress_").removeprefix("recorded_"), _curve(runs), colour)
                 for colour, (arm, runs) in enumerate(found, start=1)
                 if runs
             )
             if len(series) > 1:
-                note = "share of right answers in training, over thousands of trained tokens"
-                along = "thousand tokens"
-                drawn.append(Chart(f"{world}: {title}", series, note, high=1.0, along=along))
+                seeds = count(min(len(runs) for _, runs in found if runs), "seed")
+                full = f"{world}: {title} ({seeds} each)"
+                note, along = "right answers in training", "thousand tokens"
+                drawn.append(Chart(full, series, note, high=1.0, along=along))
     return drawn
 
 
