@@ -20,8 +20,9 @@ SETTINGS = {
     "TRAINER__STEPS": "100000", "TRAINER__GROUPS_PER_STEP": "4",
     "TRAINER__SAMPLES_PER_GROUP": "4", "SAMPLING__TOKENS_MAX": "96",
     "WARMUP__STEPS": "60", "WARMUP__DOCUMENTS": "1000",
-    "EVALUATION__ENABLED": "false",
+    "EVALUATION__ENABLED": "false", "TRAINER__LOSS": "truncated_is",
 }  # fmt: skip
+"""The loss is one that the earlier program knows; it does not know the default."""
 ORDER = ("archive", "rollout", "prompts", "dispatch", "trainer")
 """As docs/how-to/upgrade.md replaces them."""
 REVISIONS = """

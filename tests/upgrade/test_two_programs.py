@@ -26,8 +26,9 @@ pytestmark = pytest.mark.long
 STEPS = 200  # so many that no process ends before everything was replaced
 SETTINGS = [
     "trainer.lr=1e-6", "relay.enabled=true", "relay.status_s=0.3", "task.reward=late",
-    "scoring.count=1", "archive.roll_s=1",
+    "scoring.count=1", "archive.roll_s=1", "trainer.loss=truncated_is",
 ]  # fmt: skip
+"""The loss is one that the earlier program knows; it does not know the default."""
 
 
 @pytest.fixture
