@@ -12,7 +12,6 @@ until all are measured: an interrupted benchmark resumes. `python -m benchmarks.
 measures the next piece.
 """
 
-import json
 import shutil
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.case import Case, alone
+from benchmarks.kept import kept, kept_folder
 from testbed.agents.process import killed_episodes
 from testbed.agents.run import killed_run
 
@@ -66,22 +66,9 @@ def pieces(quick: bool) -> list[Piece]:
     ]
 
 
-def kept_folder(quick: bool) -> Path:
-    """Returns the folder of the results, which exists then."""
-    folder = Path(tempfile.gettempdir()) / f"rollstream-agents-kills{'-quick' if quick else ''}"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def measured(piece: Piece, folder: Path) -> PieceCounts:
     """Returns the counts of a piece: those that are kept, or new ones, which are kept then."""
-    path = folder / piece.name
-    if not path.exists():
-        counts = _measure(piece)
-        whole = path.with_suffix(".part")
-        whole.write_text(json.dumps(asdict(counts)))
-        whole.rename(path)
-    return PieceCounts(**json.loads(path.read_text()))
+    return PieceCounts(**kept(folder / piece.name, lambda: asdict(_measure(piece))))
 
 
 def _measure(piece: Piece) -> PieceCounts:
@@ -100,7 +87,7 @@ def _measure(piece: Piece) -> PieceCounts:
 
 def cases(quick: bool) -> Iterator[Case]:
     """Three seeds (quick: one, with fewer kills)."""
-    folder = kept_folder(quick)
+    folder = kept_folder("agents-kills", quick)
     found = [measured(piece, folder) for piece in pieces(quick)]
     killed: Counter[str] = Counter()
     for one in found:
@@ -120,7 +107,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def main(most: int) -> None:
     """Measure the next pieces, at most this many, and print all that are kept."""
-    folder = kept_folder(quick=False)
+    folder = kept_folder("agents-kills", quick=False)
     missing = [piece for piece in pieces(quick=False) if not (folder / piece.name).exists()]
     for piece in missing[:most]:
         measured(piece, folder)

@@ -8,7 +8,7 @@ that of the rows.
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, variance
@@ -54,36 +54,47 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def repeated(rows: Sequence[EvidenceRow]) -> Case:
-    """The number of rows, of two made again, whose state or accuracy has other bits. Machines of
-    another kind round differently: there it is not decided.
-    """
-    ours = [row for row in rows if row.machine == machine() and row.world == FIRST]
-    chosen = [row for row in ours if row.seed == 0 and row.arm in ("lag0", LAG_ARM)]
-    differing = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        for row in chosen:
-            piece = Piece(WORLDS[row.world], ARMS[row.arm], row.seed)
-            again = made_run(piece, Path(scratch), lambda line: None).row
-            differing += (row.state_hash, row.by_prompt) != (again.state_hash, again.by_prompt)
-    note = ", ".join(f"{row.world} {row.arm} seed {row.seed}" for row in chosen)
-    case = alone("evidence_repeated", differing, "rows", at_most=0.0, note=note)
-    return _decided(case, [] if len(chosen) == 2 else ["no two rows of this kind of machine"])
+    """The number of rows, of two made again, whose state or accuracy has other bits."""
+
+    def differs(row: EvidenceRow, piece: Piece, scratch: Path) -> bool:
+        again = made_run(piece, scratch, lambda line: None).row
+        return (row.state_hash, row.by_prompt) != (again.state_hash, again.by_prompt)
+
+    return _made_again("evidence_repeated", "rows", rows, ("lag0", LAG_ARM), differs)
 
 
 def replayed(rows: Sequence[EvidenceRow]) -> Case:
     """The number of logs, of one of each kind of arms, whose training ends with another hash than
     their row has: nothing is generated. `python -m benchmarks.evidence_runs --replay` does all.
     """
+
+    def differs(row: EvidenceRow, piece: Piece, scratch: Path) -> bool:
+        return row.state_hash != replayed_hash(piece, scratch)
+
+    return _made_again("evidence_replayed", "logs", rows, REPLAYED, differs)
+
+
+def _made_again(
+    name: str,
+    unit: str,
+    rows: Sequence[EvidenceRow],
+    arms: Sequence[str],
+    differs: Callable[[EvidenceRow, Piece, Path], bool],
+) -> Case:
+    """The number of differing ones among the logged seeds of these arms. Machines of another kind
+    round differently: there it is not decided.
+    """
     ours = [row for row in rows if row.machine == machine() and row.world == FIRST]
-    chosen = [row for row in ours if row.seed == LOGGED_SEED and row.arm in REPLAYED]
-    differing = 0
+    chosen = [row for row in ours if row.seed == LOGGED_SEED and row.arm in arms]
     with tempfile.TemporaryDirectory() as scratch:
-        for row in chosen:
-            piece = Piece(WORLDS[row.world], ARMS[row.arm], row.seed)
-            differing += row.state_hash != replayed_hash(piece, Path(scratch))
+        differing = sum(
+            differs(row, Piece(WORLDS[row.world], ARMS[row.arm], row.seed), Path(scratch))
+            for row in chosen
+        )
     note = ", ".join(f"{row.world} {row.arm} seed {row.seed}" for row in chosen)
-    case = alone("evidence_replayed", differing, "logs", at_most=0.0, note=note)
-    return _decided(case, [] if len(chosen) == len(REPLAYED) else ["no such rows of this machine"])
+    case = alone(name, differing, unit, at_most=0.0, note=note)
+    missing = [] if len(chosen) == len(arms) else [f"not all {unit} are of this kind of machine"]
+    return _decided(case, missing)
 
 
 def like_roles(rows: Sequence[EvidenceRow]) -> Case:
@@ -181,22 +192,21 @@ def auroc(rows: Sequence[EvidenceRow]) -> Case:
     pairs = [pair for one in found for pair in one.pairs]
     collapsed = np.array([b.accuracy - a.accuracy <= COLLAPSE for a, b in pairs], bool)
 
-    def predicted(metric: str, sign: int, chosen: Sequence[int] | NDArray[np.int64]) -> float:
-        """The area of `sign` times the early mean of a metric, over some of the runs."""
-        risks = np.array([sign * early(b, metric) for _, b in pairs], np.float64)
-        return area(risks[chosen], collapsed[chosen])
+    def risks(metric: str, sign: int) -> NDArray[np.float64]:
+        """`sign` times the early mean of a metric, of each run."""
+        return np.array([sign * early(b, metric) for _, b in pairs], np.float64)
 
-    every = range(len(pairs))
-    value = predicted("ess", -1, every)
+    by_ess = risks("ess", -1)
+    value = area(by_ess, collapsed)
     low, high = (
-        bootstrap_interval(len(pairs), lambda drawn: predicted("ess", -1, drawn))
+        bootstrap_interval(len(pairs), lambda drawn: area(by_ess[drawn], collapsed[drawn]))
         if pairs and not math.isnan(value)
         else (math.nan, math.nan)
     )
-    by_token = [at for at in every if pairs[at][1].arm in TOKEN_RATIOS]
+    by_token = np.array([b.arm in TOKEN_RATIOS for _, b in pairs], bool)
     others = (("KL", "kl", 1), ("gradient norm", "gradient_norm", 1), ("entropy", "entropy", -1))
-    texts = [f"{name} {predicted(metric, sign, every):.2f}" for name, metric, sign in others]
-    texts.append(f"ESS of token ratios {predicted('ess', -1, by_token):.2f}")
+    texts = [f"{name} {area(risks(metric, sign), collapsed):.2f}" for name, metric, sign in others]
+    texts.append(f"ESS of token ratios {area(by_ess[by_token], collapsed[by_token]):.2f}")
     down, up = int(collapsed.sum()), int((~collapsed).sum())
     note = f"95 % interval {low:.2f} to {high:.2f}; {down} runs collapsed, {up} did not"
     note += f"; other predictors: {', '.join(texts)}"

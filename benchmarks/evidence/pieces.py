@@ -86,11 +86,11 @@ class MadeRun:
 
 def made_run(piece: Piece, scratch: Path, report: Callable[[str], None]) -> MadeRun:
     """Make the run; nothing of it is written."""
-    warm_model(piece, scratch)
+    c = configuration_of(piece, scratch)
     report(f"{piece.name}: begins")
-    recorded = _recorded(piece, scratch, report) if piece.arm.recorded else ()
+    recorded = _recorded(piece, c, scratch, report) if piece.arm.recorded else ()
     began_s = time.process_time()
-    run = _stepped(piece, scratch, recorded)
+    run = SteppedRun(c, scratch, piece.arm.schedule, recorded)
     steps = list(run.train(piece.world.tokens))
     seconds = time.process_time() - began_s
     held_out = run.evaluate(piece.world.prompts, piece.arm.samples)
@@ -103,9 +103,10 @@ def replayed_hash(piece: Piece, scratch: Path) -> str:
     """Train the committed log of the arm again, without generation; returns the hash of the state
     that it ends with.
     """
-    groups = configuration_of(piece, scratch).trainer.groups_per_step
-    log = read_log(logged_path(piece.world.name, piece.arm.name), groups)
-    run = _stepped(piece, scratch, log)
+    c = configuration_of(piece, scratch)
+    path = logged_path(piece.world.name, piece.arm.name)
+    log = read_log(path, c.trainer.groups_per_step)
+    run = SteppedRun(c, scratch, piece.arm.schedule, log)
     for _ in run.train(piece.world.tokens):
         pass
     found = run.learner.state_hash()
@@ -117,10 +118,6 @@ def configuration_of(piece: Piece, scratch: Path) -> Configuration:
     """Returns the run's configuration, whose warm model is there."""
     warm = warm_model(piece, scratch)
     return load(piece.world.configuration, [*piece.settings(), f"model.path={warm}"])
-
-
-def _stepped(piece: Piece, scratch: Path, recorded: Sequence[Sequence[Group]]) -> SteppedRun:
-    return SteppedRun(configuration_of(piece, scratch), scratch, piece.arm.schedule, recorded)
 
 
 def warm_model(piece: Piece, scratch: Path) -> Path:
@@ -144,7 +141,7 @@ def log_path(piece: Piece, scratch: Path) -> Path:
 
 
 def _recorded(
-    piece: Piece, scratch: Path, report: Callable[[str], None]
+    piece: Piece, c: Configuration, scratch: Path, report: Callable[[str], None]
 ) -> Sequence[Sequence[Group]]:
     """Returns the groups of the steps of the arm whose trajectories this one trains; makes that run
     if its log is not at hand.
@@ -153,7 +150,7 @@ def _recorded(
     path = log_path(source, scratch)
     if not path.exists():
         write_log(path, [step.groups for step in made_run(source, scratch, report).steps])
-    return read_log(path, configuration_of(piece, scratch).trainer.groups_per_step)
+    return read_log(path, c.trainer.groups_per_step)
 
 
 def row_of(

@@ -10,12 +10,12 @@ temporary ones until all are measured: `python -m benchmarks.stack.form_cost 1` 
 import json
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.case import Case, paired
+from benchmarks.kept import kept, kept_folder
 from testbed.stack.compose import ROLES, Stack, wait_until
 from testbed.stack.daemon import StackDaemon
 from testbed.stack.images import built_daemon
@@ -33,23 +33,17 @@ SETTINGS = {
 }
 
 
-def kept_folder(quick: bool) -> Path:
-    """Returns the folder of the results, which exists then."""
-    folder = Path(tempfile.gettempdir()) / f"rollstream-form-cost{'-quick' if quick else ''}"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def measured(daemon: StackDaemon, pair: int, folder: Path) -> tuple[float, float]:
     """Returns the tokens per second in containers and as processes of a pair: those that are kept,
     or new ones, which are kept then.
     """
-    path = folder / f"{pair:02d}.json"
-    if not path.exists():
+
+    def measure() -> list[float]:
         order = (True, False) if pair % 2 == 0 else (False, True)
         found = {contained: _speed(daemon, contained) for contained in order}
-        path.write_text(json.dumps([found[True], found[False]]))
-    contained, free = json.loads(path.read_text())
+        return [found[True], found[False]]
+
+    contained, free = kept(folder / f"{pair:02d}.json", measure)
     return contained, free
 
 
@@ -84,7 +78,7 @@ def _tokens_per_second(steps: Sequence[dict[str, float]]) -> float:
 
 def cases(daemon: StackDaemon, quick: bool) -> Iterator[Case]:
     """Seven pairs; quick: one."""
-    folder = kept_folder(quick)
+    folder = kept_folder("form-cost", quick)
     count = PAIRS_QUICK if quick else PAIRS
     found = [measured(daemon, pair, folder) for pair in range(count)]
     values, references = zip(*found, strict=True)
@@ -94,7 +88,7 @@ def cases(daemon: StackDaemon, quick: bool) -> Iterator[Case]:
 
 def main(most: int) -> None:
     """Measure the next pairs, at most this many, and print all that are kept."""
-    folder = kept_folder(quick=False)
+    folder = kept_folder("form-cost", quick=False)
     missing = [pair for pair in range(PAIRS) if not (folder / f"{pair:02d}.json").exists()]
     with built_daemon() as daemon:
         for pair in missing[:most]:

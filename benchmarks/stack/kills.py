@@ -10,7 +10,6 @@ until all are measured: an interrupted benchmark resumes. `python -m benchmarks.
 measures the next piece.
 """
 
-import json
 import random
 import shutil
 import sys
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.case import Case, alone
+from benchmarks.kept import kept, kept_folder
 from testbed.stack.compose import ROLES, SERVERS, Stack, wait_until
 from testbed.stack.daemon import StackDaemon
 from testbed.stack.images import built_daemon
@@ -82,22 +82,9 @@ def pieces(quick: bool) -> list[Piece]:
     ]
 
 
-def kept_folder(quick: bool) -> Path:
-    """Returns the folder of the results, which exists then."""
-    folder = Path(tempfile.gettempdir()) / f"rollstream-stack-kills{'-quick' if quick else ''}"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def measured(daemon: StackDaemon, piece: Piece, folder: Path) -> PieceCounts:
     """Returns the counts of a piece: those that are kept, or new ones, which are kept then."""
-    path = folder / piece.name
-    if not path.exists():
-        counts = _measure(daemon, piece)
-        whole = path.with_suffix(".part")
-        whole.write_text(json.dumps(asdict(counts)))
-        whole.rename(path)
-    return PieceCounts(**json.loads(path.read_text()))
+    return PieceCounts(**kept(folder / piece.name, lambda: asdict(_measure(daemon, piece))))
 
 
 def _measure(daemon: StackDaemon, piece: Piece) -> PieceCounts:
@@ -142,7 +129,7 @@ def _kill_at_random(stack: Stack, choose: random.Random, kills: int, killed: Cou
 
 def cases(daemon: StackDaemon, quick: bool) -> Iterator[Case]:
     """25 kills with each of two seeds; quick: six with one."""
-    folder = kept_folder(quick)
+    folder = kept_folder("stack-kills", quick)
     found = [measured(daemon, piece, folder) for piece in pieces(quick)]
     killed: Counter[str] = Counter()
     for one in found:
@@ -156,7 +143,7 @@ def cases(daemon: StackDaemon, quick: bool) -> Iterator[Case]:
 
 def main(most: int) -> None:
     """Measure the next pieces, at most this many, and print all that are kept."""
-    folder = kept_folder(quick=False)
+    folder = kept_folder("stack-kills", quick=False)
     missing = [piece for piece in pieces(quick=False) if not (folder / piece.name).exists()]
     with built_daemon() as daemon:
         for piece in missing[:most]:

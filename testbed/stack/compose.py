@@ -182,9 +182,9 @@ class Stack:
     def copy_out(self, container: Container, path: str, to: Path) -> None:
         self.daemon.docker("cp", f"{container.id}:{path}", str(to))
 
-    def command(self, service: str) -> list[str]:
-        """Returns the words of the service's command, with each `$` as `$$`."""
-        return yaml.safe_load(self.compose("config"))["services"][service]["command"]
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Returns what compose makes of its files, by service; each `$` of a command is `$$`."""
+        return yaml.safe_load(self.compose("config"))["services"]
 
     def _override(self) -> dict[str, object]:
         roles = (*ROLES, *ADDED[:-1], "bucket", "warmup", "report")

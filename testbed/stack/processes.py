@@ -11,8 +11,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from testbed.stack.compose import PROJECT, Stack
 from testbed.stack.daemon import StackDaemon
 from testbed.waiting import WAIT_S
@@ -44,7 +42,7 @@ def processes(
     folder.mkdir(exist_ok=True)
     hosts = folder / "hosts"
     hosts.write_text("127.0.0.1 localhost\n" + "".join(_host_lines(stack)))
-    described = yaml.safe_load(stack.compose("config"))["services"]
+    described = stack.described()
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for number, service in enumerate(services):

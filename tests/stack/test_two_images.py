@@ -67,7 +67,9 @@ def test_every_role_is_upgraded_and_goes_back_while_the_run_trains(daemon: Stack
 
 def as_earlier(stack: Stack, service: str) -> dict[str, object]:
     """The service in the earlier program, which has no option to end a role with the run."""
-    words = [word.replace(" --until-complete", "") for word in stack.command(service)]
+    words = [
+        word.replace(" --until-complete", "") for word in stack.described()[service]["command"]
+    ]
     return {"image": EARLIER, "command": [word for word in words if word != "--until-complete"]}
 
 
@@ -83,7 +85,7 @@ def replace_one(stack: Stack, service: str) -> None:
 def end(stack: Stack) -> None:
     """Gives the run its last step, the trainer first, and waits until it is complete."""
     stack.settings = {**SETTINGS, "TRAINER__STEPS": str(newest_step(stack) + MORE_STEPS)}
-    words = stack.command("trainer")
+    words = stack.described()["trainer"]["command"]
     stack.changes["trainer"] = {"image": EARLIER, "command": [*words, "--accept-config"]}
     stack.up("--no-deps", "trainer")
     wait_until(stack, ["trainer"], "healthy", UP_S)
