@@ -9,6 +9,7 @@ methods compute a figure from the kept samples. `DraftTotals` also serve the rep
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from operator import add, attrgetter
 from typing import Literal
 
@@ -207,14 +208,19 @@ class RecentSamples:
         known = ((self.finished.get(name), version) for name, version in self.taken)
         return _histogram((one, version) for one, version in known if one is not None)
 
-    def finishes(self) -> Mapping[str, int]:
-        """Counts trajectories by `stop`, `length` and `dead`."""
-        return Counter(one.finish for one in self.finished.values())
+    def finishes(self, last: int) -> Mapping[str, int]:
+        """Counts the `last` trajectories by `stop`, `length` and `dead`."""
+        return Counter(one.finish for one in self._newest(last))
 
-    def reasons(self) -> list[tuple[str, int]]:
-        """Counts the reasons of dead trajectories, the most frequent first."""
-        dead = (one.reason for one in self.finished.values() if one.finish == "dead")
+    def reasons(self, last: int) -> list[tuple[str, int]]:
+        """Counts the reasons of the dead ones of the `last` trajectories, the most frequent
+        first.
+        """
+        dead = (one.reason for one in self._newest(last) if one.finish == "dead")
         return Counter(dead).most_common()
+
+    def _newest(self, last: int) -> Iterable[FinishedSample]:
+        return islice(reversed(self.finished.values()), last)
 
     def predicted_lengths(self) -> list[tuple[int, int]]:
         """Returns (predicted, generated) lengths of trajectories whose assignment predicted one."""

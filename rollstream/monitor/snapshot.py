@@ -21,7 +21,13 @@ from rollstream.monitor.rollouts import (
     rollout_snapshots,
     scheduling_metrics,
 )
-from rollstream.monitor.samples import PassDrafts, RecentSamples, TaskRewards, passes_newest_first
+from rollstream.monitor.samples import (
+    SAMPLES_KEPT,
+    PassDrafts,
+    RecentSamples,
+    TaskRewards,
+    passes_newest_first,
+)
 from rollstream.monitor.state import DeadLetters, RunState
 from rollstream.streams.admissible import REFUSAL_KINDS, REFUSED_ANNOTATIONS
 from rollstream.streams.records import StepDone
@@ -76,6 +82,14 @@ class RunSettings:
             return self.ready_groups_max
         return (self.max_lag + 1) * self.groups_per_step
 
+    def judged_trajectories(self) -> int:
+        """Returns how many of the last trajectories the counts of dead and cut ones are over: those
+        of ten steps, as far as they are kept, so that what was mended is soon forgotten; and enough
+        that one in a hundred is more than one.
+        """
+        steps = progress.RATE_STEPS * self.groups_per_step * self.samples_per_group
+        return max(JUDGED_MIN, min(SAMPLES_KEPT, steps))
+
     def state(self) -> RunState:
         """Returns an empty state. A sample counts as ready for training in it once all annotations
         have arrived that this run requires.
@@ -121,6 +135,7 @@ def _is_float32(c: Configuration) -> bool:
     return engine == c.weights.dtype == c.trainer.compute == "float32"
 
 
+JUDGED_MIN = 256
 REASONS_MAX = 4  # reasons of dead trajectories that a snapshot lists
 TASK_REWARD_PREFIX = "reward_mean/"  # of a step's metric with the mean reward of one task
 
@@ -147,9 +162,10 @@ class OutcomeCounts:
     """Counts groups by ending (`groups`), and annotations with those that arrived after the end of
     their group (`annotations_late`).
 
-    `trajectories` counts the last finished trajectories by `finish` (`stop`, `length`, `dead`), and
-    of all `Trajectory` records read those that were `late` (appended after the end of their group)
-    or `duplicate`. `dead_reasons` has the most frequent reasons of dead ones, with their counts.
+    `trajectories` counts the last finished trajectories (`RunSettings.judged_trajectories`) by
+    `finish` (`stop`, `length`, `dead`), and of all `Trajectory` records read those that were `late`
+    (appended after the end of their group) or `duplicate`. `dead_reasons` has the
+    most frequent reasons of dead ones, with their counts.
     """
 
     groups: Mapping[str, int]
@@ -294,7 +310,7 @@ def take_snapshot(
         version_bytes=state.weights.bytes if state.weights else 0,
         queue=_queue(state, at_s),
         record_ages={t: max(0.0, now_s - one) for t, one in sorted(state.newest_s.items())},
-        outcomes=_outcomes(state),
+        outcomes=_outcomes(state, plan.judged_trajectories()),
         rollouts=lines,
         scheduling=scheduling_metrics(state, lines, at_s),
         dead_letters=state.dead_letters,
@@ -346,14 +362,14 @@ def _queue(state: RunState, at_s: float) -> GroupQueue:
     )
 
 
-def _outcomes(state: RunState) -> OutcomeCounts:
+def _outcomes(state: RunState, judged: int) -> OutcomeCounts:
     groups = state.groups
     seen = {"late": groups.late, "duplicate": groups.duplicate}
     return OutcomeCounts(
         groups=dict(groups.endings),
         is_tail=state.is_tail,
-        trajectories={**state.samples.finishes(), **seen},
-        dead_reasons=tuple(state.samples.reasons()[:REASONS_MAX]),
+        trajectories={**state.samples.finishes(judged), **seen},
+        dead_reasons=tuple(state.samples.reasons(judged)[:REASONS_MAX]),
         annotations=groups.annotations,
         annotations_late=groups.late_annotations,
     )

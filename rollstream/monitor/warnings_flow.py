@@ -6,7 +6,8 @@ Each warning is one pure function of a `RunSnapshot`, the metrics of one moment;
 for a healthy run. The text at each threshold holds its arithmetic. `concerns.py` lists all checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from statistics import fmean
 
 from rollstream.monitor.format import age, count, plain_text, plural, share, shortened
@@ -52,6 +53,11 @@ its name after this time too (`inbox.STATUS_KEY_S`).
 """
 DEATHS_MIN, DEATHS_S = 3, 600.0
 """Three deaths of processes in ten minutes are more than an accident."""
+DEATHS_OVER, DEATHS_OVER_S = 2.0, 120.0
+"""They have ended when none came for twice the longest time between two of them, and for two
+minutes at least: a supervisor starts a role again after 8 s at most, and a start takes half a
+minute. So what killed several roles once does not hide what kills one of them minutes later.
+"""
 
 
 def run_unreadable(at: RunSnapshot) -> Iterator[RunWarning]:
@@ -211,24 +217,29 @@ def lag_high(at: RunSnapshot) -> Iterator[RunWarning]:
 
 
 def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if processes died repeatedly within minutes: by what a supervisor records, and else, as
-    an orchestrator records nothing here, by the terms of a single role. New terms of several roles
-    may be an upgrade.
+    """Warns while processes die repeatedly within minutes: by what a supervisor records, and else,
+    as an orchestrator records nothing here, by the terms of a single role. New terms of several
+    roles may be an upgrade.
     """
-    recent = [death for death in at.deaths if death.ago_s < DEATHS_S]
-    again = {
-        role: number
-        for role, ages in at.restart_ages.items()
-        if (number := sum(ago_s < DEATHS_S for ago_s in ages)) >= DEATHS_MIN
-    }
-    if len(recent) >= DEATHS_MIN:
-        what = f"{len(recent)} deaths within {age(DEATHS_S)}: "
-        what += ", ".join(sorted({death.role for death in recent}))
+    deaths = _repeated(death.ago_s for death in at.deaths)
+    again = {role: number for role, ages in at.restart_ages.items() if (number := _repeated(ages))}
+    if deaths:
+        roles = sorted({death.role for death in at.deaths if death.ago_s < DEATHS_S})
+        what = f"{deaths} deaths within {age(DEATHS_S)}: {', '.join(roles)}"
     else:
         what = ", ".join(f"{n} restarts of {plain_text(r, 24)}" for r, n in sorted(again.items()))
         what += f" within {age(DEATHS_S)}"
-    if (len(recent) >= DEATHS_MIN or again) and not at.is_over:
+    if (deaths or again) and not at.is_over:
         yield RunWarning("roles_dying", what, "see the end of their logs (logs/)")
+
+
+def _repeated(ages_s: Iterable[float]) -> int:
+    """Returns how many of these deaths are recent; 0 if they are too few, or have ended."""
+    recent = sorted(ago_s for ago_s in ages_s if ago_s < DEATHS_S)
+    if len(recent) < DEATHS_MIN:
+        return 0
+    longest_s = max(later - earlier for earlier, later in pairwise(recent))
+    return len(recent) if recent[0] <= max(DEATHS_OVER_S, DEATHS_OVER * longest_s) else 0
 
 
 def _rollout_names(lines: list[RolloutSnapshot]) -> str:

@@ -96,12 +96,12 @@ def test_many_filtered_groups():
 
 def test_many_cut_answers():
     state = healthy()
-    for group in range(60):
+    for group in range(28):
         for index in range(SAMPLES):
             again = planted.finished(1000 + group, index, 0.5, finish="length")
             state.apply(again, NOW_S)
     assert "cut_trajectories" in kinds(state)
-    assert "43% of trajectories are cut at 420 tokens" in warnings_of(moment(state))[-1].what
+    assert "44% of trajectories are cut at 420 tokens" in warnings_of(moment(state))[-1].what
 
 
 def test_dead_trajectories_with_their_commonest_reason():
@@ -110,8 +110,19 @@ def test_dead_trajectories_with_their_commonest_reason():
         state.apply(planted.finished(1000 + index, 0, None, finish="dead", reason=reason), NOW_S)
     (concern,) = warnings_of(moment(state))
     assert concern.kind == "dead_trajectories"
-    assert concern.what.startswith("5 of the last 325 trajectories died")
+    assert concern.what.startswith("5 of the last 256 trajectories died")
     assert concern.what.endswith("4 times: KeyError: 'answer' ?[2J")
+
+
+def test_dead_trajectories_are_forgotten_after_ten_steps():
+    state = healthy()
+    for index in range(40):
+        state.apply(planted.finished(1000 + index, 0, None, finish="dead", reason="odd"), NOW_S)
+    assert kinds(state) == ["dead_trajectories"]
+    judged = moment(state).plan.judged_trajectories()
+    for index in range(judged - 2):
+        state.apply(planted.finished(2000 + index, 0, 0.5), NOW_S)
+    assert kinds(state) == []
 
 
 def test_a_single_dead_trajectory_is_no_matter():

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from rollstream.monitor import warnings_flow
 from rollstream.monitor.concerns import CONCERNS, warnings_of
@@ -138,6 +139,19 @@ def test_roles_that_die_again_and_again():
         state.apply_event({"time_s": NOW_S - ago_s, **event})
     (concern,) = warnings_of(moment(state))
     assert (concern.kind, concern.what[:8]) == ("roles_dying", "3 deaths")
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "last"),
+    [((590, 320, 50), True), ((140, 135, 130, 125), False), ((400, 220, 130), True)],
+    ids=["slowly", "all at once, two minutes ago", "in the middle of a slow series"],
+)
+def test_deaths_are_over_after_twice_their_distance(ages_s: tuple[int, ...], last: bool) -> None:
+    state = healthy()
+    for ago_s in ages_s:
+        event = {"event": "death", "role": "rollout-1", "code": -9}
+        state.apply_event({"time_s": NOW_S - ago_s, **event})
+    assert kinds(state) == ["roles_dying"] * last
 
 
 def test_roles_that_an_orchestrator_restarts_again_and_again():
