@@ -126,6 +126,11 @@ class RelaySettings(Settings):
     """
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0: a free one."""
+    site: str = ""
+    """Name of the site where this process stands, if the run has several: the same for the relays
+    of one site, and given to the trainer too. Relays read from those of their site, and only the
+    first of them reads over the link between sites.
+    """
     url: str = ""
     """URL (`http://HOST:PORT`) by which neighbours reach the relay, and rollouts that cannot open
     its folder; default: from `host` and `port`, with the machine's name for `0.0.0.0`.

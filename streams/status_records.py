@@ -69,6 +69,7 @@ class RelayStatus(RecordStruct, tag="relay_status/1"):
     """The present state of a relay, sent repeatedly as its heartbeat. Key: relay and term. `node`
     is its host, `url` its address ("" once it is leaving), and `versions` are those that it holds
     completely. `upstream` is the relay that it reads from, as name/term; `bucket`: the store.
+    `site` is where it stands, if the run has several sites.
     """
 
     relay: str
@@ -78,3 +79,4 @@ class RelayStatus(RecordStruct, tag="relay_status/1"):
     versions: tuple[Version, ...]
     upstream: str
     time_s: float
+    site: str = ""

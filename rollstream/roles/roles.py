@@ -283,7 +283,7 @@ def with_relay_push(context: RoleContext) -> RoleContext:
     if not settings.enabled or not settings.push_bytes_max:
         return context
     directory, pace = (
-        RelayDirectory(context.bus, settings.timeout_s),
+        RelayDirectory(context.bus, settings.timeout_s, site=settings.site),
         BandwidthLimiter(settings.send_bytes_per_s),
     )
     store = PushingStore(context.store, directory, settings.push_bytes_max, pace)

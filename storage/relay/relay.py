@@ -68,7 +68,7 @@ class Relay:
         self.url = ""
         self.term = next_term(store, RELAYS, RELAY_TERMS)
         self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
-        self.directory = RelayDirectory(bus, settings.timeout_s)
+        self.directory = RelayDirectory(bus, settings.timeout_s, site=settings.site)
         bucket = BucketReader(self.cache, store)
         self.intake = RelayIntake(
             self.cache,
@@ -204,6 +204,7 @@ class Relay:
             versions=tuple(self.cache.versions()),
             upstream=self.intake.upstream,
             time_s=self._wall(),
+            site=self._settings.site,
         )
         publish(self._bus, "status", f"{self.name}/{self.term}", record)
 

@@ -3,8 +3,10 @@
 
 Relays form a chain in the order of their terms. Each reads versions from its upstream, the nearest
 living relay before it; the first one, the head, gets them by the trainer's pushes, and otherwise
-from the bucket (the object store). Each relay plans for itself, from the heartbeats that it read.
-Plans may differ, but no relays wait in a circle: each reads from a lower term (`upstream_of`).
+from the bucket (the object store). Where a run has several sites, the relays of each are a chain,
+and only its first one reads over the link. Each relay plans for itself, from the heartbeats that it
+read. Plans may differ, but no relays wait in a circle: each reads from a lower term
+(`upstream_of`).
 """
 
 import logging
@@ -30,13 +32,14 @@ MEMBERS_MAX = 10_000  # names in a directory; beyond it the one with the oldest 
 @dataclass(frozen=True, slots=True)
 class ChainMember:
     """Describes one start of a relay. `url` is "" once it is leaving. `heartbeat_s` is the time at
-    which this process read its last heartbeat.
+    which this process read its last heartbeat. `site` is `relay.site`.
     """
 
     name: str
     term: int
     url: str
     heartbeat_s: float
+    site: str = ""
 
 
 def living_chain(
@@ -62,15 +65,26 @@ def living_chain(
     return sorted(living, key=lambda member: member.term)
 
 
-def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None:
-    """Returns the nearest relay of `ordered` before `term`; None for the head.
+def upstream_of(term: int, ordered: Iterable[ChainMember], site: str = "") -> ChainMember | None:
+    """Returns the nearest relay of `ordered` before `term`, one of this `site` if there is one;
+    None for the first of all relays. So a version crosses the link to a site once: two sites whose
+    relays started in turns (A1 B2 A3 B4) would else send it there and back (A1 → B2 → A3 → B4).
 
     Every relay reads from lower terms only, so no cycle of waiting can form, whatever each relay
     knows of the others. Two relays that know different things (A has noticed that C is dead, B has
     not) may read from the same relay, or both from the bucket: that costs bytes, never progress.
     """
     before = [member for member in ordered if member.term < term]
-    return max(before, key=lambda member: member.term, default=None)
+    near = [member for member in before if member.site == site]
+    return max(near or before, key=lambda member: member.term, default=None)
+
+
+def head_of(ordered: Sequence[ChainMember], site: str = "") -> ChainMember | None:
+    """Returns the relay to which a trainer at this `site` pushes: the first one there, or else the
+    first of all; None without a relay.
+    """
+    near = (member for member in ordered if member.site == site)
+    return next(near, next(iter(ordered), None))
 
 
 def unexpired_suspects(
@@ -85,7 +99,7 @@ def unexpired_suspects(
 class RelayDirectory:
     """Knows the relays by their heartbeats, the `RelayStatus` records in the topic `status`. `poll`
     reads these; all other methods use what was read so far. A relay without a heartbeat for
-    `timeout_s` counts as dead. Threads may share a directory.
+    `timeout_s` counts as dead. `site` is that of this process. Threads may share a directory.
     """
 
     def __init__(
@@ -93,8 +107,9 @@ class RelayDirectory:
         bus: Bus,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        site: str = "",
     ) -> None:
-        self._bus = bus
+        self._bus, self._site = bus, site
         self.reader = TopicReader(bus, "status", from_begin(bus, "status"))
         self._timeout_s, self._clock = timeout_s, clock
         self._lock = threading.Lock()
@@ -134,12 +149,12 @@ class RelayDirectory:
             )
 
     def upstream(self, term: int) -> ChainMember | None:
-        """Returns the upstream of the relay of this term; None for the head."""
-        return upstream_of(term, self.members())
+        """Returns the upstream of the relay of this term; None for the first of all relays."""
+        return upstream_of(term, self.members(), self._site)
 
     def head(self) -> ChainMember | None:
         """Returns the relay that receives the trainer's pushes; None without a living relay."""
-        return next(iter(self.members()), None)
+        return head_of(self.members(), self._site)
 
     def term_of(self, name: str) -> int:
         """Returns the highest known term of the relay of this name; 0 if none is known."""
@@ -163,7 +178,9 @@ class RelayDirectory:
         if known is None and len(self._members) >= MEMBERS_MAX:
             oldest = min(self._members.values(), key=lambda member: member.heartbeat_s)
             del self._members[oldest.name]
-        self._members[status.relay] = ChainMember(status.relay, status.term, status.url, now_s)
+        self._members[status.relay] = ChainMember(
+            status.relay, status.term, status.url, now_s, status.site
+        )
 
 
 @dataclass(frozen=True, slots=True)

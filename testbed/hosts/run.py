@@ -1,8 +1,8 @@
 """One run on two sites (`HostsRun`): its roles as processes of hosts, started again as an
 orchestrator does, and what its rollouts do, second by second (`Sampler`).
 
-Site A has prompts, dispatch, trainer and archive, each host of site B a relay and a rollout. Only
-site A has the model on its disk; the others read it from the bucket.
+Site A has prompts, dispatch, trainer, archive and a relay, each host of site B a relay and a
+rollout. Only site A has the model on its disk; the others read it from the bucket.
 """
 
 import http.client
@@ -22,11 +22,12 @@ from rollstream.config.run_folder import folder_of_run, write_configuration
 from rollstream.config.sources import METRICS_PORT
 from rollstream.storage.relay.client import TOKEN_VARIABLE
 from testbed.hosts.namespaces import Host, enter_network
-from testbed.hosts.sites import TwoSites
+from testbed.hosts.sites import SITE_A, TwoSites
 from testbed.run_process import steps_done
 from testbed.waiting import WAIT_S
 
 SITE_A_ROLES = {
+    "relay-a": "relay",
     "prompts": "prompts", "dispatch": "dispatch", "archive": "archive", "trainer": "train",
 }  # fmt: skip
 """The processes of site A by name, each with its command."""
@@ -164,7 +165,8 @@ class HostsRun:
 
     def _launch(self, name: str, command: str, host: Host | None) -> subprocess.Popen[bytes]:
         settings = [*self.settings, f"folder={self.home(host)}"]
-        settings += [] if host is None else [f"relay.host={host.address}"]
+        site, address = ("a", SITE_A) if host is None else ("b", host.address)
+        settings += [f"relay.site={site}", f"relay.host={address}"]
         words = [] if command == "train" else ["--until-complete"]
         line = [sys.executable, "-m", "rollstream", command, str(self.configuration)]
         line += ["--name", name, *words, *(w for one in settings for w in ("--set", one))]

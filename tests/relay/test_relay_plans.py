@@ -1,10 +1,12 @@
 """The planners of the chain and of the cache, for all inputs (invariants 8 and 9)."""
 
+import pytest
 from hypothesis import given, strategies as st
 
 from rollstream.storage.relay.topology import (
     CachedVersion,
     ChainMember,
+    head_of,
     living_chain,
     unexpired_suspects,
     upstream_of,
@@ -22,6 +24,7 @@ MEMBERS = st.lists(
         term=st.integers(1, 40),
         url=st.sampled_from(["http://x:1", ""]),
         heartbeat_s=st.sampled_from([NOW_S, NOW_S - TIMEOUT_S, NOW_S - TIMEOUT_S - 1]),
+        site=st.sampled_from(["", "a", "b"]),
     ),
     max_size=16,
     unique_by=lambda member: member.term,  # one counter assigns them
@@ -29,8 +32,8 @@ MEMBERS = st.lists(
 VIEWS = st.lists(st.tuples(MEMBERS, st.sets(st.integers(1, 40))), min_size=1, max_size=6)
 
 
-def member(name: str, term: int, heard_s: float = NOW_S) -> ChainMember:
-    return ChainMember(name, term, f"http://{name}:1", heard_s)
+def member(name: str, term: int, heard_s: float = NOW_S, site: str = "") -> ChainMember:
+    return ChainMember(name, term, f"http://{name}:1", heard_s, site)
 
 
 def chained(*members: ChainMember, suspected: tuple[int, ...] = ()) -> list[str]:
@@ -69,19 +72,43 @@ def test_the_chain_holds_the_living_once_each_in_order(
         assert one.term == max(m.term for m in members if m.name == one.name)
 
 
-@given(VIEWS, st.lists(st.integers(0, 5), min_size=1, max_size=60))
-def test_no_cycle_of_waiting_whatever_each_relay_sees(views: list, turns: list[int]) -> None:
+def test_each_site_has_a_chain_and_one_relay_of_it_reads_over_the_link() -> None:
+    sites = {"a": "near", "b": "far", "c": "near", "d": "far", "e": "far"}
+    ordered = [member(name, n, site=site) for n, (name, site) in enumerate(sites.items(), 1)]
+    upstream = {m.name: upstream_of(m.term, ordered, m.site) for m in ordered}
+    assert {name: found and found.name for name, found in upstream.items()} == {
+        "a": None, "b": "a", "c": "a", "d": "b", "e": "d",
+    }  # fmt: skip
+    crossings = [name for name, one in upstream.items() if one and one.site != sites[name]]
+    assert crossings == ["b"]
+
+
+@pytest.mark.parametrize(("site", "head"), [("near", "b"), ("far", "a"), ("third", "a"), ("", "a")])
+def test_a_trainer_pushes_to_the_first_relay_of_its_site(site: str, head: str) -> None:
+    found = head_of([member("a", 1, site="far"), member("b", 2, site="near")], site)
+    assert found is not None
+    assert found.name == head
+
+
+def test_without_a_relay_nothing_is_pushed() -> None:
+    assert head_of([], "near") is None
+
+
+@given(VIEWS, st.lists(st.integers(0, 5), min_size=1, max_size=60), st.sampled_from(["", "a", "b"]))
+def test_no_cycle_of_waiting_whatever_each_relay_sees(
+    views: list, turns: list[int], site: str
+) -> None:
     """Each relay reads by a view of its own; following upstreams, each time by another view, ends
     at the bucket.
     """
     at, steps = 41, 0
     while steps < 200:
         members, suspected = views[turns[steps % len(turns)] % len(views)]
-        upstream = upstream_of(at, living_chain(members, NOW_S, TIMEOUT_S, suspected))
+        upstream = upstream_of(at, living_chain(members, NOW_S, TIMEOUT_S, suspected), site)
         if upstream is None:
             break
         assert upstream.term < at
-        at, steps = upstream.term, steps + 1
+        at, steps, site = upstream.term, steps + 1, upstream.site
     assert steps <= 40
 
 
