@@ -140,12 +140,15 @@ class Audit:
     """
 
     def check(
-        self, before: Verdict | None = None, keep: Callable[[bytes | None], None] | None = None
+        self,
+        before: Verdict | None = None,
+        keep: Callable[[bytes | None], None] | None = None,
+        is_whole: bool = False,
     ) -> list[InvariantResult]:
         """Returns one result for the completeness of the data, then one per invariant in their
         order. With `before` the audit continues from that verdict, and raises `VerdictRefused` if
         the verdict was made from another log. `keep` is called with the state for the next verdict,
-        None if it cannot be stored.
+        None if it cannot be stored. `is_whole` also verifies archived rows that the log still has.
         """
         source = AuditSource(self.bus, self.store, self.run, self.reading)
         for topic in END_ORDER:
@@ -167,6 +170,10 @@ class Audit:
                 folds.fences.damage.judge(message, archived)
             else:
                 folds.apply(message)
+        for topic in READ_ORDER if is_whole else ():
+            if source.has_log(topic) and source.view.archived(topic):
+                self.tell(f"archive of {topic}")
+                self.reading.counts["archived besides"] += source.check_archived(topic)
         return self._finish(folds)
 
     def _finish(self, folds: AuditFolds) -> list[InvariantResult]:
@@ -321,7 +328,7 @@ class Audit:
 def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list[InvariantResult]]:
     """Audit a run from its last verdict on, and store a verdict for the next audit. Returns the
     audit and its results; `make` opens an audit of the run. With `whole`, or if the verdict cannot
-    be used, the audit starts at the first record.
+    be used, the audit starts at the first record; with `whole` it verifies every archived file.
 
     Violations that an earlier audit found stay violations; if the audit started at the first record
     and does not find them again, they become notes. Without a log no verdict is read or stored:
@@ -339,11 +346,11 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
     used = before if before is not None and before.basis == basis and not whole else None
     states: list[bytes | None] = []
     try:
-        results = audit.check(used, states.append)
+        results = audit.check(used, states.append, whole)
     except VerdictRefused:
         audit, used = make(), None
         states.clear()
-        results = audit.check(None, states.append)
+        results = audit.check(None, states.append, whole)
     former = [] if before is None else before.former
     found = [] if before is None else before.found
     missing = [finding for finding in found if finding not in findings_of(results)]

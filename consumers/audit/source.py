@@ -316,6 +316,10 @@ class AuditSource:
     """Whether the message or the rows that `messages` yielded last are archived."""
     view: LogView = field(init=False)
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    _named: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Damaged files with their damage: the begin of a file may be read without the log, and its
+    rest beside it.
+    """
 
     def __post_init__(self) -> None:
         self.view = LogView(self.bus, self.store, self.run)
@@ -349,6 +353,23 @@ class AuditSource:
                 yield from segment
             elif segment.reason != "lost":
                 yield segment
+
+    def check_archived(self, topic: str) -> int:
+        """Reads and verifies the topic's archived rows that the log has too, and returns their
+        number. `messages` reads them from the log, so a damaged file would else be found only
+        after the log was truncated there, when its records are lost.
+        """
+        assert self.bus is not None
+        begins, rows = self.bus.begin(topic), 0
+        archive = LogView(None, self.store, self.run)
+        for segment in archive.topic(topic, begins, skip_damaged=True).segments():
+            if isinstance(segment, ArchivedRows):
+                rows += len(segment)
+                for _ in self._rows(segment):
+                    pass
+            elif isinstance(segment, Hole) and segment.reason == "damaged":
+                self._judge(segment)
+        return rows
 
     def _originals(self, topic: str) -> OriginalBytes:
         """Returns the object that restores and verifies the bytes of this topic's archived rows."""
@@ -384,5 +405,6 @@ class AuditSource:
             at = Address(hole.partition, hole.start)
             what = f"offsets {hole.start} to {hole.end - 1} are missing"
             self.result.add_violation(what, hole.topic, at)
-        elif hole.key:
+        elif hole.key and (named := (hole.key, str(hole))) not in self._named:
+            self._named.add(named)
             self.result.add_violation(str(hole), key=hole.key)

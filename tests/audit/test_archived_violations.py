@@ -24,15 +24,22 @@ NOT_ARCHIVED = {"loses_a_record", "acts_without_opening", "removes_a_row"}
 POLICIES = (POLICY, KEEP)
 
 
-def archive(folder: Path) -> None:
-    """Everything is archived, and the log keeps the last record of each partition."""
+def archive(folder: Path, *, truncate: bool = True) -> None:
+    """Everything is archived, and the log keeps the last record of each partition, or all."""
     bus, stop = open_bus(f"sqlite:{folder / 'bus'}"), threading.Event()
     stop.set()
     ArchiveService(bus, open_store(f"file:{folder / 'store'}"), RUN, ArchiveSettings()).run(stop)
-    for topic in TOPICS:
+    for topic in TOPICS if truncate else ():
         ends = bus.end(topic).items()
         bus.truncate(topic, {partition: max(0, end - 1) for partition, end in ends})
     bus.close()
+
+
+def whole_audit(folder: Path) -> list[InvariantResult]:
+    bus = open_bus(f"sqlite:{folder / 'bus'}")
+    results = Audit(bus, open_store(f"file:{folder / 'store'}"), RUN, POLICY).check(is_whole=True)
+    bus.close()
+    return results
 
 
 def found(results: dict[int, InvariantResult]) -> list[object]:
@@ -97,3 +104,29 @@ def test_a_row_missing_within_a_file_is_found(folder: Path) -> None:
     pq.write_table(pa.concat_tables([table.slice(0, 2), table.slice(3)]), path)
     results = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
     assert results[0].offenders[0].what == "offsets 2 to 2 are missing"
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_whole_audit_names_every_damaged_file_once(folder: Path, truncate: bool) -> None:
+    """Also those whose records the log still has: they can still be put back, or archived again."""
+    archive(folder, truncate=truncate)
+    store = folder / "store"
+    paths = [sorted((store / "archive" / f"topic={t}").rglob("*.parquet"))[0] for t in TOPICS]
+    for path in paths:
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-100])
+    results = whole_audit(folder)
+    named = [offender.key for offender in results[0].offenders]
+    assert sorted(named) == sorted(str(path.relative_to(store)) for path in paths)
+    assert results[0].violations == len(paths)
+
+
+def test_what_log_and_archive_both_have_is_verified_in_a_whole_audit(folder: Path) -> None:
+    archive(folder, truncate=False)
+    (path,) = sorted((folder / "store/archive/topic=trajectories").rglob("*-00000-*.parquet"))
+    results = whole_audit(folder)
+    assert results[0].counts["archived besides"] >= pq.read_metadata(path).num_rows
+    assert not results[0].violations
+    path.chmod(0o644)
+    path.write_bytes(b"rubbish")
+    assert not audited(folder)[0].violations, "the log has the records"

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.main import main
-from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.config import fingerprint, store_configuration
+from rollstream.config.run_folder import (
+    RunFolder,
+    open_run_log_for_writing,
+    store_url,
+    write_configuration,
+)
 from rollstream.config.settings import Configuration
+from rollstream.storage.stores.connect import open_store
+from rollstream.streams.records import Configured
+from rollstream.streams.topics import catalogue
+from rollstream.streams.writer import FencedWriter
 
 
 @pytest.fixture
@@ -78,3 +88,61 @@ def test_a_secret_is_not_shown(toml: Path, capsys) -> None:
     toml.write_text('[task.options]\napi_key = "hidden"\n')
     main(["config", "my.toml", "task.options"])
     assert "hidden" not in capsys.readouterr().out
+
+
+def configuration(folder: Path, *, lr: float = 5e-4, tokens_max: int = 420) -> Configuration:
+    given = {"trainer": {"lr": lr}, "sampling": {"tokens_max": tokens_max}}
+    return Configuration.model_validate({"folder": str(folder), **given})
+
+
+def start_trainers(folder: Path, *starts: tuple[int, Configuration]) -> None:
+    """Each start has a term of its own: the step after which it begins, and its settings."""
+    write_configuration(RunFolder(folder), starts[0][1])
+    bus = open_run_log_for_writing(starts[0][1], folder)
+    bus.create(catalogue(1))
+    for term, (step, one) in enumerate(starts, 1):
+        store_configuration(open_store(store_url(one, folder)), one)
+        writer = FencedWriter(bus, "ledger", "trainer", term)
+        writer.open()
+        writer.append([("run", Configured(fingerprint(one), "revision", step))])
+    bus.close()
+
+
+def changes(
+    folder: Path, *words: str, capsys: pytest.CaptureFixture[str]
+) -> list[tuple[object, ...]]:
+    assert main(["config", str(folder), *words, "--changes", "--json"]) == 0
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    return [(line["step"], line["setting"], line["before"], line["after"]) for line in lines]
+
+
+def test_what_changed_in_a_run_is_printed_with_its_step(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    start_trainers(
+        folder,
+        (0, configuration(folder)),
+        (7, configuration(folder, tokens_max=4)),
+        (7, configuration(folder, tokens_max=4)),
+        (9, configuration(folder, lr=1e-4)),
+    )
+    assert changes(folder, capsys=capsys) == [
+        (7, "sampling.tokens_max", "420", "4"),
+        (9, "sampling.tokens_max", "4", "420"),
+        (9, "trainer.lr", "0.0005", "0.0001"),
+    ]
+    assert changes(folder, "trainer", capsys=capsys) == [(9, "trainer.lr", "0.0005", "0.0001")]
+    assert main(["config", str(folder), "seed", "--changes"]) == 0
+    assert capsys.readouterr().out == "no setting was changed\n"
+    assert main(["config", str(folder), "--changes"]) == 0
+    assert "sampling.tokens_max  420" in capsys.readouterr().out
+
+
+def test_settings_that_are_not_kept_are_named_and_passed_over(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    lost = configuration(folder, tokens_max=4)
+    start_trainers(folder, (0, configuration(folder)), (7, lost), (9, configuration(folder)))
+    open_store(store_url(lost, folder)).delete(f"configurations/{fingerprint(lost)}.json")
+    assert main(["config", str(folder), "--changes"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "no setting was changed\n"
+    assert "the settings from step 7 on are not kept" in printed.err

@@ -1,6 +1,7 @@
 """`rollstream config [RUN] [KEY]`: prints each setting's value and where it is set (a file, an
 environment variable, an option or the defaults). For a single setting it also prints the type, the
-default, whether it may change between two starts of a run, and the meaning.
+default, whether it may change between two starts of a run, and the meaning. `--changes` prints how
+the settings of a run changed in its course, from the ledger.
 
 `setting_tables` derives all but value and origin from the settings' classes (`Configuration`). The
 page docs/reference/settings.md is generated from the same tables.
@@ -8,8 +9,9 @@ page docs/reference/settings.md is generated from the same tables.
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -17,14 +19,22 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
+from rollstream.analysis.locate import locate_asked_run, open_run_view
 from rollstream.cli.arguments import CommandParser
-from rollstream.cli.signals import quiet_on_closed_pipe
-from rollstream.config.config import load_layers, setting_scope, validate_layers
+from rollstream.cli.signals import quiet_on_closed_pipe, warn
+from rollstream.config.config import (
+    load_layers,
+    recorded_settings,
+    setting_changes,
+    setting_scope,
+    validate_layers,
+)
 from rollstream.config.errors import FOREIGN_NAMES, nearest_key, printable_value, setting_origin
 from rollstream.config.settings import Configuration
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.monitor.format import plain_table
 from rollstream.storage.settings import Settings
+from rollstream.streams.records import Configured
 
 LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 TYPE_NAMES: dict[Any, str] = {
@@ -134,7 +144,7 @@ CHANGES = {
 
 def add_arguments(command: CommandParser) -> None:
     command.add_examples(
-        "trainer.lr", "examples/quickstart.toml trainer", "runs/quickstart-0 --json"
+        "trainer.lr", "examples/quickstart.toml trainer", "runs/quickstart-0 --changes"
     )
     command.add_run(
         "a run, or a TOML file; default: newest run, or the defaults if there is none",
@@ -143,15 +153,25 @@ def add_arguments(command: CommandParser) -> None:
     )
     help = "a setting, e.g. trainer.lr, or a table of settings, e.g. trainer; default: all"
     command.add_argument("key", metavar="KEY", nargs="?", help=help)
+    help = (
+        "print how settings changed in the course of the run: step, time, values before and after"
+    )
+    command.add_argument("--changes", action="store_true", help=help)
     command.add_overrides("explain the settings as if a command had this override")
     command.add_json()
 
 
 @quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Print the chosen setting in full, or one line for each if there are several."""
+    """Print the chosen setting in full, or one line for each if there are several, or the changes
+    of the chosen ones.
+    """
     entries = [entry for table in setting_tables() for entry in table.settings]
     chosen = chosen_entries(arguments.key, entries)
+    if arguments.changes:
+        keys = None if arguments.key is None else {entry.key for entry in chosen}
+        _print_changes([*change_lines(arguments.run, keys)], arguments.json)
+        return 0
     lines = setting_lines(arguments.run, arguments.overrides, chosen)
     if arguments.json:
         for line in lines:
@@ -164,6 +184,50 @@ def main(arguments: argparse.Namespace) -> int:
             table.add_row(line["setting"], line["value"], line["set_in"])
         Console().print(table)
     return 0
+
+
+def change_lines(run: str | None, keys: Collection[str] | None) -> Iterator[dict[str, Any]]:
+    """Yields each change of a setting between two starts of the run's trainer, of all settings or
+    of `keys`, as a JSON object: the last step under the value `before`, and the time of the start
+    under the value `after`.
+    """
+    before: dict[str, Any] | None = None
+    with open_run_view(locate_asked_run(run, None, warn)) as view:
+        for one in view.topic("ledger", skip_damaged=True).records():
+            if not isinstance(one.record, Configured):
+                continue
+            if view.store is None:
+                raise ConfigurationError("the run has no store, where its settings would be")
+            try:
+                now = recorded_settings(view.store, one.record.configuration_hash)
+            except ObjectMissing as error:
+                warn(f"the settings from step {one.record.resumed_from} on are not kept: {error}")
+                continue
+            for change in setting_changes(now if before is None else before, now):
+                if keys is None or change.key in keys:
+                    yield {
+                        "step": one.record.resumed_from,
+                        "time_s": one.time_s,
+                        "setting": change.key,
+                        "before": printable_value(change.key, change.before, json.dumps),
+                        "after": printable_value(change.key, change.now, json.dumps),
+                    }
+            before = now
+
+
+def _print_changes(lines: Sequence[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        for line in lines:
+            print(json.dumps(line))
+        return
+    if not lines:
+        print("no setting was changed")
+        return
+    table = plain_table("after step", "time (UTC)", "setting", "before", "after")
+    for line in lines:
+        time = datetime.fromtimestamp(line["time_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(str(line["step"]), time, line["setting"], line["before"], line["after"])
+    Console().print(table)
 
 
 def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[SettingEntry]:
