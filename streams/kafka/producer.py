@@ -13,7 +13,7 @@ from rollstream.deadline import Deadline
 from rollstream.errors import BusError, BusTimeout
 from rollstream.streams.kafka.address import WhenFull
 from rollstream.streams.kafka.admin import call_with_retries
-from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer
+from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer, is_permanent
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Appender:
     def append(self, topic: str, records: Sequence[RecordToSend]) -> list[int]:
         """Append the records and return their offsets once all are acknowledged. Raises
         `BusTimeout`, whose text states whether records are in doubt, and `BusError` if no producer
-        could be created.
+        could be created or the broker refuses the records.
         """
         offsets: list[int] = []
         for start, stop, amount in bounded_batches(records, self._bound.limit):
@@ -146,7 +146,7 @@ class Appender:
             if not batch.done.wait(DELIVERY_S + SLACK_S):
                 raise self._in_doubt(topic, "the client's thread has stopped")
             if batch.error is not None:
-                raise self._in_doubt(topic, str(batch.error)) from batch.error
+                raise self._failure(topic, batch.error) from batch.error
             offsets += batch.offsets
         return offsets
 
@@ -211,6 +211,14 @@ class Appender:
                 what = f"append to {topic!r} at {self._where} (nothing was sent)"
                 self._producer = call_with_retries(what, self._answer_s, self._make, lambda _: None)
             return self._producer
+
+    def _failure(self, topic: str, error: Exception) -> BusError:
+        if not (isinstance(error, KafkaError) and is_permanent(error)):
+            return self._in_doubt(topic, str(error))
+        return BusError(
+            f"cannot append to {topic!r} at {self._where}: the broker refuses it ({error}); check "
+            "what this client may write (docs/reference/kafka.md, who may write what)"
+        )
 
     def _in_doubt(self, topic: str, why: str) -> BusTimeout:
         return BusTimeout(
