@@ -179,6 +179,8 @@ class RunFeed:
         self._ends: dict[str, Mapping[int, int]] = {}
         self._dead_letters: DeadLetterReader | None = None
         self._slow_s = float("-inf")
+        self.store_trouble = ""
+        """Why the store could not be read at the last attempt; the log was read all the same."""
         self._is_idle = False
         """True if the last call read nothing."""
 
@@ -312,14 +314,14 @@ class RunFeed:
 
     def _read_roles(self, state: RunState, store: ObjectStore) -> None:
         """Read two facts from the store that the log lacks: the archive's term, and whether the run
-        is a fork. After one failure the store is not read again, because each attempt would wait
-        for all retries.
+        is a fork.
         """
+        self.store_trouble = ""
         try:
             state.is_fork = state.is_fork or read_parentage(store) is not None
             archive = read_role(store, "archive")
-        except StoreError:
-            self._store = None
+        except StoreError as error:
+            self.store_trouble = str(error)
             return
         if archive is not None:
             state.apply_term("archive", archive[0].term)

@@ -36,6 +36,7 @@ from rollstream.monitor.warnings_flow import run_unreadable
 from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.s3.address import DEADLINE_S_MAX
 from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RoleState
 
@@ -59,6 +60,8 @@ class RunObserver:
     """True until all records were read that the log held when the observer opened it, or until a
     read fails. Until then the caller should call `observe` again at once.
     """
+    has_read: bool = field(default=False, init=False)
+    """Whether the last `observe` read the log."""
     state: RunState = field(init=False)
     _feed: feed.RunFeed | None = None
     _newest: RunSnapshot | None = None
@@ -75,19 +78,20 @@ class RunObserver:
         warnings, or those of the last read while none succeeds. `roles` are the states of the run's
         processes, if the caller supervises them.
         """
-        trouble = ""
+        self.has_read = False
         try:
             self._catch_up(Deadline(catch_up_s))
+            self.has_read = True
+            trouble = "" if self._feed is None else self._feed.store_trouble
+            trouble = trouble and f"the run's store cannot be read: {trouble}"
         except RollstreamError as error:
             self.is_behind = False  # a caller that looks again at once would never pause
             trouble = f"the run cannot be read: {error}"
         shown = take_snapshot(self.state, self.settings, self.clock(), roles, self.started_s)
-        shown = replace(shown, trouble=trouble)
-        if trouble:  # what is old for want of a read is no concern of the run
-            shown = replace(shown, concerns=(*run_unreadable(shown), *self._concerns))
-        else:
+        if self.has_read:  # else what is old for want of a read would be a concern of the run
             self._concerns = warnings_of(shown)
-            shown = replace(shown, concerns=self._concerns)
+        shown = replace(shown, trouble=trouble)
+        shown = replace(shown, concerns=(*run_unreadable(shown), *self._concerns))
         if not self.is_behind:
             self._newest = shown
         return shown
@@ -116,6 +120,7 @@ class RunObserver:
         release_memory()
 
 
+STORE_S = 10.0  # a view waits no longer for the store, and shows that it does not answer
 STANDING_TOPICS = ("ledger", "weights", "status")
 STANDING_RECORDS = 256
 """`run_standing` reads this many of the last records of each of these topics: the last steps,
@@ -132,18 +137,20 @@ def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], Lo
     def opened() -> LogView | None:
         if scheme == "sqlite" and not Path(rest).is_dir():
             return None
-        return open_log_and_archive(configuration, folder)
+        return open_log_and_archive(configuration, folder, STORE_S)
 
     return opened
 
 
-def open_log_and_archive(configuration: Configuration, folder: Path) -> LogView:
+def open_log_and_archive(
+    configuration: Configuration, folder: Path, store_s: float = DEADLINE_S_MAX
+) -> LogView:
     """Returns the run's log and archive as one reader, which only reads, although the log is opened
     as for writing. Raises `BusError` within seconds if no Kafka broker of the log accepts a
-    connection.
+    connection. No read of the store waits longer than `store_s` for an answer.
     """
     check_reachable(configuration.bus)
-    store = open_store(store_url(configuration, folder), configuration.sync)
+    store = open_store(store_url(configuration, folder), configuration.sync, store_s)
     return LogView(open_run_log_for_writing(configuration, folder), store, configuration.run)
 
 

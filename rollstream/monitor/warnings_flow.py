@@ -8,7 +8,7 @@ for a healthy run. The text at each threshold holds its arithmetic. `concerns.py
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 from rollstream.monitor.format import age, count, plain_text, plural, share, shortened
 from rollstream.monitor.rollouts import RolloutSnapshot
@@ -53,21 +53,21 @@ its name after this time too (`inbox.STATUS_KEY_S`).
 """
 DEATHS_MIN, DEATHS_S = 3, 600.0
 """Three deaths of processes in ten minutes are more than an accident."""
-DEATHS_OVER, DEATHS_OVER_S = 2.0, 120.0
-"""They have ended when none came for twice the longest time between two of them, and for two
+DEATHS_OVER, DEATHS_OVER_S = 2.0, 180.0
+"""They have ended when none came for twice the median time between two of them, and for three
 minutes at least: a supervisor starts a role again after 8 s at most, and a start takes half a
 minute. So what killed several roles once does not hide what kills one of them minutes later.
 """
 
 
 def run_unreadable(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if the run cannot be read: all other values are those of the last read."""
+    """Warns if log or store cannot be read: what needs it has the values of the last read."""
     if at.trouble:
         yield RunWarning(
             "run_unreadable",
             plain_text(at.trouble, 400),
-            "check that log and store can be reached from here (rollstream config RUN bus); all "
-            "other values are those of the last read",
+            "check that log and store answer from here (rollstream config RUN bus, store); values "
+            "that need it are those of the last read",
         )
 
 
@@ -238,8 +238,8 @@ def _repeated(ages_s: Iterable[float]) -> int:
     recent = sorted(ago_s for ago_s in ages_s if ago_s < DEATHS_S)
     if len(recent) < DEATHS_MIN:
         return 0
-    longest_s = max(later - earlier for earlier, later in pairwise(recent))
-    return len(recent) if recent[0] <= max(DEATHS_OVER_S, DEATHS_OVER * longest_s) else 0
+    usual_s = median(later - earlier for earlier, later in pairwise(recent))
+    return len(recent) if recent[0] <= max(DEATHS_OVER_S, DEATHS_OVER * usual_s) else 0
 
 
 def _rollout_names(lines: list[RolloutSnapshot]) -> str:

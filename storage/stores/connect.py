@@ -7,29 +7,33 @@ without any error. Three writes at the start of a process detect this (`check_co
 """
 
 import logging
+from dataclasses import replace
 from typing import Literal
 
 from rollstream.errors import ConfigurationError, ObjectExists, StoreError, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.s3.address import parse_s3_url
+from rollstream.storage.stores.s3.address import DEADLINE_S_MAX, parse_s3_url
 
 
-def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectStore:
+def open_store(
+    url: str, sync: Literal["normal", "full"] = "normal", deadline_s: float = DEADLINE_S_MAX
+) -> ObjectStore:
     """Open the store that `url` names. Raises `ConfigurationError` if the URL has no known scheme,
-    or if a library for it is not installed. `sync` is for stores in folders (see `FileStore`).
+    or if a library for it is not installed. `sync` is for stores in folders (see `FileStore`). No
+    operation waits longer for a server than `deadline_s` or, if that is shorter, than the URL says.
     """
     scheme, separator, rest = url.partition(":")
     if scheme == "file" and rest:
         return FileStore(rest.removeprefix("//"), sync)
     if url.startswith("s3://"):
-        return _open_s3(url)
+        return _open_s3(url, deadline_s)
     known = "file:PATH, s3://BUCKET/PREFIX"
     what = f"unknown scheme {scheme!r}" if separator else "no scheme"
     raise ConfigurationError(f"store URL {url!r}: {what}; known are {known}")
 
 
-def _open_s3(url: str) -> ObjectStore:
+def _open_s3(url: str, deadline_s: float) -> ObjectStore:
     # boto3 is an extra and takes half a second to import, so only runs with a bucket import it.
     place = parse_s3_url(url)
     try:
@@ -38,7 +42,7 @@ def _open_s3(url: str) -> ObjectStore:
         raise ConfigurationError(
             f"store s3://…: {error.name} is not installed; pip install 'rollstream[cloud]'"
         ) from None
-    return S3Store(place)
+    return S3Store(replace(place, deadline_s=min(place.deadline_s, deadline_s)))
 
 
 log = logging.getLogger(__name__)

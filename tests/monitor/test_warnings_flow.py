@@ -143,8 +143,13 @@ def test_roles_that_die_again_and_again():
 
 @pytest.mark.parametrize(
     ("ages_s", "last"),
-    [((590, 320, 50), True), ((140, 135, 130, 125), False), ((400, 220, 130), True)],
-    ids=["slowly", "all at once, two minutes ago", "in the middle of a slow series"],
+    [
+        ((590, 320, 50), True),
+        ((205, 200, 195, 190), False),
+        ((500, 360, 220), True),
+        ((500, 495, 490, 485, 190), False),
+    ],
+    ids=["slowly", "all at once", "in the middle of a slow series", "one after several at once"],
 )
 def test_deaths_are_over_after_twice_their_distance(ages_s: tuple[int, ...], last: bool) -> None:
     state = healthy()

@@ -210,6 +210,32 @@ def test_a_run_that_cannot_be_read_is_not_looked_at_again_at_once(tmp_path):
     assert not observer.is_behind
 
 
+class AwayStore(MemoryStore):
+    """Answers no read while it is away."""
+
+    is_away = False
+
+    def get(self, key: str) -> bytes:
+        if self.is_away:
+            raise StoreError("SlowDown: reduce your rate")
+        return super().get(key)
+
+
+def test_while_the_store_is_away_the_log_is_shown_and_the_store_named_first(bus, tmp_path):
+    store, now_s = AwayStore(), planted.NOW_S
+    view = LogView(bus, store, "tiny")
+    observer = RunObserver(planted.plan(), tmp_path, lambda: view, lambda: now_s)
+    publish(bus, "status", "rollout-0/1", planted.status("rollout-0", now_s))
+    store.is_away = True
+    shown = observer.observe(catch_up_s=60.0)
+    assert observer.has_read
+    assert [line.name for line in shown.rollouts] == ["rollout-0"]
+    assert shown.concerns[0].kind == "run_unreadable"
+    assert "the run's store cannot be read: SlowDown" in shown.concerns[0].what
+    store.is_away, now_s = False, now_s + 60
+    assert not observer.observe(catch_up_s=60.0).trouble, "it is asked again"
+
+
 def test_a_reward_annotation_counts_before_the_records_own_as_in_the_trainer():
     samples = RecentSamples()
     for index in range(2):

@@ -67,7 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _once(observer: RunObserver, console: Console, as_json: bool) -> int:
     shown = observer.observe(catch_up_s=ONCE_S)
-    if shown.trouble:
+    if not observer.has_read:
         raise BusError(shown.trouble)
     if as_json:
         print(_line(shown))
