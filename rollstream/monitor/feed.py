@@ -226,17 +226,18 @@ class RunFeed:
         """
         log, tail = self._log, self._tail or TAIL_RECORDS
         positions = {topic: tail_positions(log, topic, tail) for topic in CONTEXT_TOPICS}
-        begin = log.begin("ledger")
-        if self._tail is not None and positions["ledger"] != begin:
-            # Start an eighth of the tail later. Otherwise, because writers' clocks differ, a group
-            # could be read as admitted that ended before the ledger's tail: it would stay open for
-            # ever. Groups that are still open were admitted later than that.
-            later = ((p, at + tail // 8) for p, at in positions["ledger"].items())
+        if self._tail is not None:
+            state.is_tail = any(positions["ledger"].values())
+        if state.is_tail:
+            # Start an eighth of the read part later. Otherwise a group could be read as admitted
+            # that ended before that part, since writers' clocks differ, and since the ledger may be
+            # truncated further than the admissions are: it would stay open for ever. Groups that
+            # are still open were admitted later than that.
+            end = log.end("ledger")
+            later = ((p, at + (end[p] - at) // 8) for p, at in positions["ledger"].items())
             start_s = oldest(time_at(log, "ledger", p, at) for p, at in later)
             if start_s is not None:
                 positions["admissions"] = positions_since(log, "admissions", start_s)
-        if self._tail is not None:
-            state.is_tail = positions["ledger"] != begin or begin.get(0, 0) > 0
         for topic, at in positions.items():
             self._open(state, topic, None if self._tail is None and topic != "prompts" else at)
 

@@ -78,16 +78,16 @@ class RunObserver:
         warnings, or those of the last read while none succeeds. `roles` are the states of the run's
         processes, if the caller supervises them.
         """
-        self.has_read = False
+        self.has_read, now_s = False, self.clock()
         try:
-            self._catch_up(Deadline(catch_up_s))
+            now_s = self._catch_up(Deadline(catch_up_s))
             self.has_read = True
             trouble = "" if self._feed is None else self._feed.store_trouble
             trouble = trouble and f"the run's store cannot be read: {trouble}"
         except RollstreamError as error:
             self.is_behind = False  # a caller that looks again at once would never pause
             trouble = f"the run cannot be read: {error}"
-        shown = take_snapshot(self.state, self.settings, self.clock(), roles, self.started_s)
+        shown = take_snapshot(self.state, self.settings, now_s, roles, self.started_s)
         if self.has_read:  # else what is old for want of a read would be a concern of the run
             self._concerns = warnings_of(shown)
         shown = replace(shown, trouble=trouble)
@@ -103,21 +103,28 @@ class RunObserver:
         newest = self._newest
         return {} if newest is None else observed_values(newest)
 
-    def _catch_up(self, deadline: Deadline) -> None:
+    def _catch_up(self, deadline: Deadline) -> float:
+        """Read new records. Returns the time before the last of these reads: a broker that was
+        started again may take half a minute for an answer behind the heartbeats, which were then
+        not sent late.
+        """
+        now_s = self.clock()
         if self._feed is None:
             view = self.open_view()
             if view is None:
                 self.is_behind = False
-                return
+                return now_s
             self._feed = feed.RunFeed(view, self.metrics)
         self.is_behind = True
         while self.is_behind:
-            self.is_behind = self._feed.follow(self.state, self.clock())
+            now_s = self.clock()
+            self.is_behind = self._feed.follow(self.state, now_s)
             if deadline.passed():
                 break
         # Records that were truncated from the log before they were read come from archived files,
         # and reading these leaves memory allocated.
         release_memory()
+        return now_s
 
 
 STORE_S = 10.0  # a view waits no longer for the store, and shows that it does not answer

@@ -380,9 +380,14 @@ def _age(time_s: float | None, at_s: float) -> float | None:
 
 
 def _restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
+    """Returns the restarts that new terms show, without those by a supervisor: it records deaths,
+    and a run that was stopped and resumed has new terms without any.
+    """
+    starts = [(e.get("role"), e["time_s"]) for e in state.events if e.get("event") == "start"]
     found: dict[str, tuple[float, ...]] = {}
     for role, time_s in state.restart_times:
-        found[role] = (*found.get(role, ()), max(0.0, now_s - time_s))
+        if not any(role == one and at <= time_s < at + progress.STARTING_S for one, at in starts):
+            found[role] = (*found.get(role, ()), max(0.0, now_s - time_s))
     return found
 
 

@@ -177,6 +177,17 @@ def test_roles_that_an_orchestrator_restarts_again_and_again():
     assert concern.what.startswith("3 restarts of trainer within")
 
 
+def test_a_run_that_is_stopped_and_resumed_again_and_again_has_no_deaths():
+    state = healthy()
+    for term, ago_s in enumerate((120, 80, 40), 2):
+        for role in ("trainer", "rollout-0"):
+            state.apply_event({"time_s": NOW_S - ago_s - 5, "event": "start", "role": role})
+        state.apply(planted.status("rollout-0", NOW_S - ago_s, term=term))
+        state.apply(Opened("trainer", term), NOW_S - ago_s)
+    state.apply(planted.status("rollout-0", NOW_S - 0.1, term=4))
+    assert kinds(state) == []
+
+
 def test_a_rollout_that_stays_away_is_gone_after_ten_minutes():
     state = healthy(3)
     state.apply(planted.status("rollout-1", NOW_S - warnings_flow.GONE_S + 5, term=2))

@@ -1,5 +1,7 @@
 """Following a log and metrics files as an observer: in order, bounded, and without writes."""
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -54,6 +56,19 @@ def test_of_an_old_run_only_a_tail_is_read_and_what_is_open_is_right(run_folder,
     assert 0 < state.groups.endings["trained"] < 60 * GROUPS
     assert list(state.groups.open) == [60 * GROUPS + 1]
     assert state.steps[-1].step == 60
+
+
+def test_no_group_stays_open_whose_end_was_truncated_from_the_ledger(run_folder, tmp_path):
+    """The admissions are kept for longer than the ledger, whose takes the checkpoint covers."""
+    shutil.copytree(run_folder.path / "bus", tmp_path / "bus")
+    state, bus = planted.plan().state(), open_bus(f"sqlite:{tmp_path / 'bus'}")
+    truncate(bus, "ledger", {0: Position(bus.end("ledger")[0] // 2)})
+    feed = RunFeed(LogView(bus, None, ""), run_folder.metrics)
+    while feed.follow(state, 0.0):
+        pass
+    bus.close()
+    assert state.is_tail
+    assert list(state.groups.open) == [60 * GROUPS + 1]
 
 
 def test_a_reader_that_begins_in_the_middle_begins_at_the_asked_time(bus):
