@@ -17,9 +17,17 @@ from rollstream.config.config import (
     fingerprint,
     refuse_changes,
     store_configuration,
+    validate_layers,
 )
-from rollstream.config.identity import IDENTITY_KEY, SWAPS_MAX, read_for_acting, swaps_lost
+from rollstream.config.identity import (
+    IDENTITY_KEY,
+    SWAPS_MAX,
+    read_for_acting,
+    read_identity,
+    swaps_lost,
+)
 from rollstream.config.settings import Configuration
+from rollstream.config.sources import SettingLayers
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import encode_json
@@ -96,6 +104,19 @@ def check_configuration(
         found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE_ON_CHANGE
     )
     return True
+
+
+def present_configuration(store: ObjectStore, configuration: Configuration) -> Configuration:
+    """Returns this configuration with the values that the run has by now for the settings that it
+    records. Raises `ConfigurationError` if this release cannot read them.
+    """
+    identity = read_identity(store)
+    if identity is None or identity.configuration in ("", fingerprint(configuration)):
+        return configuration
+    layers = SettingLayers(configuration.model_dump(mode="json"))
+    for change in changes_since_hash(store, identity.configuration, configuration):
+        layers.put(change.key, change.before, "the run")
+    return validate_layers(layers)
 
 
 @contextmanager

@@ -181,8 +181,6 @@ class RunFeed:
         self._slow_s = float("-inf")
         self.store_trouble = ""
         """Why the store could not be read at the last attempt; the log was read all the same."""
-        self._is_idle = False
-        """True if the last call read nothing."""
 
     def follow(self, state: RunState, now_s: float) -> bool:
         """Read new records and lines once and apply them to `state`, always the same one. Returns
@@ -197,16 +195,14 @@ class RunFeed:
             self._open_context(state)
         elif COMPLETION_TOPICS[0] not in self._topics and not self._is_behind():
             self._open_completions(state)
-        # Other reads may miss records for now (`Bus.read`); an exact one shows that none is left.
-        exact = self._is_idle or self._tail is None
-        completed = [one for t in COMPLETION_TOPICS for one in self._poll(state, t, exact)]
-        self._is_idle = not completed
+        completed = [one for t in COMPLETION_TOPICS for one in self._read(state, t)]
+        is_idle = not completed
         for topic in CONTEXT_TOPICS:
-            found = self._poll(state, topic, exact or bool(completed))
-            self._is_idle = self._is_idle and not found
+            found = self._read(state, topic)
+            is_idle = is_idle and not found
             self._apply(state, found)
         self._apply(state, completed)
-        if exact and self._is_idle:  # the last offsets of a compacted topic may hold no record
+        if is_idle:  # the last offsets of a compacted topic may hold no record
             self._ends = {topic: {} for topic in self._ends}
         for line in self._evaluations.read():
             state.apply_evaluation(line)
@@ -260,9 +256,15 @@ class RunFeed:
             topic, start, on_hole=state.apply_hole, skip_damaged=True
         )
 
-    def _poll(self, state: RunState, topic: str, exact: bool) -> list[LogRecord]:
-        view = self._topics.get(topic)
-        found = view.poll(RECORDS_MAX, exact=exact) if view else []
+    def _read(self, state: RunState, topic: str) -> list[LogRecord]:
+        """Returns the topic's new records: all that it has by now, or `RECORDS_MAX` and more.
+
+        One poll would return what a broker sent after the poll before it. Then all that is shown is
+        a refresh or two old, and heartbeats seem to be missing where refreshes take seconds.
+        """
+        view, found = self._topics.get(topic), list[LogRecord]()
+        while view and len(found) < RECORDS_MAX and (more := view.poll(RECORDS_MAX)):
+            found += more
         if found:
             newest_s = max(record.time_s for record in found)
             state.newest_s[topic] = max(newest_s, state.newest_s.get(topic, newest_s))

@@ -35,6 +35,8 @@ class Role:
     stops_last: bool = False
     reads_only: bool = False
     """True if the role never writes to the store, so that conditional writes are not probed."""
+    follows_configuration: bool = False
+    """True if the role goes on under whatever configuration the run has by now."""
     needs_model: bool = True
     """True if the role starts only once the run's model is in the store or on this host."""
     records_configuration: bool = False
@@ -131,6 +133,7 @@ _ALL = (
         processes=lambda c: [],
         ends="itself",
         reads_only=True,
+        follows_configuration=True,
         needs_model=False,
     ),
 )

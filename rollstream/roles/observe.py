@@ -5,13 +5,19 @@ The supervisor of `rollstream run` does this for its own run. A run whose roles 
 orchestrator needs one process of this role.
 """
 
+import logging
 import time
 
+from rollstream.config.recorded_configuration import RECORDED_S, present_configuration
 from rollstream.config.run_folder import RunFolder
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError, StoreError
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.roles.context import RoleContext
 from rollstream.storage.log_view import LogView
+
+log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0  # the scrape interval of deploy/prometheus.yml; a refresh over Kafka is 30 requests
 
@@ -25,8 +31,23 @@ def run_observe(context: RoleContext) -> bool:
     metrics = RunFolder(context.folder).metrics
     observer = RunObserver(run_settings_of(c), metrics, lambda: view, time.time)
     context.watch.offer(observer.metric_values)
+    looked_s = float("-inf")
     while not context.stop.wait(0.0 if observer.is_behind else REFRESH_S):
+        if time.monotonic() - looked_s >= RECORDED_S:
+            looked_s = time.monotonic()
+            observer.settings = run_settings_of(_present(context))
         shown = observer.observe()
         if shown.is_over and not shown.has_failed and not observer.is_behind:
             return True
     return False
+
+
+def _present(context: RoleContext) -> Configuration:
+    """Returns the run's present configuration: a run that was resumed with `--accept-config` stays
+    observed. While it cannot be read the process's own counts.
+    """
+    try:
+        return present_configuration(context.store, context.configuration)
+    except (ConfigurationError, StoreError) as error:
+        log.warning("the run's present settings cannot be read: %s", error)
+        return context.configuration

@@ -62,7 +62,8 @@ def run_role(launch: RoleLaunch) -> bool:
             if not role.reads_only:
                 check_conditional_writes(context.store, c.store, uuid.uuid4().hex)
                 read_or_create_identity(context.store, c.run)
-            with watch_configuration(context.store, c, launch.stop, launch.accept_config):
+            accepted = launch.accept_config or role.follows_configuration
+            with watch_configuration(context.store, c, launch.stop, accepted):
                 return _run_until_complete(context) if launch.until_complete else _run(context)
         finally:
             _record_usage(launch.folder, launch.name)

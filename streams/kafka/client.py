@@ -132,7 +132,9 @@ class Admin:
         """
         if self._offsets is None:
             make: Any = kafka.KafkaConsumer
-            self._offsets = make(**self._settings, group_id=None, metrics_enabled=False)
+            self._offsets = make(
+                **self._settings, group_id=None, enable_auto_commit=False, metrics_enabled=False
+            )
         ask = self._offsets.end_offsets if ends else self._offsets.beginning_offsets
         found = ask([TopicPartition(topic, p) for p in range(partitions)])
         return {at.partition: offset for at, offset in found.items()}

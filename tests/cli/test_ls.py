@@ -14,7 +14,9 @@ from testbed.repository import EXAMPLES
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A finished run, a prepared one, one with a foreign setting, and a folder that is no run."""
+    """A finished run, a prepared one, one with a foreign setting, and two folders without a run:
+    notes and a model.
+    """
     runs = tmp_path / "runs"
     shutil.copytree(EXAMPLES / "archive", runs / "done")
     for name in ("prepared", "foreign"):
@@ -25,6 +27,8 @@ def runs(tmp_path: Path) -> Path:
         text.replace("sqlite:bus", "kafka://127.0.0.1:9/x")
     )
     (runs / "notes").mkdir()
+    (runs / "model").mkdir()
+    (runs / "model" / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 8}')
     return runs
 
 

@@ -26,6 +26,7 @@ from rollstream.config.identity import (
 )
 from rollstream.config.recorded_configuration import (
     check_configuration,
+    present_configuration,
     record_configuration,
     watch_configuration,
 )
@@ -165,6 +166,19 @@ def test_an_accepted_change_is_what_roles_compare_with(store: ObjectStore) -> No
     assert check_configuration(store, changed)
     with pytest.raises(ConfigurationError, match=r"trainer\.lr"):
         check_configuration(store, of())
+
+
+def test_the_present_configuration_is_the_recorded_one_and_this_hosts_own(
+    store: ObjectStore,
+) -> None:
+    mine = of(metrics={"port": 9001}, sampling={"tokens_max": 4})
+    assert present_configuration(store, mine) == mine
+    read_or_create_identity(store, "run")
+    assert present_configuration(store, mine) == mine
+    record_configuration(store, of(sampling={"tokens_max": 48}, trainer={"lr": 1e-3}))
+    found = present_configuration(store, mine)
+    assert (found.sampling.tokens_max, found.metrics.port) == (48, 9001)
+    assert found.trainer.lr == 1e-3
 
 
 def test_a_run_that_needs_a_newer_release_is_refused_before_any_lease(store: ObjectStore) -> None:

@@ -1,6 +1,7 @@
 """Following a log and metrics files as an observer: in order, bounded, and without writes."""
 
 import shutil
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
 from rollstream.report.write import report_page
 from rollstream.storage.log_view import LogView
-from rollstream.streams.bus import AppendEntry
+from rollstream.streams.bus import AppendEntry, Message
 from rollstream.streams.connect import open_bus
 from rollstream.streams.fence import ARCHIVE_GROUP, truncate
 from rollstream.streams.records import Annotation, GroupClosed, Position, WeightsAnnounced
@@ -225,15 +226,67 @@ def test_a_run_that_cannot_be_read_is_not_looked_at_again_at_once(tmp_path):
     assert not observer.is_behind
 
 
+class ResponseBus(MemoryBus):
+    """Returns one record a read, as a broker returns one response."""
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+        exact: bool = True,
+    ) -> list[Message]:
+        return super().read(topic, positions, records_max=1)
+
+
+def test_a_refresh_reads_each_topic_to_its_end(tmp_path):
+    bus = ResponseBus(lambda: planted.NOW_S)
+    bus.create(catalogue(1))
+    state, feed = planted.plan().state(), RunFeed(LogView(bus, None, ""), tmp_path)
+    while feed.follow(state, 0.0):
+        pass
+    for number in range(20):
+        publish(bus, "status", "rollout-0/1", planted.status("rollout-0", number))
+    feed.follow(state, 0.0)
+    assert state.rollouts["rollout-0"][-1].time_s == 19
+
+
+class SlowStore(MemoryStore):
+    """Takes a minute for each answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = planted.NOW_S
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.now_s += 60.0
+        return super().get(key, start, end)
+
+
+def test_no_heartbeat_is_late_because_a_refresh_took_long(bus, tmp_path):
+    store = SlowStore()
+    view = LogView(bus, store, "tiny")
+    observer = RunObserver(planted.plan(), tmp_path, lambda: view, lambda: store.now_s)
+    observer.observe(catch_up_s=60.0)
+    began_s = store.now_s
+    publish(bus, "status", "rollout-0/1", planted.status("rollout-0", began_s))
+    shown = observer.observe(catch_up_s=60.0)
+    assert store.now_s > began_s
+    assert [line.silent_s for line in shown.rollouts] == [0.0]
+
+
 class AwayStore(MemoryStore):
     """Answers no read while it is away."""
 
     is_away = False
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         if self.is_away:
             raise StoreError("SlowDown: reduce your rate")
-        return super().get(key)
+        return super().get(key, start, end)
 
 
 def test_while_the_store_is_away_the_log_is_shown_and_the_store_named_first(bus, tmp_path):

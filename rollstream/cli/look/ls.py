@@ -14,7 +14,8 @@ from rollstream.cli.arguments import CommandParser
 from rollstream.cli.signals import quiet_on_closed_pipe, warn
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder
-from rollstream.errors import RollstreamError
+from rollstream.config.sources import file_layer
+from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.monitor.format import age, byte_size, plain_table
 from rollstream.monitor.observer import run_standing
 
@@ -30,7 +31,7 @@ def add_arguments(command: CommandParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Print the runs. Exit code 0, also if some cannot be read; their problems are printed."""
     now_s = time.time()
-    found = Path(arguments.folder).glob("*/config.json")
+    found = filter(_is_of_run, Path(arguments.folder).glob("*/config.json"))
     lines = [run_line(RunFolder(path.parent.absolute()), now_s) for path in found]
     lines.sort(key=lambda line: line["newest_s"] or 0.0, reverse=True)
     if not lines:
@@ -60,6 +61,16 @@ def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
         "steps": standing.steps,
         "newest_s": standing.newest_s,
     }
+
+
+def _is_of_run(path: Path) -> bool:
+    """Whether a `config.json` may be a run's, and not for example a model's. One that cannot be
+    read is listed, with its problem.
+    """
+    try:
+        return "run" in file_layer(path).values
+    except ConfigurationError:
+        return True
 
 
 def _folder_bytes(folder: Path) -> int:

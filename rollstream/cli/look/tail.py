@@ -28,11 +28,13 @@ from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe, warn
 from rollstream.errors import ConfigurationError
+from rollstream.monitor.format import plain_text
 from rollstream.storage.archive.segments import Hole, LogRecord
 from rollstream.storage.log_view import LogView
-from rollstream.streams.topics import ARCHIVED_TOPICS
+from rollstream.streams.topics import ARCHIVED_TOPICS, is_dead_letter_topic
 
 WAIT_S = 0.25  # longest wait for new records, so Ctrl-C takes no longer
+KEY_SHOWN = 60  # characters
 LAST_RECORDS = 10  # records printed without --from and --last
 
 
@@ -216,6 +218,8 @@ def _print(one: LogRecord, day: str, flush: bool) -> str:
         day = when.date().isoformat()
         print(f"{day} (UTC)")
     words = describe(one.record) if one.record is not None else f"not a record: {one.reason}"
+    if one.record is None or is_dead_letter_topic(one.topic):
+        words += f", key {plain_text(one.key, KEY_SHOWN)}"  # it often names the program
     void = " (void)" if one.void else ""
     position = f"{one.address.partition}:{one.address.offset}"
     print(
