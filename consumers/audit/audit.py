@@ -20,6 +20,7 @@ from rollstream.consumers.audit.folds import (
     LedgerIndex,
     Offender,
     RecordFold,
+    results_by_invariant,
 )
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.consumers.audit.origins import OriginAudit
@@ -193,7 +194,7 @@ class Audit:
             checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
             checkpoints.check()
             stored.append(checkpoints.result)
-        return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown), *stored]
+        return [self.reading, *results_by_invariant(folds.all, folds.fences.unknown), *stored]
 
     def _folds(self) -> AuditFolds:
         topics = {topic.name: topic for topic in catalogue()}
@@ -393,14 +394,3 @@ def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
     record, partition = message.record, message.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)
     return is_keyed and not is_in_key_partition(record.group, partition, partitions)
-
-
-def _results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[InvariantResult]:
-    """Returns one result per invariant; two folds may share one. `unknown` names a record of a
-    single-holder role that only a newer release understands, "" if there is none. Such a record may
-    change the meaning of all others, so no result is judged then.
-    """
-    results = {fold.result.number: fold.result for fold in folds}
-    for result in results.values() if unknown else ():
-        result.withhold(unknown)
-    return [results[number] for number in sorted(results)]

@@ -8,7 +8,7 @@ trained group (about 0.3 KiB), a few bytes per step.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -263,3 +263,14 @@ class LedgerIndex:
                 if use is not None and use.take == at:
                     use.step, use.take = 0, None
                     self.trained_of[use.group] -= 1
+
+
+def results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[InvariantResult]:
+    """Returns one result per invariant; two folds may share one. `unknown` names a record of a
+    single-holder role that only a newer release understands, "" if there is none. Such a record may
+    change the meaning of all others, so no result is judged then.
+    """
+    results = {fold.result.number: fold.result for fold in folds}
+    for result in results.values() if unknown else ():
+        result.withhold(unknown)
+    return [results[number] for number in sorted(results)]

@@ -316,10 +316,8 @@ class AuditSource:
     """Whether the message or the rows that `messages` yielded last are archived."""
     view: LogView = field(init=False)
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
-    _named: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Damaged files with their damage: the begin of a file may be read without the log, and its
-    rest beside it.
-    """
+    _named: set[str] = field(default_factory=set[str])
+    """What is damaged: a part of a file may be read below the log's begin, and the rest beside."""
 
     def __post_init__(self) -> None:
         self.view = LogView(self.bus, self.store, self.run)
@@ -355,35 +353,26 @@ class AuditSource:
                 yield segment
 
     def check_archived(self, topic: str) -> int:
-        """Reads and verifies the topic's archived rows that the log has too, and returns their
-        number. `messages` reads them from the log, so a damaged file would else be found only
-        after the log was truncated there, when its records are lost.
-        """
+        """Verifies the topic's archived rows that the log has too, and returns their number."""
         assert self.bus is not None
-        begins, rows = self.bus.begin(topic), 0
-        archive = LogView(None, self.store, self.run)
-        for segment in archive.topic(topic, begins, skip_damaged=True).segments():
+        archive, rows = LogView(None, self.store, self.run), 0
+        for segment in archive.topic(topic, self.bus.begin(topic), skip_damaged=True).segments():
             if isinstance(segment, ArchivedRows):
-                rows += len(segment)
-                for _ in self._rows(segment):
-                    pass
+                pieces = [one for one in self._rows(segment) if not isinstance(one, Hole)]
+                rows += sum(1 if isinstance(one, Message) else len(one) for one in pieces)
             elif isinstance(segment, Hole) and segment.reason == "damaged":
                 self._judge(segment)
         return rows
-
-    def _originals(self, topic: str) -> OriginalBytes:
-        """Returns the object that restores and verifies the bytes of this topic's archived rows."""
-        from rollstream.storage.archive.originals import OriginalBytes  # imports pyarrow
-
-        return OriginalBytes(topic)
 
     def _rows(self, rows: ArchivedRows) -> Iterator[Message | TrajectoryRows | Hole]:
         """Yields the rows, up to the first damaged one; the rows from there on are yielded as a
         `Hole` and recorded as a violation.
         """
+        from rollstream.storage.archive.originals import OriginalBytes  # imports pyarrow
+
         at = rows.first
         try:
-            for piece in _pieces(rows, self._originals(rows.topic)):
+            for piece in _pieces(rows, OriginalBytes(rows.topic)):
                 first, count = (
                     (piece.offset, 1) if isinstance(piece, Message) else (piece.first, len(piece))
                 )
@@ -405,6 +394,6 @@ class AuditSource:
             at = Address(hole.partition, hole.start)
             what = f"offsets {hole.start} to {hole.end - 1} are missing"
             self.result.add_violation(what, hole.topic, at)
-        elif hole.key and (named := (hole.key, str(hole))) not in self._named:
-            self._named.add(named)
+        elif hole.key and str(hole) not in self._named:
+            self._named.add(str(hole))
             self.result.add_violation(str(hole), key=hole.key)

@@ -236,3 +236,33 @@ def _is_idle(state: RunState, now_s: float, quiet_s: float) -> bool:
     if any(line.is_alive() for line in rollout_snapshots(state, now_s)):
         return False
     return not state.newest_s or quiet_s > (EVALUATION_S if state.events else SILENT_S)
+
+
+def restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
+    """Returns the restarts that new terms show, without those by a supervisor: it records deaths,
+    and a run that was stopped and resumed has new terms without any.
+    """
+    starts = [(e.get("role"), e["time_s"]) for e in state.events if e.get("event") == "start"]
+    found: dict[str, tuple[float, ...]] = {}
+    for role, time_s in state.restart_times:
+        if not any(role == one and at <= time_s < at + STARTING_S for one, at in starts):
+            found[role] = (*found.get(role, ()), max(0.0, now_s - time_s))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDeath:
+    """Describes a process that ended unexpectedly `ago_s` seconds ago; `code` −9 is signal 9."""
+
+    role: str
+    code: int
+    ago_s: float
+
+
+def recorded_deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
+    """Returns the deaths that the supervisor recorded, the newest first."""
+    return tuple(
+        ProcessDeath(str(one.get("role")), int(one.get("code", 0)), max(0.0, now_s - one["time_s"]))
+        for one in reversed(state.events)
+        if one.get("event") == "death"
+    )

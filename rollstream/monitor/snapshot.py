@@ -178,15 +178,6 @@ class OutcomeCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessDeath:
-    """Describes a process that ended unexpectedly `ago_s` seconds ago; `code` −9 is signal 9."""
-
-    role: str
-    code: int
-    ago_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunSnapshot:
     """Holds everything that the live views show; unknown values are None or absent. The kept steps
     and the last trajectories are those that the state still holds: 240 and 2048 at most. `pace`,
@@ -255,7 +246,7 @@ class RunSnapshot:
     """Restarts by role; `restarts` is their sum."""
     restart_ages: Mapping[str, tuple[float, ...]]
     """By role the seconds since each of its last restarts that its terms show."""
-    deaths: tuple[ProcessDeath, ...]
+    deaths: tuple[progress.ProcessDeath, ...]
     notes: tuple[str, ...]
     """Notes of the supervisor about its processes, each with the process's name."""
     trouble: str = ""
@@ -318,8 +309,8 @@ def take_snapshot(
         unarchived_s=_unarchived(state, at_s),
         restarts=sum(state.restarts().values()),
         restarted=state.restarts(),
-        restart_ages=_restart_ages(state, now_s),
-        deaths=_deaths(state, now_s),
+        restart_ages=progress.restart_ages(state, now_s),
+        deaths=progress.recorded_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )
 
@@ -377,27 +368,6 @@ def _outcomes(state: RunState, judged: int) -> OutcomeCounts:
 
 def _age(time_s: float | None, at_s: float) -> float | None:
     return None if time_s is None else max(0.0, at_s - time_s)
-
-
-def _restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
-    """Returns the restarts that new terms show, without those by a supervisor: it records deaths,
-    and a run that was stopped and resumed has new terms without any.
-    """
-    starts = [(e.get("role"), e["time_s"]) for e in state.events if e.get("event") == "start"]
-    found: dict[str, tuple[float, ...]] = {}
-    for role, time_s in state.restart_times:
-        if not any(role == one and at <= time_s < at + progress.STARTING_S for one, at in starts):
-            found[role] = (*found.get(role, ()), max(0.0, now_s - time_s))
-    return found
-
-
-def _deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
-    """Returns the deaths that the supervisor recorded, the newest first."""
-    return tuple(
-        ProcessDeath(str(one.get("role")), int(one.get("code", 0)), max(0.0, now_s - one["time_s"]))
-        for one in reversed(state.events)
-        if one.get("event") == "death"
-    )
 
 
 def _foreign(state: RunState) -> dict[str, int]:
