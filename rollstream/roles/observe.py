@@ -19,7 +19,7 @@ from rollstream.storage.log_view import LogView
 
 log = logging.getLogger(__name__)
 
-REFRESH_S = 5.0  # the scrape interval of deploy/prometheus.yml; a refresh over Kafka is 30 requests
+REFRESH_S = 5.0  # the scrape interval of deploy/prometheus.yml; a refresh over Kafka is some 40 requests
 
 
 def run_observe(context: RoleContext) -> bool:
