@@ -181,7 +181,7 @@ def _subtitle(at: RunSnapshot) -> Text:
 
 
 REFRESH_S = 1.0  # one refresh costs about 5 ms of a core that the run needs
-LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka costs 30 requests
+LINE_S = 10.0  # between two lines without a terminal; a refresh over Kafka costs some 40 requests
 
 
 class LiveView:
