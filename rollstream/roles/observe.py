@@ -9,17 +9,21 @@ import logging
 import time
 
 from rollstream.config.recorded_configuration import RECORDED_S, present_configuration
-from rollstream.config.run_folder import RunFolder
+from rollstream.config.run_folder import RunFolder, store_url
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, StoreError
-from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.observer import STORE_S, RunObserver
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.roles.context import RoleContext
 from rollstream.storage.log_view import LogView
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.connect import open_store
 
 log = logging.getLogger(__name__)
 
-REFRESH_S = 5.0  # the scrape interval of deploy/prometheus.yml; a refresh over Kafka is some 40 requests
+REFRESH_S = (
+    5.0  # the scrape interval of deploy/prometheus.yml; a refresh over Kafka is some 40 requests
+)
 
 
 def run_observe(context: RoleContext) -> bool:
@@ -27,7 +31,9 @@ def run_observe(context: RoleContext) -> bool:
     that has failed stays observed: else its last alert would end with its supervisor.
     """
     c = context.configuration
-    view = LogView(context.bus, context.store, c.run)
+    # Not the context's store, for which roles wait for minutes: an alert must say that it is away.
+    store = open_store(store_url(c, context.folder), c.sync, STORE_S)
+    view = LogView(context.bus, store, c.run)
     metrics = RunFolder(context.folder).metrics
     observer = RunObserver(run_settings_of(c), metrics, lambda: view, time.time)
     context.watch.offer(observer.metric_values)
@@ -35,19 +41,19 @@ def run_observe(context: RoleContext) -> bool:
     while not context.stop.wait(0.0 if observer.is_behind else REFRESH_S):
         if time.monotonic() - looked_s >= RECORDED_S:
             looked_s = time.monotonic()
-            observer.settings = run_settings_of(_present(context))
+            observer.settings = run_settings_of(_present(c, store))
         shown = observer.observe()
         if shown.is_over and not shown.has_failed and not observer.is_behind:
             return True
     return False
 
 
-def _present(context: RoleContext) -> Configuration:
+def _present(own: Configuration, store: ObjectStore) -> Configuration:
     """Returns the run's present configuration: a run that was resumed with `--accept-config` stays
     observed. While it cannot be read the process's own counts.
     """
     try:
-        return present_configuration(context.store, context.configuration)
+        return present_configuration(store, own)
     except (ConfigurationError, StoreError) as error:
         log.warning("the run's present settings cannot be read: %s", error)
-        return context.configuration
+        return own
