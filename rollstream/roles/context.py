@@ -86,7 +86,9 @@ class RoleContext(RoleLaunch):
 
 @contextmanager
 def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
-    """Open the run's log and store while the block runs; creates the topics that do not exist."""
+    """Open the run's log and store while the block runs; creates the topics that do not exist. The
+    context's `stop` is that of `watch`, whose health follows from the polls of the role's loop.
+    """
     bus = MeteredBus(open_run_log_for_writing(launch.configuration, launch.folder))
     try:
         url = store_url(launch.configuration, launch.folder)
@@ -94,6 +96,7 @@ def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[Ro
         watch.dependencies += [bus.metric_values, store.metric_values]
         bus.create(catalogue())
         given = {part.name: getattr(launch, part.name) for part in fields(RoleLaunch)}
+        given["stop"] = watch.stop
         yield RoleContext(**given, bus=bus, store=store, watch=watch)
     finally:
         bus.close()

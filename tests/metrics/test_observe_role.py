@@ -22,6 +22,11 @@ def raised(folder: Path) -> set[str]:
     return {labels["name"] for labels, lasts in found if lasts}
 
 
+def turn_age(folder: Path) -> float:
+    """The time since the last iteration of the role's loop, from which its health follows."""
+    return value(scrape(endpoint(folder, "observe")["url"]), "rollstream_role_turn_age_seconds")
+
+
 def test_the_role_serves_the_concerns_of_a_run_and_ends_with_it(tmp_path: Path) -> None:
     """By the clock of this machine the planted run has been silent for years. Its trainer has
     recorded more steps than the role's own settings have.
@@ -42,6 +47,8 @@ def test_the_role_serves_the_concerns_of_a_run_and_ends_with_it(tmp_path: Path) 
         assert value(found, "rollstream_run_step", role="observe") == records.STEPS
         assert value(found, "rollstream_run_steps_wanted") == steps
         assert value(found, "rollstream_run_step_age_seconds") > 1e7
+        ages = [turn_age(folder)]
+        wait_for(lambda: ages.append(turn_age(folder)) or ages[-1] < ages[-2], process)
         run.note("supervisor.jsonl", {"time_s": time.time(), "event": "failed"})
         wait_for(
             lambda: raised(folder) == {"run_failed"}, process, (tmp_path / "output.txt").read_text
