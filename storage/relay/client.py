@@ -237,9 +237,10 @@ class RelayConnection:
 
     def listing(self, after: int = -1, wait_s: float = 0.0) -> RelayListing:
         """Returns the relay's list of objects as soon as its `count` differs from `after`, at the
-        latest after `wait_s`. Raises `RelayRefused` if the relay responds with an error.
+        latest after `wait_s`; then the list may be empty, since the caller knows it. Raises
+        `RelayRefused` if the relay responds with an error.
         """
-        target = f"/objects?after={after}&wait={wait_s:g}"
+        target = f"/objects?after={after}&wait={wait_s:g}&brief=1"
         status, headers = self.request("GET", target, wait_s=wait_s + CONNECT_S)
         body = self.body(headers, CONNECT_S)
         if status != 200:

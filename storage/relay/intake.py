@@ -44,6 +44,8 @@ class NeighbourReader:
         self._cache, self._is_upstream = cache, is_upstream
         self._connection: RelayConnection | None = None
         self._change_number = -1
+        self._listed: tuple[ObjectOffer, ...] = ()
+        """The upstream's list of objects at that change."""
         self._wrong: Counter[str] = Counter()
         self._silent: dict[str, int] = {}
         self.mistrusted: set[str] = set()
@@ -55,8 +57,9 @@ class NeighbourReader:
         """
         connection = self._connected(upstream)
         listing = connection.listing(self._change_number, LISTING_S)
-        wanted = self.wanted(listing.objects)
-        self._change_number = listing.count
+        if listing.count != self._change_number:
+            self._change_number, self._listed = listing.count, listing.objects
+        wanted = self.wanted(self._listed)
         for offer in wanted:
             if stop.is_set() or not self._take(connection, upstream, offer, stop, len(wanted) > 1):
                 self.disconnect()

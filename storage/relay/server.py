@@ -118,7 +118,8 @@ class RelayResponder(HttpResponder):
             elif split.path == "/objects":
                 after, wait_s = parse_integer(query.get("after", "-1")), parse_wait(query)
                 count, offers = self.server.cache.offers(after, wait_s)
-                self._json(RelayListing(count, tuple(offers)))
+                is_known = count == after and "brief" in query
+                self._json(RelayListing(count, () if is_known else tuple(offers)))
             else:
                 send_object(self, self.server.cache, self.server.pace, split.path, query)
 

@@ -16,6 +16,7 @@ from rollstream.storage.relay.client import (
     TOKEN_VARIABLE,
     BandwidthLimiter,
     RelayConnection,
+    RelayListing,
     RelayRefused,
 )
 from rollstream.storage.relay.object import CHUNK_BYTES, ObjectOffer
@@ -75,6 +76,19 @@ def test_a_whole_version_is_offered_and_served_by_range(server: RelayServer) -> 
     assert ask(server, "GET", f"/{KEY}", Range=f"bytes=9-{10**12}") == (206, DATA[9:])
     assert ask(server, "GET", f"/{KEY}", Range=f"bytes={len(DATA)}-")[0] == 416
     assert server.cache.versions() == [V1]
+
+
+def test_a_list_that_has_not_changed_is_not_sent_again(server: RelayServer) -> None:
+    """A neighbour asks once a second, over the link between two sites too."""
+    assert put(server, KEY, DATA) == 201
+    with RelayConnection(f"http://127.0.0.1:{server.port}") as wire:
+        whole = wire.listing()
+        assert [offer.key for offer in whole.objects] == [KEY]
+        assert wire.listing(whole.count) == RelayListing(whole.count, ())
+        assert put_manifest(server, V1, {"model.safetensors": DATA}) == 201
+        assert len(wire.listing(whole.count).objects) == 2
+    unchanged = json.loads(ask(server, "GET", f"/objects?after={whole.count + 1}")[1])
+    assert unchanged["objects"], "an earlier release's relay reads the whole list each time"
 
 
 def test_an_empty_object_is_an_object(server: RelayServer) -> None:
