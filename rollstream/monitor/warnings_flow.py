@@ -6,6 +6,7 @@ Each warning is one pure function of a `RunSnapshot`, the metrics of one moment;
 for a healthy run. The text at each threshold holds its arithmetic. `concerns.py` lists all checks.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from statistics import fmean, median
@@ -51,8 +52,10 @@ GONE_S = 600.0
 """A rollout that is silent for longer is gone for good, for instance a spot machine: dispatch drops
 its name after this time too (`inbox.STATUS_KEY_S`).
 """
-DEATHS_MIN, DEATHS_S = 3, 600.0
-"""Three deaths of processes in ten minutes are more than an accident."""
+DEATHS_MIN, DEATHS_S, BURST_S = 3, 600.0, 60.0
+"""Three deaths of processes in ten minutes are more than an accident. Several roles that die within
+a minute of each other have one cause, an outage for example, so those count as one.
+"""
 DEATHS_OVER, DEATHS_OVER_S = 2.0, 180.0
 """They have ended when none came for twice the median time between two of them, and for three
 minutes at least: a supervisor starts a role again after 8 s at most, and a start takes half a
@@ -221,8 +224,9 @@ def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
     as an orchestrator records nothing here, by the terms of a single role. New terms of several
     roles may be an upgrade.
     """
-    deaths = _repeated(death.ago_s for death in at.deaths)
-    again = {role: number for role, ages in at.restart_ages.items() if (number := _repeated(ages))}
+    deaths = _repeated((death.role, death.ago_s) for death in at.deaths)
+    restarts = {r: _repeated((r, ago_s) for ago_s in ages) for r, ages in at.restart_ages.items()}
+    again = {role: number for role, number in restarts.items() if number}
     if deaths:
         roles = sorted({death.role for death in at.deaths if death.ago_s < DEATHS_S})
         what = f"{deaths} deaths within {age(DEATHS_S)}: {', '.join(roles)}"
@@ -233,13 +237,20 @@ def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
         yield RunWarning("roles_dying", what, "see the end of their logs (logs/)")
 
 
-def _repeated(ages_s: Iterable[float]) -> int:
-    """Returns how many of these deaths are recent; 0 if they are too few, or have ended."""
-    recent = sorted(ago_s for ago_s in ages_s if ago_s < DEATHS_S)
-    if len(recent) < DEATHS_MIN:
+def _repeated(deaths: Iterable[tuple[str, float]]) -> int:
+    """Returns how many of these deaths (role and seconds ago) are recent; 0 if they are too few,
+    those of a burst counted as one for each time that a role died in it, or have ended.
+    """
+    recent = sorted((ago_s, role) for role, ago_s in deaths if ago_s < DEATHS_S)
+    bursts: list[Counter[str]] = []
+    for index, (ago_s, role) in enumerate(recent):
+        if not index or ago_s - recent[index - 1][0] > BURST_S:
+            bursts.append(Counter())
+        bursts[-1][role] += 1
+    if sum(max(burst.values()) for burst in bursts) < DEATHS_MIN:
         return 0
-    usual_s = median(later - earlier for earlier, later in pairwise(recent))
-    return len(recent) if recent[0] <= max(DEATHS_OVER_S, DEATHS_OVER * usual_s) else 0
+    usual_s = median(later - earlier for (earlier, _), (later, _) in pairwise(recent))
+    return len(recent) if recent[0][0] <= max(DEATHS_OVER_S, DEATHS_OVER * usual_s) else 0
 
 
 def _rollout_names(lines: list[RolloutSnapshot]) -> str:

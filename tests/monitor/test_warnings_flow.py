@@ -177,6 +177,29 @@ def test_roles_that_an_orchestrator_restarts_again_and_again():
     assert concern.what.startswith("3 restarts of trainer within")
 
 
+@pytest.mark.parametrize(
+    ("deaths", "lasts"),
+    [
+        ([("trainer", 40), ("dispatch", 35), ("prompts", 30), ("archive", 20)], False),
+        ([("trainer", 300), ("dispatch", 298), ("prompts", 296), ("rollout-1", 10)], False),
+        ([("trainer", 400), ("dispatch", 398), ("rollout-1", 200), ("rollout-2", 10)], True),
+        (
+            [("trainer", 30), ("dispatch", 29), ("trainer", 20), ("dispatch", 19), ("trainer", 9)],
+            True,
+        ),
+    ],
+    ids=["an outage", "a death after it", "one after the other", "restarts do not help"],
+)
+def test_several_roles_that_die_at_once_count_as_one(
+    deaths: list[tuple[str, int]], lasts: bool
+) -> None:
+    state = healthy()
+    for role, ago_s in deaths:
+        event = {"event": "death", "role": role, "code": 1}
+        state.apply_event({"time_s": NOW_S - ago_s, **event})
+    assert kinds(state) == ["roles_dying"] * lasts
+
+
 def test_a_run_that_is_stopped_and_resumed_again_and_again_has_no_deaths():
     state = healthy()
     for term, ago_s in enumerate((120, 80, 40), 2):
