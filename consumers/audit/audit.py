@@ -174,7 +174,7 @@ class Audit:
         for topic in READ_ORDER if is_whole else ():
             if source.has_log(topic) and source.view.archived(topic):
                 self.tell(f"archive of {topic}")
-                self.reading.counts["archived besides"] += source.check_archived(topic)
+                self.reading.counts["also archived"] += source.check_archived(topic)
         return self._finish(folds)
 
     def _finish(self, folds: AuditFolds) -> list[InvariantResult]:

@@ -135,7 +135,7 @@ def _is_float32(c: Configuration) -> bool:
     return engine == c.weights.dtype == c.trainer.compute == "float32"
 
 
-JUDGED_MIN = 256
+JUDGED_MIN = 256  # trajectories: one in a hundred is two to three
 REASONS_MAX = 4  # reasons of dead trajectories that a snapshot lists
 TASK_REWARD_PREFIX = "reward_mean/"  # of a step's metric with the mean reward of one task
 
@@ -164,8 +164,8 @@ class OutcomeCounts:
 
     `trajectories` counts the last finished trajectories (`RunSettings.judged_trajectories`) by
     `finish` (`stop`, `length`, `dead`), and of all `Trajectory` records read those that were `late`
-    (appended after the end of their group) or `duplicate`. `dead_reasons` has the
-    most frequent reasons of dead ones, with their counts.
+    (appended after the end of their group) or `duplicate`. `dead_reasons` has the most frequent
+    reasons of dead ones, with their counts.
     """
 
     groups: Mapping[str, int]

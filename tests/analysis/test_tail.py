@@ -44,7 +44,8 @@ def test_records_are_described_as_they_pass(folder, capsys):
 
 def test_void_records_and_bytes_that_are_no_record_are_marked(folder, capsys):
     lines = tail(capsys, "trajectories", folder, "--from", "begin")
-    assert sum("not a record: 9 bytes are too few" in line for line in lines) == 1
+    (odd,) = [line for line in lines if "not a record: 9 bytes are too few" in line]
+    assert odd.endswith(", key 3")  # the key often names the program that wrote it
     void = [line for line in tail(capsys, "ledger", folder, "--from", "begin") if "void" in line]
     assert [line.split("  ")[-1] for line in void] == [
         "group 99 dead at step 1: never written (void)",

@@ -125,7 +125,7 @@ def test_what_log_and_archive_both_have_is_verified_in_a_whole_audit(folder: Pat
     archive(folder, truncate=False)
     (path,) = sorted((folder / "store/archive/topic=trajectories").rglob("*-00000-*.parquet"))
     results = whole_audit(folder)
-    assert results[0].counts["archived besides"] >= pq.read_metadata(path).num_rows
+    assert results[0].counts["also archived"] >= pq.read_metadata(path).num_rows
     assert not results[0].violations
     path.chmod(0o644)
     path.write_bytes(b"rubbish")

@@ -122,10 +122,8 @@ def add_arguments(command: CommandParser) -> None:
     command.add_examples("runs/quickstart-0", "runs/quickstart-0 --whole --json")
     command.add_run(RUN_OR_ARCHIVE_HELP)
     command.add_archive_run()
-    whole = (
-        "start at the first record, not where the last audit of the run ended, and verify every "
-    )
-    whole += "archived file, also those whose records the log still has"
+    whole = "start at the first record, not where the last audit of the run ended, and verify all "
+    whole += "archived files, also those whose records the log still has"
     command.add_argument("--whole", action="store_true", help=whole)
     command.add_json()
 
