@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.config.identity import read_identity
 from rollstream.revision import code_revision
+from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Configured
 from testbed.kills.final_counts import counted
 from testbed.run_process import GROUPS, random_model, read
@@ -20,6 +22,7 @@ from testbed.two_programs import (
     mixed_run,
     state_of,
 )
+from testbed.waiting import wait_for
 
 pytestmark = pytest.mark.long
 
@@ -51,6 +54,13 @@ def replayed(program: Program, run: MixedRun, steps: int) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["compared"], found["differing"]) == (steps, [])
+
+
+def configuration_of(run: MixedRun) -> str:
+    """The hash of the configuration that the run has recorded."""
+    identity = read_identity(open_store(f"file:{run.folder / 'store'}"))
+    assert identity is not None
+    return identity.configuration
 
 
 def test_every_role_is_upgraded_and_goes_back_while_the_run_trains(
@@ -111,7 +121,9 @@ def test_once_a_new_feature_is_used_the_earlier_program_refuses_by_its_name(
             assert "task.redundancy" in text, text
         assert state_of(run.folder) == before
         run.settings += ["task.redundancy=1", f"trainer.steps={last + 5}"]
+        recorded = configuration_of(run)
         run.start(NEW, "trainer", "--accept-config")
+        wait_for(lambda: configuration_of(run) != recorded)  # then the others agree with it
         for name in NAMES[:-1]:
             run.start(NEW, name)
         run.wait_complete()
