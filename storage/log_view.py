@@ -125,16 +125,13 @@ class TopicView:
         self._first = 0  # the partition read first rotates, so that a full one starves no other
         self._rows_max = segments.OFFSET_MAX  # most rows of one segment of the next archived part
 
-    def poll(
-        self, records_max: int = 512, *, wait_s: float = 0.0, exact: bool = True
-    ) -> list[segments.LogRecord]:
+    def poll(self, records_max: int = 512, *, wait_s: float = 0.0) -> list[segments.LogRecord]:
         """Returns the next messages of all partitions; at most `records_max`, or `POLLED_ROWS` from
-        an archived file. Returns [] if none came within `wait_s` or, unless `exact`, if existing
-        messages have not arrived yet.
+        an archived file. Returns [] if none came within `wait_s`.
         """
         self._rows_max = POLLED_ROWS
         while True:
-            segment = self._next(self._offsets(), {}, records_max, wait_s, exact)
+            segment = self._next(self._offsets(), {}, records_max, wait_s)
             if not isinstance(segment, segments.Hole):
                 return [] if segment is None else list(self._classified(segment))
 
@@ -171,7 +168,7 @@ class TopicView:
         for partition in list(self.positions):
             end = ends.get(partition, segments.OFFSET_MAX if self._view.bus is None else 0)
             while (at := self.positions[partition]).offset < end:
-                segment = self._next({partition: at.offset}, ends, READ_RECORDS, 0.0, True)
+                segment = self._next({partition: at.offset}, ends, READ_RECORDS, 0.0)
                 if segment is None:
                     break
                 yield segment
@@ -218,7 +215,6 @@ class TopicView:
         ends: Mapping[int, int],
         records_max: int,
         wait_s: float,
-        exact: bool,
     ) -> segments.Segment | None:
         """Returns the next segment of these partitions below `ends` (a partition that `ends` lacks
         has no end), None at the ends. Positions are moved behind it; only their fences stay if the
@@ -245,9 +241,8 @@ class TopicView:
             else:
                 try:
                     messages = bus.read(
-                        self._topic.name, offsets, records_max=records_max, wait_s=wait_s,
-                        exact=exact,
-                    )  # fmt: skip
+                        self._topic.name, offsets, records_max=records_max, wait_s=wait_s
+                    )
                     return self._of_log(messages, ends)
                 except PositionLost:
                     begin = truncated_begin(bus, self._topic.name)

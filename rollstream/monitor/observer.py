@@ -9,6 +9,7 @@ they were. `run_standing` tells only a run's step and whether it runs. Nothing h
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from rollstream.config.run_folder import (
@@ -36,7 +37,6 @@ from rollstream.monitor.warnings_flow import run_unreadable
 from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.log_view import LogView
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.s3.address import DEADLINE_S_MAX
 from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RoleState
 
@@ -88,7 +88,7 @@ class RunObserver:
             self.is_behind = False  # a caller that looks again at once would never pause
             trouble = f"the run cannot be read: {error}"
         shown = take_snapshot(self.state, self.settings, now_s, roles, self.started_s)
-        if self.has_read:  # else what is old for want of a read would be a concern of the run
+        if self.has_read:  # else the missing read would be a concern of the run
             self._concerns = warnings_of(shown)
         shown = replace(shown, trouble=trouble)
         shown = replace(shown, concerns=(*run_unreadable(shown), *self._concerns))
@@ -150,7 +150,7 @@ def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], Lo
 
 
 def open_log_and_archive(
-    configuration: Configuration, folder: Path, store_s: float = DEADLINE_S_MAX
+    configuration: Configuration, folder: Path, store_s: float = inf
 ) -> LogView:
     """Returns the run's log and archive as one reader, which only reads, although the log is opened
     as for writing. Raises `BusError` within seconds if no Kafka broker of the log accepts a

@@ -242,10 +242,13 @@ def restart_ages(state: RunState, now_s: float) -> dict[str, tuple[float, ...]]:
     """Returns the restarts that new terms show, without those by a supervisor: it records deaths,
     and a run that was stopped and resumed has new terms without any.
     """
-    starts = [(e.get("role"), e["time_s"]) for e in state.events if e.get("event") == "start"]
+    starts: dict[str, list[float]] = {}
+    for event in state.events:
+        if event.get("event") == "start":
+            starts.setdefault(str(event.get("role")), []).append(event["time_s"])
     found: dict[str, tuple[float, ...]] = {}
     for role, time_s in state.restart_times:
-        if not any(role == one and at <= time_s < at + STARTING_S for one, at in starts):
+        if not any(at <= time_s < at + STARTING_S for at in starts.get(role, ())):
             found[role] = (*found.get(role, ()), max(0.0, now_s - time_s))
     return found
 

@@ -36,7 +36,7 @@ class Role:
     reads_only: bool = False
     """True if the role never writes to the store, so that conditional writes are not probed."""
     follows_configuration: bool = False
-    """True if the role goes on under whatever configuration the run has by now."""
+    """True if the role continues under every configuration that the run takes."""
     needs_model: bool = True
     """True if the role starts only once the run's model is in the store or on this host."""
     records_configuration: bool = False

@@ -21,9 +21,7 @@ from rollstream.storage.stores.connect import open_store
 
 log = logging.getLogger(__name__)
 
-REFRESH_S = (
-    5.0  # the scrape interval of deploy/prometheus.yml; a refresh over Kafka is some 40 requests
-)
+REFRESH_S = 5.0  # as Prometheus scrapes (deploy/prometheus.yml); over Kafka some 40 requests each
 
 
 def run_observe(context: RoleContext) -> bool:

@@ -8,20 +8,21 @@ without any error. Three writes at the start of a process detect this (`check_co
 
 import logging
 from dataclasses import replace
+from math import inf
 from typing import Literal
 
 from rollstream.errors import ConfigurationError, ObjectExists, StoreError, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.s3.address import DEADLINE_S_MAX, parse_s3_url
+from rollstream.storage.stores.s3.address import parse_s3_url
 
 
 def open_store(
-    url: str, sync: Literal["normal", "full"] = "normal", deadline_s: float = DEADLINE_S_MAX
+    url: str, sync: Literal["normal", "full"] = "normal", deadline_s: float = inf
 ) -> ObjectStore:
     """Open the store that `url` names. Raises `ConfigurationError` if the URL has no known scheme,
     or if a library for it is not installed. `sync` is for stores in folders (see `FileStore`). No
-    operation waits longer for a server than `deadline_s` or, if that is shorter, than the URL says.
+    operation waits longer for a server than `deadline_s` or, if that is shorter, its URL allows.
     """
     scheme, separator, rest = url.partition(":")
     if scheme == "file" and rest:

@@ -10,6 +10,8 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Record
 from testbed.run_process import run_line, running
+from testbed.scraping import endpoint, scrape, value
+from testbed.waiting import wait_for
 
 SETTINGS = [
     "warmup.enabled=false", "trainer.groups_per_step=4", "trainer.samples_per_group=4",
@@ -31,6 +33,19 @@ def started(
     given = {**os.environ, **environment}
     with running(line, folder.parent / "output.txt", environment=given) as process:
         yield process
+
+
+def wait_for_iteration(folder: Path, name: str, process: subprocess.Popen[bytes]) -> None:
+    """Until the loop of the role's process `name` has made an iteration, by which a long-lived role
+    counts as healthy.
+    """
+
+    def turn_age() -> float:
+        found = scrape(endpoint(folder, name)["url"])
+        return value(found, "rollstream_role_turn_age_seconds")
+
+    ages = [turn_age()]
+    wait_for(lambda: ages.append(turn_age()) or ages[-1] < ages[-2], process)
 
 
 def records(folder: Path, topic: str, kind: type[Record]) -> list:

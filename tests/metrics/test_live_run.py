@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone, Trajectory
 from testbed.scraping import Series, endpoint, get, scrape, value
 from testbed.waiting import WAIT_S, wait_for
-from tests.metrics.live_run import records, started
+from tests.metrics.live_run import records, started, wait_for_iteration
 
 NAMES = {
     "prompts": "prompts",
@@ -89,21 +88,12 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
             assert served_names(folder, role) - by_topic == wanted - by_topic, role
             assert value(scraped(folder, role), "rollstream_scrape_errors_total") == 0, role
             assert get(endpoint(folder, NAMES[role])["url"] + "/healthz")[0] == 200
-            wait_for_iteration(folder, role, process)
+            wait_for_iteration(folder, NAMES[role], process)
         check_trainer(folder)
         check_rollout(folder)
         process.send_signal(signal.SIGINT)
         process.wait(WAIT_S)
     assert list((folder / "metrics" / "endpoints").iterdir()) == []
-
-
-def wait_for_iteration(folder: Path, role: str, process: subprocess.Popen[bytes]) -> None:
-    """Until the role's loop has made an iteration, by which a long-lived role counts as healthy."""
-    name = "rollstream_role_turn_age_seconds"
-    ages = [value(scraped(folder, role), name)]
-    wait_for(
-        lambda: ages.append(value(scraped(folder, role), name)) or ages[-1] < ages[-2], process
-    )
 
 
 def check_trainer(folder: Path) -> None:

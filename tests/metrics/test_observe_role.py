@@ -12,6 +12,7 @@ from testbed.oncall.planted_run import RUN, PlantedRun
 from testbed.run_process import running
 from testbed.scraping import endpoint, scrape, value
 from testbed.waiting import WAIT_S, wait_for
+from tests.metrics.live_run import wait_for_iteration
 
 
 def raised(folder: Path) -> set[str]:
@@ -20,11 +21,6 @@ def raised(folder: Path) -> set[str]:
         return set()
     found = scrape(endpoint(folder, "observe")["url"]).get("rollstream_concern", [])
     return {labels["name"] for labels, lasts in found if lasts}
-
-
-def turn_age(folder: Path) -> float:
-    """The time since the last iteration of the role's loop, from which its health follows."""
-    return value(scrape(endpoint(folder, "observe")["url"]), "rollstream_role_turn_age_seconds")
 
 
 def test_the_role_serves_the_concerns_of_a_run_and_ends_with_it(tmp_path: Path) -> None:
@@ -47,8 +43,7 @@ def test_the_role_serves_the_concerns_of_a_run_and_ends_with_it(tmp_path: Path) 
         assert value(found, "rollstream_run_step", role="observe") == records.STEPS
         assert value(found, "rollstream_run_steps_wanted") == steps
         assert value(found, "rollstream_run_step_age_seconds") > 1e7
-        ages = [turn_age(folder)]
-        wait_for(lambda: ages.append(turn_age(folder)) or ages[-1] < ages[-2], process)
+        wait_for_iteration(folder, "observe", process)
         run.note("supervisor.jsonl", {"time_s": time.time(), "event": "failed"})
         wait_for(
             lambda: raised(folder) == {"run_failed"}, process, (tmp_path / "output.txt").read_text

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,17 +230,8 @@ def test_a_run_that_cannot_be_read_is_not_looked_at_again_at_once(tmp_path):
 class ResponseBus(MemoryBus):
     """Returns one record a read, as a broker returns one response."""
 
-    def read(
-        self,
-        topic: str,
-        positions: Mapping[int, int],
-        *,
-        records_max: int = 512,
-        bytes_max: int = 16 << 20,
-        wait_s: float = 0.0,
-        exact: bool = True,
-    ) -> list[Message]:
-        return super().read(topic, positions, records_max=1)
+    def read(self, topic: str, positions: Mapping[int, int], **more: Any) -> list[Message]:
+        return super().read(topic, positions, **{**more, "records_max": 1})
 
 
 def test_a_refresh_reads_each_topic_to_its_end(tmp_path):

@@ -74,7 +74,7 @@ def assert_observed(stack: Stack) -> None:
 
 def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None:
     """The run of longtail.env with four rollouts, a half-taught model and shorter answers, until
-    the first moves: how soon a tail is long enough depends on what the model says.
+    the first moves: how soon a tail is long enough depends on the model's answers.
     """
     shorter = {
         "WARMUP__DOCUMENTS": "2000", "WARMUP__STEPS": "150", "SAMPLING__TOKENS_MAX": "768",
