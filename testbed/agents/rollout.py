@@ -91,6 +91,7 @@ class AgentRollout:
     in_progress: InProgress = field(init=False)
     endpoint: EndpointThread = field(init=False)
     _stop: threading.Event = field(default_factory=threading.Event)
+    _loop: threading.Thread = field(init=False)
     _orders: list[Any] = field(default_factory=list[Any])
     failures: list[BaseException] = field(default_factory=list[BaseException])
 
@@ -128,7 +129,8 @@ class AgentRollout:
         self.in_progress.run_agents(self.agents)
         self.endpoint.start()
         self._engine = engine
-        threading.Thread(target=self._guarded, daemon=True).start()
+        self._loop = threading.Thread(target=self._guarded, daemon=True)
+        self._loop.start()
         return self
 
     def _guarded(self) -> None:
@@ -185,11 +187,14 @@ class AgentRollout:
     def kill(self) -> None:
         """End as `kill -9` does: nothing more is written."""
         self._stop.set()
+        self._loop.join()
         self.endpoint.close()
 
     def end(self) -> None:
+        self._stop.set()
+        self._loop.join()  # it reads the pipes of the programs, which are closed next
         self.agents.close()
-        self.kill()
+        self.endpoint.close()
         self.in_progress.ended_turns.rewards.close()
 
 
