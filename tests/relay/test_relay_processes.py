@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,23 +201,14 @@ def test_two_relays_do_not_share_a_folder(net: RelayNet) -> None:
 
 @contextmanager
 def liar(net: RelayNet, honest: RelayProcess, part: bytes) -> Generator[None]:
-    """A neighbour with a valid listing and wrong bytes, in front of an honest one."""
-    with FaultProxy(honest.url.removeprefix("http://").join(["http://", ""])) as proxy:
+    """A neighbour with a valid listing and wrong bytes, in front of an honest one. It has one
+    heartbeat: those who shall believe it need a long `timeout_s`.
+    """
+    with FaultProxy(honest.url) as proxy:
         proxy.inject(Fault("corrupt", where=f"{part.decode()}?receiving", count=FOREVER))
-        stop = threading.Event()
-
-        def beat() -> None:
-            while not stop.wait(0.3):
-                status = RelayStatus("liar", 2, "x", proxy.endpoint, (), "a/1", 9e9)
-                publish(net.bus, "status", "liar/2", status)
-
-        beating = threading.Thread(target=beat)
-        beating.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            beating.join()
+        status = RelayStatus("liar", 2, "x", proxy.endpoint, (), "a/1", 9e9)
+        publish(net.bus, "status", "liar/2", status)
+        yield
 
 
 def test_what_a_neighbour_corrupts_comes_from_the_bucket_once_and_loudly(net: RelayNet) -> None:
@@ -228,7 +218,7 @@ def test_what_a_neighbour_corrupts_comes_from_the_bucket_once_and_loudly(net: Re
     assert_whole(first, version, content)
     net.store.put("roles/relays/chain.json", b'{"role":"relays","name":"chain","term":2}')
     with liar(net, first, b"model.safetensors"):
-        third, fourth = net.start_chain("c", "d")
+        third, fourth = net.start_chain("c", "d", timeout_s=600)
         for relay in (third, fourth):
             assert_whole(relay, version, content)
     assert third.figure("wrong_total") >= 1
