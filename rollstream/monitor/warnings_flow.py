@@ -139,16 +139,18 @@ def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
 
 def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     """Warns if rollouts have nothing to decode most of the time. The advice depends on the cause:
-    as many open groups as permitted, no prompt, or slow assignments.
+    as many open groups as permitted, which wait for the trainer or for their rewards, no prompt, or
+    slow assignments.
     """
-    alive = [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
-    if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
+    if not _rollouts_wait(at):
         return
-    idle = fmean(one.idle_share for one in alive)
-    if idle <= IDLE_SHARE:
-        return
+    idle = fmean(one.idle_share for one in _decoding(at))
     what, balance = f"rollouts are idle {share(idle)} of the time", balance_of(at)
-    if at.queue.open_groups >= FULL_SHARE * at.plan.groups_max():
+    if _groups_wait(at) and _trainer_waits(at):
+        what += f", and the trainer waits {share(at.pace.wait_share)} of a step"
+        do = "open groups wait for their rewards or their last answers: a faster reward (more "
+        do += "task.reward_processes or a faster service), or a higher dispatch.max_lag"
+    elif _groups_wait(at):
         do = "the trainer is the slower side: fewer rollouts, more trainer.workers, or a higher "
         do += "dispatch.max_lag"
         if balance is not None and (needed := rollouts_needed(balance)) < balance.rollouts:
@@ -160,14 +162,37 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     yield RunWarning("rollouts_starved", what, do)
 
 
+def _decoding(at: RunSnapshot) -> list[RolloutSnapshot]:
+    return [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
+
+
+def _rollouts_wait(at: RunSnapshot) -> bool:
+    alive = _decoding(at)
+    if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
+        return False
+    return fmean(one.idle_share for one in alive) > IDLE_SHARE
+
+
+def _groups_wait(at: RunSnapshot) -> bool:
+    """Whether nearly all permitted groups are open, so that rollouts get no more."""
+    return at.queue.open_groups >= FULL_SHARE * at.plan.groups_max()
+
+
+def _trainer_waits(at: RunSnapshot) -> bool:
+    if at.pace.recent_steps < STEPS_MIN or at.pace.wait_share <= WAIT_SHARE:
+        return False
+    return at.queue.ready_groups < at.plan.groups_per_step
+
+
 def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     """Warns if the trainer of a living or finished run waits for trajectories most of the time and
     too few groups are ready, with the gain that more rollouts would give. If another split of the
-    run's GPUs would help, `split_off` warns instead.
+    run's GPUs would help, `split_off` warns instead; if rollouts wait as well, for groups that are
+    all open, more of them would not help, and `rollouts_starved` warns.
     """
-    if at.pace.recent_steps < STEPS_MIN or at.pace.wait_share <= WAIT_SHARE:
+    if not _trainer_waits(at) or next(split_off(at), None):
         return
-    if at.queue.ready_groups >= at.plan.groups_per_step or next(split_off(at), None):
+    if _rollouts_wait(at) and _groups_wait(at):
         return
     what = f"the trainer waits {share(at.pace.wait_share)} of a step for trajectories"
     balance = balance_of(at)

@@ -91,6 +91,18 @@ def test_starving_rollouts_are_distinguished_by_the_cause():
     assert "the trainer is the slower side" in warnings_of(moment(state))[0].do
 
 
+def test_rollouts_and_trainer_that_both_wait_for_a_slow_reward_are_one_concern():
+    state = idle(healthy())
+    for step in range(STEPS - 9, STEPS + 1):
+        state.apply(planted.done(step, wait_s=1.5))
+    for group in range(OPEN + GROUPS, OPEN + 5 * GROUPS):
+        state.apply(planted.admitted(group), NOW_S)
+    (concern,) = warnings_of(moment(state))
+    assert concern.kind == "rollouts_starved"
+    assert "the trainer waits" in concern.what
+    assert "task.reward_processes" in concern.do
+
+
 def idle(state: RunState) -> RunState:
     for number in range(2):
         status = planted.status(f"rollout-{number}", NOW_S, idle_s=1.19)
