@@ -192,7 +192,6 @@ def _fence_store(
         else HeldVersions(bus, monotonic)
     )
     by_readers = PinnedByReaders(store, monotonic)
-    for_loss = NeededVersions(store, plan.trainer, plan.rule.max_lag)
     versions = VersionWriter(
         store,
         announcements,
@@ -200,7 +199,8 @@ def _fence_store(
         provenance.term,
         plan.weights,
         initial.model_files,
-        lambda: held() | by_readers() | for_loss(),
+        lambda: held() | by_readers(),
+        to_continue=NeededVersions(store, plan.trainer, plan.rule.max_lag),
     )
     versions.open()
     return versions

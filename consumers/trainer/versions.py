@@ -52,8 +52,9 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class VersionWriter:
     """Publishes the versions of one term of the trainer. `pinned` returns the versions that a
-    rollout or an open partial needs (`data/retention.py`); `model_files` are the configuration and
-    tokenizer files that every anchor carries, by name.
+    rollout or an open partial needs (`data/retention.py`), and `to_continue` those that a resumed
+    trainer needs (`past_versions.py`); `model_files` are the configuration and tokenizer files that
+    every anchor carries, by name.
 
     An anchor and the deltas on it are a chain (`storage/weights/anchors.py`). If several ranks
     share a model, every rank has a writer, and all writers make the same decisions. On every rank
@@ -67,6 +68,7 @@ class VersionWriter:
     settings: WeightsSettings
     model_files: Mapping[str, bytes]
     pinned: Callable[[], Collection[Version]]
+    to_continue: Callable[[], Collection[Version]] = tuple
     clock: Callable[[], float] = time.time
     leads: bool = True
     pointer: Pointer | None = None
@@ -232,7 +234,7 @@ class VersionWriter:
 
     def retain(self) -> None:
         """Delete versions that are no longer needed; a warning is logged if `versions_max` removes
-        one that a rollout or partial still needs. This method may run in another thread beside
+        one that is still needed. This method may run in another thread beside
         `publish`: a version above the pointer counts as being published, and is kept.
         """
         pointer = self.pointer  # read before the listing, which therefore contains its version
@@ -244,6 +246,7 @@ class VersionWriter:
             self.pinned(),
             self.settings.keep_every,
             self.settings.versions_max,
+            self.to_continue(),
         )
         for version in plan.unpinned:
             log.warning(

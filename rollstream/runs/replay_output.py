@@ -111,9 +111,9 @@ def open_replay_output(
         term = next_term(store, "replay", "replay")
         writer = FencedWriter(bus, "weights", "trainer", term)
         files = config_and_tokenizer_files(model_folder(c, folder.path))
-        held, for_loss = HeldVersions(bus), NeededVersions(store, c.trainer, c.dispatch.max_lag)
+        needed = NeededVersions(store, c.trainer, c.dispatch.max_lag)
         versions = VersionWriter(
-            store, writer, c.run, term, c.weights, files, lambda: held() | for_loss()
+            store, writer, c.run, term, c.weights, files, HeldVersions(bus), needed
         )
         versions.open()  # 1
         ledger = Ledger(bus, term)

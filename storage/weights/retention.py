@@ -42,8 +42,8 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Names the versions to delete, oldest first. `unpinned` are those of them that are pinned and
-    deleted nevertheless, because the bound leaves no room for them.
+    """Names the versions to delete, oldest first. `unpinned` are those of them that something still
+    needs and that are deleted nevertheless, because the bound leaves no room for them.
     """
 
     delete: tuple[Version, ...]
@@ -56,15 +56,20 @@ def plan_retention(
     pinned: Collection[Version],
     keep_every: int,
     versions_max: int,
+    to_continue: Collection[Version] = (),
 ) -> RetentionPlan:
     """Plan to keep at most `versions_max` versions, the bases that they need included. `pinned` are
-    the versions that rollouts, open partials and other readers still need.
+    the versions that rollouts, open partials and other readers still need; `to_continue` are those
+    without which no trainer can continue from a kept checkpoint.
 
     Versions that are being published always stay: those of a higher term than the pointer's, and
     those of its own term with a number above the believed one. Then, until the bound is reached,
     these stay in this order: the believed version (always), the newest other one (its fetch may be
-    under way), pinned ones, multiples of `keep_every` (0: none), the rest. Each kind goes newest
-    first, so the oldest pinned versions are given up first.
+    under way), those in `to_continue`, pinned ones, multiples of `keep_every` (0: none), the rest.
+    Each kind goes newest first, so the oldest pinned versions are given up first: their
+    trajectories start again on the newest version. Without one in `to_continue` the run could not go
+    on: a slow rollout that held 7 while 10 was published with `versions_max` 4 had 5 deleted, the
+    reference version of the checkpoint of step 7.
 
     All others are deleted, whatever the bound: versions that lack their manifest or a base, and,
     unless pinned, versions of lower terms with a number above the believed one, because they will
@@ -73,16 +78,17 @@ def plan_retention(
     whole = {stored.version: stored for stored in versions if stored.whole}
     coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
     readable = {version for version in whole if _is_readable(version, whole)}
-    wanted = {v for v in readable if v in pinned or not _is_above(v, pointer)}
+    needed = {*pinned, *to_continue}
+    wanted = {v for v in readable if v in needed or not _is_above(v, pointer)}
     candidates = sorted(wanted.union(coming, whole.keys() & {pointer.version}), reverse=True)
     kept = set(coming).union(*(_chain(version, whole) for version in coming))
-    for version in _by_importance(candidates, pointer, pinned, keep_every):
+    for version in _by_importance(candidates, pointer, (to_continue, pinned), keep_every):
         chain = {version} | _chain(version, whole)
         if len(kept | chain) > versions_max and version != pointer.version:
             break
         kept |= chain
     delete = sorted(stored.version for stored in versions if stored.version not in kept)
-    unpinned = (version for version in delete if version in pinned and version in candidates)
+    unpinned = (version for version in delete if version in needed and version in candidates)
     return RetentionPlan(tuple(delete), tuple(unpinned))
 
 
@@ -103,12 +109,12 @@ def _is_coming(version: Version, pointer: Pointer) -> bool:
 def _by_importance(
     newest_first: Sequence[Version],
     pointer: Pointer,
-    pinned: Collection[Version],
+    needed: Sequence[Collection[Version]],
     keep_every: int,
 ) -> list[Version]:
     believed = [version for version in newest_first if version == pointer.version]
     before = [version for version in newest_first if version not in believed][:1]
-    held = [version for version in newest_first if version in pinned]
+    held = [version for kind in needed for version in newest_first if version in kind]
     multiples = [
         version for version in newest_first if keep_every and version.number % keep_every == 0
     ]

@@ -57,6 +57,16 @@ def test_where_the_bound_must_win_the_oldest_pinned_go_first_and_are_reported():
     assert numbers(plan.unpinned) == [2]
 
 
+def test_what_a_trainer_needs_to_continue_stays_before_what_rollouts_hold():
+    versions = anchors(*range(11))
+    pinned = {Version(number, 1) for number in (7, 8, 9, 10)}
+    plan = plan_retention(versions, at(10), pinned, 0, 4, to_continue={Version(5, 1)})
+    assert numbers(left(versions, plan)) == [5, 8, 9, 10]
+    assert numbers(plan.unpinned) == [7]
+    both = plan_retention(versions, at(10), pinned, 0, 2, to_continue={Version(5, 1)})
+    assert numbers(both.unpinned) == [5, 7, 8]
+
+
 def test_what_is_being_published_stays_and_what_can_never_be_believed_goes():
     coming, newer, void = Version(11, 3), Version(12, 4), Version(11, 2)
     versions = [
