@@ -67,9 +67,9 @@ def plan_retention(
     these stay in this order: the believed version (always), the newest other one (its fetch may be
     under way), those in `to_continue`, pinned ones, multiples of `keep_every` (0: none), the rest.
     Each kind goes newest first, so the oldest pinned versions are given up first: their
-    trajectories start again on the newest version. Without one in `to_continue` the run could not go
-    on: a slow rollout that held 7 while 10 was published with `versions_max` 4 had 5 deleted, the
-    reference version of the checkpoint of step 7.
+    trajectories start again on the newest version. Without one in `to_continue` no trainer could
+    resume: a slow rollout that held 7 while 10 was published with `versions_max` 4 had 5 deleted,
+    the reference version of the checkpoint of step 7.
 
     All others are deleted, whatever the bound: versions that lack their manifest or a base, and,
     unless pinned, versions of lower terms with a number above the believed one, because they will

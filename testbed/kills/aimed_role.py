@@ -11,16 +11,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores import connect as stores_connect
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams import connect
-from rollstream.streams.bus import AppendEntry, Bus, GroupReader
+from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 from rollstream.supervisor.process import ProcessSpec
@@ -54,12 +53,29 @@ class AimedBus:
         self._gate.write(f"truncate {topic}", lambda: self._inner.truncate(topic, before))
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
-        inner, gate = self._inner.join(group, topic, member), self._gate
+        inner = self._inner.join(group, topic, member)
+        return AimedReader(inner, self._gate, f"commit {group} {topic}")
 
-        def commit() -> None:
-            gate.write(f"commit {group} {topic}", inner.commit)
 
-        return SimpleNamespace(poll=inner.poll, close=inner.close, commit=commit)  # type: ignore[return-value]
+@dataclass(frozen=True)
+class AimedReader(GroupReader):
+    """See `GroupReader`; a commit is a write of this `kind`."""
+
+    inner: GroupReader
+    gate: AimedGate
+    kind: str
+
+    def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
+        return self.inner.poll(wait_s, records_max)
+
+    def commit(self, before: Mapping[int, int] | None = None) -> None:
+        self.gate.write(self.kind, lambda: self.inner.commit(before))
+
+    def pass_lost(self) -> dict[int, int]:
+        return self.inner.pass_lost()
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 def aim_at_writes(gate: AimedGate) -> None:
