@@ -29,6 +29,7 @@ NOT_HERE = {
     r"^explore (?!.*--export)|^run .*--explore": "serves until it is stopped; tests/explorer",
     r"vllm-cpu|runs/lora-vllm": "needs vLLM; tests/vllm runs it",
     r"^run runs/two$": "the run that a command with a bucket makes",
+    r"^put-model /models/": "a model of the reader's own; tests/starting_model puts one",
     r"mine\.jsonl": "records of the reader's own; tests/replay has some",
     r"SELECT …|^tail TOPIC|^inspect TRAJECTORY": "shows the form of a command",
     r"^simulate .*(scale=8|CONFIG)": "minutes, or the form of a command; the first one is executed",
