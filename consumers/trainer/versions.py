@@ -234,8 +234,8 @@ class VersionWriter:
 
     def retain(self) -> None:
         """Delete versions that are no longer needed; a warning is logged if `versions_max` removes
-        one that is still needed. This method may run in another thread beside
-        `publish`: a version above the pointer counts as being published, and is kept.
+        one that is still needed. This method may run in another thread beside `publish`: a version
+        above the pointer counts as being published, and is kept.
         """
         pointer = self.pointer  # read before the listing, which therefore contains its version
         assert pointer is not None, "retention comes after a version was published"

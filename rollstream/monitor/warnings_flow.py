@@ -142,9 +142,9 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     as many open groups as permitted, which wait for the trainer or for their rewards, no prompt, or
     slow assignments.
     """
-    if not _rollouts_wait(at):
+    idle = _idle_share(at)
+    if idle <= IDLE_SHARE:
         return
-    idle = fmean(one.idle_share for one in _decoding(at))
     what, balance = f"rollouts are idle {share(idle)} of the time", balance_of(at)
     if _groups_wait(at) and _trainer_waits(at):
         what += f", and the trainer waits {share(at.pace.wait_share)} of a step"
@@ -162,19 +162,16 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     yield RunWarning("rollouts_starved", what, do)
 
 
-def _decoding(at: RunSnapshot) -> list[RolloutSnapshot]:
-    return [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
-
-
-def _rollouts_wait(at: RunSnapshot) -> bool:
-    alive = _decoding(at)
+def _idle_share(at: RunSnapshot) -> float:
+    """Returns the mean of the living rollouts; 0 where it cannot be judged."""
+    alive = [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
     if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
-        return False
-    return fmean(one.idle_share for one in alive) > IDLE_SHARE
+        return 0.0
+    return fmean(one.idle_share for one in alive)
 
 
 def _groups_wait(at: RunSnapshot) -> bool:
-    """Whether nearly all permitted groups are open, so that rollouts get no more."""
+    """Returns whether nearly all permitted groups are open: rollouts get no more."""
     return at.queue.open_groups >= FULL_SHARE * at.plan.groups_max()
 
 
@@ -192,7 +189,7 @@ def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     """
     if not _trainer_waits(at) or next(split_off(at), None):
         return
-    if _rollouts_wait(at) and _groups_wait(at):
+    if _idle_share(at) > IDLE_SHARE and _groups_wait(at):
         return
     what = f"the trainer waits {share(at.pace.wait_share)} of a step for trajectories"
     balance = balance_of(at)

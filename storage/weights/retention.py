@@ -72,7 +72,7 @@ def plan_retention(
     the reference version of the checkpoint of step 7.
 
     All others are deleted, whatever the bound: versions that lack their manifest or a base, and,
-    unless pinned, versions of lower terms with a number above the believed one, because they will
+    unless needed, versions of lower terms with a number above the believed one, because they will
     never be believed.
     """
     whole = {stored.version: stored for stored in versions if stored.whole}

@@ -184,15 +184,17 @@ class AgentRollout:
     def url(self) -> str:
         return self.agents.url
 
-    def kill(self) -> None:
-        """End as `kill -9` does: nothing more is written."""
+    def _end_loop(self) -> None:
         self._stop.set()
         self._loop.join()
+
+    def kill(self) -> None:
+        """End as `kill -9` does: nothing more is written."""
+        self._end_loop()
         self.endpoint.close()
 
     def end(self) -> None:
-        self._stop.set()
-        self._loop.join()  # it reads the pipes of the programs, which are closed next
+        self._end_loop()  # it reads the pipes of the programs, which are closed next
         self.agents.close()
         self.endpoint.close()
         self.in_progress.ended_turns.rewards.close()

@@ -265,8 +265,7 @@ def test_what_cannot_be_log_probabilities_of_the_trajectory_trains_nothing(
     with run_of(tmp_path, {**SCORED, "steps": 2}) as run:
         trainer = run.build_trainer(term=1)  # publishes version 0
         run.start_all()
-        wait_for(lambda: longer_than_one(run))
-        record = longer_than_one(run)[0]  # of one token one value would be right
+        record = wait_for(lambda: longer_than_one(run))[0]  # of one token one value would be right
         wrong = np.ones(len(record.logprobs), np.float32) if values is None else values
         name, group = record.trajectory, record.group
         note = Annotation(name, group, REFERENCE_LOGPROBS, wrong, "foreign")
