@@ -96,8 +96,8 @@ def _written(host: Host, result: SandboxResult) -> bool:
     return host.was_written()
 
 
-def _killed(host: Host, result: SandboxResult) -> bool:
-    return host.is_victim_dead()
+def _harmed(host: Host, result: SandboxResult) -> bool:
+    return host.is_victim_harmed()
 
 
 def _typed(host: Host, result: SandboxResult) -> bool:
@@ -129,8 +129,8 @@ ATTEMPTS = (
     Attempt("network_udp", programs.UDP, _called),
     Attempt("network_abstract", programs.ABSTRACT, _called),
     Attempt("network_vsock", programs.VSOCK, _mark),
-    Attempt("process_kill", programs.KILL, _killed),
-    Attempt("process_trace", programs.TRACE, _killed),
+    Attempt("process_kill", programs.KILL, _harmed),
+    Attempt("process_trace", programs.TRACE, _harmed),
     Attempt("shared_memory", programs.SHARED_MEMORY, _token),
     Attempt("keys", programs.KEYS, _token),
     Attempt("memory", programs.MEMORY, _mark),

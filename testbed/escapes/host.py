@@ -23,6 +23,8 @@ SECRET_VARIABLE = "ESCAPE_SECRET"
 _IPC_CREATE, _IPC_REMOVE = 0o1000, 0
 _ADD_KEY_AND_KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}
 _USER_KEYRING, _SET_TIMEOUT, _KEY_S = -4, 15, 3600
+_ANSWERS = "import sys; sys.stdout.write(sys.stdin.read())"
+_ANSWER_S = 60.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.shmat.restype = ctypes.c_void_p
 _LIBC.shmdt.argtypes = [ctypes.c_void_p]
@@ -53,8 +55,12 @@ class Host:
             listener.listen()
         self.terminal, self._slave = os.openpty()
         os.set_inheritable(self._slave, True)
-        words = [sys.executable, "-c", "import time; time.sleep(3600)", self.mark]
-        self.victim = subprocess.Popen(words, env={SECRET_VARIABLE: self.token})
+        self.victim = subprocess.Popen(
+            [sys.executable, "-c", _ANSWERS, self.mark],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={SECRET_VARIABLE: self.token},
+        )
         self._shared, self.shared_key = _shared_memory(self.token)
         self._add_key()
         return self
@@ -66,7 +72,7 @@ class Host:
         trace: TracebackType | None,
     ) -> None:
         self.victim.kill()
-        self.victim.wait()
+        self.victim.communicate()
         for process in self.survivors():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -111,13 +117,28 @@ class Host:
         return any((place / self.mark).exists() for place in self._places())
 
     def was_typed(self) -> bool:
-        """Returns whether the terminal shows the mark, or got it as input."""
-        if not select.select([self.terminal], [], [], 0)[0]:
-            return False
-        return self.mark.encode() in os.read(self.terminal, 65_536)
+        """Returns whether the terminal shows the mark, or got it as input.
 
-    def is_victim_dead(self) -> bool:
-        return self.victim.poll() is not None
+        The kernel passes on what is written to a terminal later, and in order: what comes before
+        the host's own last word is all that the attempt wrote.
+        """
+        last, shown = b"last-word", b""
+        os.write(self._slave, last)
+        while last not in shown and select.select([self.terminal], [], [], _ANSWER_S)[0]:
+            shown += os.read(self.terminal, 65_536)
+        return self.mark.encode() in shown
+
+    def is_victim_harmed(self) -> bool:
+        """Returns whether the victim no longer answers.
+
+        A signal that is sent but not yet handled leaves a process that looks alive. It cannot
+        answer, because the kernel handles the signal before the process runs again.
+        """
+        try:
+            answer, _ = self.victim.communicate(b"question", timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            return True
+        return answer != b"question"
 
     def survivors(self) -> list[psutil.Process]:
         """Returns living processes that have the mark among their arguments."""
