@@ -58,7 +58,7 @@ class RelayProcess:
 
     def status(self) -> dict[str, Any]:
         host = self.url.removeprefix("http://")
-        connection = http.client.HTTPConnection(host, timeout=10)
+        connection = http.client.HTTPConnection(host, timeout=WAIT_S)
         try:
             connection.request("GET", "/status", headers=token_header())
             return json.loads(connection.getresponse().read())

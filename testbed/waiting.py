@@ -16,7 +16,7 @@ PAUSE_S, PAUSE_S_MAX = 0.002, 0.1
 
 
 def wait_for(
-    condition: Callable[[], Found],
+    condition: Callable[[], Found | None],
     process: subprocess.Popen[bytes] | None = None,
     describe: Callable[[], str] = lambda: "",
 ) -> Found:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.streams.records import Take, Trajectory
 from testbed.repository import ROOT
 from testbed.run_process import read, run_line
+from testbed.servers import free_ports
 
 CONFIGURATION = Path(__file__).with_name("unchanged.toml")
 WITH_PROMPT = EXAMPLES / "with_prompt.py"
@@ -88,8 +88,7 @@ def _outcome(name: str, episodes: int, folder: Path, limit_s: float) -> Outcome:
 
 def _run_service(command: Sequence[str], folder: Path, steps: str, limit_s: float) -> str:
     """Runs with a program that opens its episodes itself; it has the run's tokenizer."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     TextTokenizer(None).whole.save_pretrained(str(folder / "tokenizer"))  # pyright: ignore[reportUnknownMemberType]
     service = subprocess.Popen(
         [*command, f"http://{address}", str(folder / "tokenizer")], start_new_session=True

@@ -13,7 +13,6 @@ the process as it was after it had joined.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from rollstream.storage.starting_model.put import put_model
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.shards import plan_shards
 from testbed.repository import ROOT
+from testbed.servers import free_ports
 
 RANKS = 4
 GOAL = 1.15
@@ -141,9 +141,7 @@ def _drawn(shape: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
 
 def run_ranks(folder: Path, number: int, jobs: tuple[str, ...]) -> list[dict[str, Any]]:
     """Start the ranks and wait for them; returns what each measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_ports(1)[0])
     line = [sys.executable, "-m", "benchmarks.sizes.rank_process", str(folder), str(number), *jobs]
     started: list[subprocess.Popen[bytes]] = []
     try:

@@ -150,15 +150,21 @@ class AgentEpisodes:
         is_outside = isinstance(self.programs, ServicePrograms)
         opened_s = float("inf") if is_outside else self.clock()
         episode = Episode(identity, key, running, conversation, opened_s)
+        reason = end_of(running.environment)
+        starts = reason is None and not running.flushing
+        if starts and is_outside:
+            # Before the endpoint's thread can find the episode: a service that repeats a request
+            # with its earlier key would be refused for good, as if another had taken the episode.
+            self.programs.start(self.order_of(episode))
         self.open[episode.name], self.turns.parked[episode.name] = episode, running
-        if (reason := end_of(running.environment)) is not None:
+        if reason is not None:
             self._end(episode, None, reason)
             return
         if not is_outside:
             running.environment = ""  # the program runs again, and sets its reward again
         if running.flushing:
             self.retrying.append(episode)
-        else:
+        elif not is_outside:
             self.programs.start(self.order_of(episode))
 
     def order_of(self, episode: Episode) -> EpisodeOrder:

@@ -29,7 +29,12 @@ from rollstream.producers.sandbox.base import (
     checked_path,
 )
 from rollstream.producers.sandbox.control_groups import find_control_groups
-from rollstream.producers.sandbox.process import OWN_PROCESSES, ConfinedProcess, Confinement
+from rollstream.producers.sandbox.process import (
+    OWN_PROCESSES,
+    SETUP_S,
+    ConfinedProcess,
+    Confinement,
+)
 from rollstream.producers.sandbox.session import SandboxSession, agent_command
 from rollstream.producers.sandbox.system_calls import has_call_filter
 
@@ -176,7 +181,7 @@ class Bubblewrap:
 
     def report(self) -> Mapping[str, str]:
         """Return what holds each bound here; a program was run to see it."""
-        result = self.run_once(["/bin/true"], b"", {}, SandboxLimits())
+        result = self.run_once(["/bin/true"], b"", {}, SandboxLimits(time_s=SETUP_S))
         if not result.ok:
             raise SandboxRefused(f"bubblewrap runs no program here: {result.errors.strip()}")
         groups = self._groups and f"control group v{self._groups.version}"

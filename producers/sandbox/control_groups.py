@@ -7,15 +7,13 @@ limited children, so the group is made below the nearest group above whose child
 controllers.
 """
 
-import itertools
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_NUMBERS = itertools.count()
-_REMOVAL_S = 5.0
+_REMOVAL_S = 60.0
 _PAUSE_S = 0.002
 
 
@@ -31,7 +29,8 @@ class ControlGroups:
 
     def make(self, memory_bytes: int, processes: int) -> "ControlGroup":
         """Make a group with these bounds. Raises `OSError` if that fails."""
-        name = f"rollstream-sandbox-{os.getpid()}-{next(_NUMBERS)}"
+        # drawn: a killed process leaves its groups, and its pid may be given again
+        name = f"rollstream-sandbox-{os.getpid()}-{os.urandom(4).hex()}"
         group = ControlGroup(self.version, self.memory / name, self.pids / name)
         try:
             group.create(memory_bytes, processes)

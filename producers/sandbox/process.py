@@ -34,7 +34,7 @@ from rollstream.producers.sandbox.inside import pump
 from rollstream.producers.sandbox.system_calls import call_filter, has_call_filter
 
 SETUP_S = 60.0  # until the namespaces are set up, on a busy machine
-END_S = 10.0  # until a killed sandbox is gone
+END_S = 60.0  # until a killed sandbox is gone, on a busy machine
 STATUS_MAX = 1 << 16  # most bytes of the status that bwrap writes
 FILES_MAX = 64  # files that are handed to a sandbox at its start
 OWN_PROCESSES = 1  # process 1 of the namespace
@@ -130,7 +130,9 @@ class ConfinedProcess(ClosedAfterBlock):
         return self._group.kills() if self._group is not None else 0
 
     def kill(self) -> None:
-        """End all processes of the sandbox: the kernel ends a PID namespace with its process 1."""
+        """End all processes of the sandbox: the kernel ends a PID namespace with its process 1, and
+        that one counts as ended when all others of the namespace have.
+        """
         if self._first is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -141,6 +143,10 @@ class ConfinedProcess(ClosedAfterBlock):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(END_S)
+        if self._first is not None:  # bubblewrap's own process may end before it
+            ending = select.poll()
+            ending.register(self._first, select.POLLIN)
+            ending.poll(END_S * 1000)
 
     def close(self) -> None:
         """End the sandbox and give its resources back. May be called twice."""

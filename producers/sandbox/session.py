@@ -30,7 +30,7 @@ from rollstream.producers.sandbox.base import (
 )
 
 START_S = 60.0  # until the process in the sandbox answers, on a busy machine
-GRACE_S = 15.0  # beyond the program's own bound, until the answer must be there
+GRACE_S = 60.0  # beyond the program's own bound, until the answer must be there
 _HEADER_MAX = 1 << 16
 _ENDINGS = ("exit", "time", "output")
 

@@ -142,8 +142,10 @@ class ServicePool:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _wait(self, seconds: float, deadline: Deadline) -> bool:
-        """Wait; False if the deadline is before the end of the wait, or the pool was closed."""
-        if seconds >= deadline.remaining_s():
+        """Wait; False if the deadline is before the end of the wait, or the pool was closed. A wait
+        of 0 has no end, so a service is asked at least once.
+        """
+        if seconds and seconds >= deadline.remaining_s():
             return False
         return not self._stop.wait(seconds)
 

@@ -7,7 +7,6 @@ while programs ask, and counts what was lost.
 
 import json
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Partial, Trajectory
 from rollstream.streams.topics import catalogue
 from testbed.agents.rollout import AgentRollout, assignment, letters_format, resumed
+from testbed.servers import free_ports
 from testbed.waiting import wait_for
 
 SECRET = b"0123456789abcdef"
@@ -146,8 +146,7 @@ def killed_episodes(
     bus_url = f"sqlite:{folder / 'bus'}"
     bus = open_bus(bus_url)
     bus.create(catalogue(1))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    (port,) = free_ports(1)
     programs: list[_Program] = []
     for number in range(episodes):
         place = f"http://127.0.0.1:{port}", f"{number}.0", turns, bus_url

@@ -9,7 +9,6 @@ ends: `task.retries` is larger than the number of kills.
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ from rollstream.streams.records import Partial, Trajectory
 from testbed.agents import service as agent_service
 from testbed.kills.final_counts import counted
 from testbed.run_process import SETTINGS, random_model, read, role, run_line, running, steps_done
+from testbed.servers import free_ports
 from testbed.waiting import wait_for
 
 ROLLOUT, ENDPOINT, AGENT, SANDBOX = "rollout", "endpoint", "agent", "sandbox"
@@ -183,8 +183,7 @@ def killed_run(
     kinds = [ROLLOUT, AGENT, SANDBOX] + [ENDPOINT] * service
     order = [kinds[number % len(kinds)] for number in range(kills)]
     drawn.shuffle(order)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        front = f"127.0.0.1:{free.getsockname()[1]}"
+    front = f"127.0.0.1:{free_ports(1)[0]}"
     settings = [
         *SETTINGS, f"model.path={random_model(base / 'model')}", "trainer.steps=1000",
         f"task.retries={kills + 5}", "agent.episode_s=15",

@@ -5,6 +5,7 @@ their papers in float64 as those in `reference.py`; and all objectives by name. 
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -88,6 +89,7 @@ def kl_in_reward(form: str) -> Objective:
     return loss
 
 
+@cache  # quotients ask for it thousands of times, and it does not depend on the policy
 def _kl_from(form: str, answer: Answer, first: int) -> float:
     total = 0.0
     for old, reference in zip(answer.old[first:], answer.reference[first:], strict=True):

@@ -4,13 +4,20 @@ Import it as `testbed.servers` everywhere: a second name would be a second list.
 """
 
 import fcntl
+import random
+import socket
 import subprocess
+import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from testbed.repository import ROOT
 
 CACHE = ROOT / ".servers"
+PORTS = range(20_000, 32_000)
+"""Below those that the kernel gives to any client, and to a server that takes any port."""
+_HELD = ExitStack()
 _USED: dict[str, str] = {}
 
 
@@ -23,6 +30,30 @@ def installing() -> Generator[None]:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Returns free consecutive ports, which other processes of the tests cannot get until this one
+    ends: a server may bind one seconds later, and again after a kill.
+    """
+    folder = Path(tempfile.gettempdir()) / "rollstream-ports"
+    folder.mkdir(exist_ok=True)
+    drawn = random.SystemRandom()
+    for _ in range(1000):
+        base = drawn.randrange(PORTS.start, PORTS.stop - count)
+        ports = [*range(base, base + count)]
+        with ExitStack() as held:
+            try:
+                for port in ports:
+                    lock = held.enter_context((folder / str(port)).open("w"))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    with socket.socket() as probe:
+                        probe.bind((host, port))
+            except OSError:  # held, or bound
+                continue
+            _HELD.push(held.pop_all())
+            return ports
+    raise RuntimeError(f"no {count} free ports from {PORTS.start} to {PORTS.stop}")
 
 
 def install_packages(packages: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-from testbed.servers import CACHE, installing, use
+from testbed.servers import CACHE, free_ports, installing, use
 from testbed.waiting import WAIT_S
 
 VERSION = "4.3.0"
@@ -70,17 +70,6 @@ broker.heartbeat.interval.ms=500
 """
 
 
-def free_ports(count: int) -> list[int]:
-    """Returns free ports."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def jars() -> Path:
     """The folder of Kafka's jars, fetched by Maven the first time (50 MB)."""
     with installing():
@@ -119,7 +108,7 @@ class KafkaBroker:
         format_more: Sequence[str] = (),
         host: str = "127.0.0.1",
     ) -> None:
-        ports = [*free_ports(2), *([*voters] or free_ports(1))]
+        ports = [*free_ports(2, host), *([*voters] or free_ports(1))]
         self.host, (self.port, self.secure_port) = host, ports[:2]
         controllers = ports[2:]
         self.server = f"{host}:{self.port}"
@@ -224,7 +213,8 @@ def server() -> str:
     if existing is not None:
         use(EXISTING, existing)
         return existing
-    broker = KafkaBroker()
+    # No machine is so busy that its one broker, which nobody kills, counts as lost.
+    broker = KafkaBroker(more="broker.session.timeout.ms=600000\n")
     atexit.register(broker.close)
     broker.start()
     broker.wait_ready()

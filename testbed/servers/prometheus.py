@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.servers import CACHE, installing, use
+from testbed.servers import CACHE, free_ports, installing, use
 from testbed.waiting import WAIT_S
 
 PACKAGE = "prometheus"
@@ -81,9 +80,7 @@ class Prometheus:
             "scrape_configs": [scrape],
         }
         (self._folder / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Prometheus":

@@ -11,7 +11,6 @@ import functools
 import os
 import secrets
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 import boto3
 
 from rollstream.storage.stores.s3.address import parse_s3_url
-from testbed.servers import CACHE, installing, use
+from testbed.servers import CACHE, free_ports, installing, use
 from testbed.waiting import WAIT_S
 
 VERSION = "v1.8.0"
@@ -84,9 +83,7 @@ class VersityGW:
         self.data = self._folder / "data"
         self.data.mkdir()
         self.access_key, self.secret_key = "rollstream", secrets.token_hex(16)
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            self.port: int = probe.getsockname()[1]
+        (self.port,) = free_ports(1, host)
         self.address = f"{host}:{self.port}"
         self.endpoint = f"{'https' if authority else 'http'}://{self.address}"
         self._process: subprocess.Popen[bytes] | None = None

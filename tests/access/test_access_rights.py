@@ -26,7 +26,7 @@ from rollstream.streams.kafka.bus import KafkaBus
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic, catalogue
 from testbed.run_process import SETTINGS
-from testbed.servers.kafka_broker import free_ports
+from testbed.servers import free_ports
 from testbed.waiting import WAIT_S, wait_for
 from tests.access.policies import iam_policy, rights
 from tests.access.secured import BUCKET, RUN, Secured, secured

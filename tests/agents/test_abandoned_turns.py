@@ -3,10 +3,8 @@ reach stay in the record, and are not trained (invariant 13).
 """
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx2
@@ -15,6 +13,8 @@ import pytest
 
 from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.import_path import module_environment
+from rollstream.producers.agents.keys import SessionIdentity
+from rollstream.producers.agents.programs import EpisodeOrder, ServicePrograms
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.bus import Bus
@@ -22,7 +22,7 @@ from rollstream.streams.records import Partial, Trajectory
 from testbed.agents.process import records
 from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, resumed
 from testbed.agents.run import killed_run
-from testbed.servers import bubblewrap
+from testbed.servers import bubblewrap, free_ports
 from testbed.waiting import wait_for
 from tests.agents.held_bus import HeldBus
 
@@ -114,6 +114,28 @@ def test_a_service_that_keeps_its_key_abandons_nothing(bus: Bus):
     assert len(record.turns) == 3
 
 
+def test_an_episode_is_found_by_its_service_as_soon_as_it_is_found_at_all(bus: Bus):
+    """A service that repeats a request while the episode opens again is not told that another
+    program has taken it.
+    """
+    killed_after_two_turns(bus)
+    with agent_rollout(bus, term=2) as rollout:
+        programs, found = rollout.agents.programs, list[object]()
+        earlier = SessionIdentity("0.0", 1, "rollout-0", 1, 0)
+
+        class Asked(ServicePrograms):
+            def start(self, order: EpisodeOrder) -> None:
+                found.append(rollout.agents.find(earlier))
+                programs.start(order)
+                found.append(rollout.agents.find(earlier))
+
+        rollout.agents.programs = Asked()
+        rollout.assign(resumed(bus, assignment(), rollout_term=2))
+        assert found == [None, None]
+        rollout.agents.programs = programs
+        assert rollout.agents.find(earlier) is not None
+
+
 def test_a_service_that_opened_a_later_attempt_keeps_what_it_abandoned(bus: Bus):
     killed_after_two_turns(bus)
     second = resumed(bus, assignment(), rollout_term=2)
@@ -140,6 +162,7 @@ def test_an_end_that_is_in_the_log_keeps_the_abandoned_turns(bus: Bus):
         ask(rollout, "hello", first, "another way")
         assert end(rollout) == 204
         rollout.kill()
+        held.kill()
     with agent_rollout(bus, term=3) as rollout:
         rollout.assign(resumed(bus, second, rollout_term=3))
         (record,) = rollout.finished()
@@ -177,7 +200,7 @@ def test_a_program_that_is_started_again_sets_its_reward_again(bus: Bus):
 
 
 PROGRAM = """
-import json, os, urllib.request
+import json, os, sys, time, urllib.request
 messages = [{"role": "user", "content": "hello"}]
 def send(path, body):
     request = urllib.request.Request(path, json.dumps(body).encode(), method="POST", headers={
@@ -186,6 +209,8 @@ def send(path, body):
     with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read()
 for number in range(12):
+    if number == 5 and not os.path.exists(sys.argv[1]):
+        time.sleep(600)
     body = {"model": "m", "messages": messages}
     found = json.loads(send(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body))
     text = found["choices"][0]["message"]["content"]
@@ -200,7 +225,7 @@ def start(folder: Path, port: int, term: int) -> "subprocess.Popen[bytes]":
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "testbed.agents.process", str(folder), str(port), str(term)]
     return subprocess.Popen(
-        [*command, "1", sys.executable, str(program)],
+        [*command, "1", sys.executable, str(program), str(folder / "goes-on")],
         env={**os.environ, **module_environment()},
     )
 
@@ -209,19 +234,18 @@ def start(folder: Path, port: int, term: int) -> "subprocess.Popen[bytes]":
 def test_a_killed_command_that_takes_another_way_has_its_turns_trained_once(
     bus: Bus, tmp_path: Path
 ):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    (port,) = free_ports(1)
 
     def answered() -> list[str]:
         found = [one for one in records(bus, "partials") if isinstance(one, Partial)]
         return [turn.digest for one in found for turn in one.turns]
 
     process = start(tmp_path, port, 1)
-    wait_for(lambda: len(answered()) >= 4, process)
-    time.sleep(0.003)  # into the next turn
+    wait_for(lambda: len(answered()) == 5, process)
     process.kill()
     process.wait()
     before = answered()
+    (tmp_path / "goes-on").touch()
     process = start(tmp_path, port, 2)
     wait_for(lambda: records(bus, "trajectories"), process)
     process.kill()

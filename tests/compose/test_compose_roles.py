@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from rollstream.storage.metrics_file import read_metrics
-from testbed.servers import use
-from testbed.servers.kafka_broker import VERSION, KafkaBroker, free_ports
+from testbed.servers import free_ports, use
+from testbed.servers.kafka_broker import VERSION, KafkaBroker
 from testbed.servers.versity import VersityGW
 from testbed.waiting import WAIT_S, wait_for
 from tests.compose.compose_file import (

@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from rollstream.metrics.endpoint import endpoint_file
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.streams.records import StepDone, Trajectory
 from testbed.scraping import Series, endpoint, get, scrape, value
+from testbed.servers import free_ports
 from testbed.waiting import WAIT_S, wait_for
 from tests.metrics.live_run import records, started, wait_for_iteration
 
@@ -149,24 +149,11 @@ def test_killed_roles_come_back_with_a_new_endpoint_and_one_line_per_step(
     assert {(line["step"], line["time_s"]) for line in lines} == done
 
 
-def free_ports(count: int) -> int:
-    """The first of so many consecutive free ports, below the system's ephemeral range."""
-    for base in range(20000 + os.getpid() % 1000, 30000, count):
-        with ExitStack() as held:
-            try:
-                for port in range(base, base + count):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return base
-    raise AssertionError("no free ports")
-
-
 @pytest.mark.long
 def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_does_no_harm(
     tmp_path: Path, model: Path
 ):
-    folder, base = tmp_path / "run", free_ports(8)
+    folder, base = tmp_path / "run", free_ports(8)[0]
     settings = ("trainer.steps=3", "evaluation.enabled=false")
     with (
         socket.create_server(("127.0.0.1", base + 3)),  # the port of the third role, the trainer

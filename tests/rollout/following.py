@@ -30,6 +30,7 @@ from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
 from testbed.synchronous_sender import SynchronousSender
+from testbed.waiting import wait_for
 
 CONFIG = Qwen3Config(
     vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -83,9 +84,7 @@ class Followed:
     def fetched(self, held: Version | None) -> FetchedWeights:
         self.follower.read()
         self.follower.prefetch(held)
-        while (fetched := self.follower.take()) is None:
-            pass
-        return fetched
+        return wait_for(self.follower.take)
 
     def differing(self, engine: TorchEngine) -> list[str]:
         """The tensors that the engine serves in other bits than one that is opened with those of

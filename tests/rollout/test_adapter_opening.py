@@ -25,6 +25,7 @@ from rollstream.storage.settings import LoraSettings, WeightsSettings
 from rollstream.storage.weights.adapters import AdapterTensors
 from rollstream.streams.writer import FencedWriter
 from testbed.repository import ROOT
+from testbed.waiting import wait_for
 
 BEYOND_MAX = 64e6
 """Two pieces of a request, the segments of a tensor, and what opening an engine takes by itself."""
@@ -79,8 +80,7 @@ def measure(folder: Path) -> None:
         follower = WeightsFollower(place.bus, place.store, streamed_above=0)
         follower.read()
         follower.prefetch(None)
-        while (fetched := follower.take()) is None:
-            pass
+        fetched = wait_for(follower.take)
         memory.begin("open")
         engine, _ = open_rollout_engine(place, fetched)
         assert not compare_all_tensors(fetched, engine.read_back, 0.0).compared.differing

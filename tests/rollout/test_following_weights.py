@@ -110,10 +110,15 @@ def is_patch(update: WeightUpdate) -> bool:
 
 
 def is_here(run: Followed, version: Version) -> bool:
-    """# its thread has ended, so nothing is in progress"""
+    """Its thread has ended, so nothing is in progress."""
     fetched = run.follower._fetched
     is_wanted = fetched is not None and fetched.announced.version == version
     return is_wanted and not run.follower.is_busy()
+
+
+def is_fetched_ahead(run: Followed, held: Version, version: Version) -> bool:
+    run.follower.fetch_ahead(held)
+    return is_here(run, version)
 
 
 def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followed) -> None:
@@ -158,11 +163,9 @@ def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: 
     for _ in range(3):
         newest = run.publish()
         run.follower.read()
-        while not is_here(run, newest):
-            run.follower.fetch_ahead(engine.version)
-    while (fetched := run.follower.take()) is None:
-        pass  # its thread is about to end
-    assert (fetched.update.base, fetched.update.version) == (Version(0, 1), newest)  # pyright: ignore[reportPossiblyUnboundVariable]
+        wait_for(lambda v=newest: is_fetched_ahead(run, engine.version, v))
+    fetched = wait_for(run.follower.take)  # its thread is about to end
+    assert (fetched.update.base, fetched.update.version) == (Version(0, 1), Version(3, 1))
     assert is_patch(fetched.update)
     engine.update(fetched.update, "keep_version")
     assert run.differing(engine) == []

@@ -5,6 +5,8 @@ import pytest
 from rollstream.api import sandbox
 from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
+from rollstream.producers.sandbox import factory
+from rollstream.producers.sandbox.factory import SandboxPlan
 from rollstream.producers.sandbox.grading import passes_tests, program_of
 from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.producers.tasks.base import Option, Score
@@ -20,6 +22,12 @@ CALLS = [{"call": "add(1, 2)", "returns": 3}, {"call": "add([1], [2])", "returns
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
     bubblewrap.program()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else this machine does, a program has the time that it needs."""
+    monkeypatch.setattr(factory, "_plan", SandboxPlan(limits=PATIENT))
 
 
 def fenced(program: str) -> str:

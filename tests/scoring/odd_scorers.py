@@ -22,10 +22,11 @@ def lone(finished: Finished) -> float:
 
 
 def misbehaves(finished: Finished) -> object:
-    """Returns the score that the reference names."""
+    """Returns the score that the reference names. For `hangs PATH` it makes that file first."""
     if finished.reference == "raises":
         raise ZeroDivisionError("no such quality")
-    if finished.reference == "hangs":
+    if finished.reference.startswith("hangs "):
+        Path(finished.reference.partition(" ")[2]).touch()
         time.sleep(600)
     if finished.reference == "exits":
         os._exit(9)

@@ -1,7 +1,8 @@
 """Finished trajectories for scorers, and a scorer in a thread."""
 
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -52,10 +53,14 @@ def post(bus: Bus, *records: Trajectory) -> None:
 
 
 def scorer(
-    bus: Bus, function: str = "", names=("reward",), limit_s: float = 30.0, name: str = "scorer-0"
+    bus: Bus,
+    function: str = "",
+    names=("reward",),
+    name: str = "scorer-0",
+    clock: Callable[[], float] = time.monotonic,
 ) -> Scorer:
-    task = TaskSettings(reward_timeout_s=limit_s)
-    pool = RewardPool(task, function=function)
+    """`clock` is that of its processes' bound, `WAIT_S`."""
+    pool = RewardPool(TaskSettings(reward_timeout_s=WAIT_S), clock=clock, function=function)
     return Scorer(bus, pool, AnnotationPlan(tuple(names), not function, name), window=16)
 
 

@@ -9,7 +9,7 @@ from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue
 from testbed.servers import kafka_broker
-from testbed.waiting import wait_for
+from testbed.waiting import WAIT_S, wait_for
 from tests.scoring.scoring_samples import finished, is_caught_up, notes, post, running, scorer
 
 
@@ -60,18 +60,22 @@ def test_a_lone_number_is_the_first_name(bus: Bus):
     assert (other.values.tolist(), other.reason) == ([], "not among what was given (quality)")
 
 
-def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus):
+def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus, tmp_path: Path):
     kinds = ("raises", "hangs", "exits", "text", "nan", "huge", "wide", "less", "fine")
-    post(bus, *[finished(f"{n}.0", reference=kind) for n, kind in enumerate(kinds)])
-    one = scorer(bus, "tests.scoring.odd_scorers:misbehaves", ("quality",), limit_s=1.0)
+    hangs, now_s = tmp_path / "hangs", [0.0]
+    words = {"hangs": f"hangs {hangs}"}
+    post(bus, *[finished(f"{n}.0", reference=words.get(k, k)) for n, k in enumerate(kinds)])
+    one = scorer(bus, "tests.scoring.odd_scorers:misbehaves", ("quality",), clock=lambda: now_s[0])
     with running(one):
+        wait_for(hangs.exists)
+        now_s[0] = 2 * WAIT_S
         wait_for(lambda: is_caught_up(bus))
     found = {kinds[note.group]: note for note in notes(bus)}
     assert {kind for kind, note in found.items() if not note.reason} == {"fine"}
     assert all(len(note.values) == 0 for kind, note in found.items() if kind != "fine")
     reasons = {kind: note.reason for kind, note in found.items()}
     assert "ZeroDivisionError at odd_scorers.py" in reasons["raises"]
-    assert reasons["hangs"] == "took longer than 1 s"
+    assert reasons["hangs"] == f"took longer than {WAIT_S:g} s"
     assert reasons["exits"] == "its process ended (exit code 9)"
     assert reasons["text"] == "the result is a str, not a number"
     assert reasons["nan"] == "the result is nan"

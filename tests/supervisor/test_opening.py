@@ -20,6 +20,7 @@ from rollstream.supervisor.process import (
     last_lines,
 )
 from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
+from testbed.waiting import wait_for
 
 CAUSE = RuntimeError("out of memory")
 
@@ -105,8 +106,7 @@ def test_the_message_is_that_of_the_last_start(tmp_path):
     child = ChildProcess(
         ProcessSpec("role", [sys.executable, "-c", "print('nothing more')"]), log, {}, None
     )
-    while child.reap() is None:
-        pass
+    wait_for(lambda: child.reap() is not None)
     assert child.error_message() == ""
 
 
@@ -119,8 +119,7 @@ def test_a_log_is_rotated_and_its_newest_lines_are_read_across(tmp_path: Path) -
         "print('rollstream: the end', flush=True)"
     )
     child = ChildProcess(ProcessSpec("role", [sys.executable, "-c", script]), log, {}, None)
-    while child.reap() is None:
-        pass
+    wait_for(lambda: child.reap() is not None)
     child.rotate_log(bytes_max=1 << 20)
     assert not log.with_suffix(".log.1").exists()
     child.rotate_log(bytes_max=100)

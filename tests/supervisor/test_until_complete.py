@@ -26,7 +26,7 @@ from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
 from rollstream.streams.values import Version
 from testbed.memory import MemoryStore
 from testbed.run_process import started
-from testbed.servers.kafka_broker import free_ports
+from testbed.servers import free_ports
 from testbed.waiting import WAIT_S, wait_for
 
 STEPS = 3

@@ -24,6 +24,7 @@ from rollstream.producers.engines.base import Emission, Engine, EngineOptions, G
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.values import Sampling, Span, Tokens, Version
+from testbed.waiting import WAIT_S
 
 V1, V2 = Version(1, 1), Version(2, 1)
 VOCABULARY = 19
@@ -134,7 +135,7 @@ def gather(gained: dict[str, Gained], emissions: Iterable[Emission]) -> None:
 
 
 def run_all(
-    engine: Engine, requests: Iterable[GenerationRequest] = (), wait_s: float = 10.0
+    engine: Engine, requests: Iterable[GenerationRequest] = (), wait_s: float = WAIT_S
 ) -> dict[str, Gained]:
     """Runs everything in the engine to its end."""
     for request in requests:

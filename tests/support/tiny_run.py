@@ -61,7 +61,7 @@ SIZES = {
 
 DISPATCH = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0)
 ROLLOUT = RolloutSettings(slots=8, context_max=64, status_s=0.1)
-TASK = TaskSettings()
+TASK = TaskSettings(reward_timeout_s=WAIT_S)
 NO_LORA = LoraSettings()
 WEIGHTS = WeightsSettings(dtype="float32")
 NO_AGENT = AgentSettings()

@@ -9,6 +9,9 @@ import pytest
 from examples.agents.tool_agent import TOOLS, calculate
 from examples.agents.treasure import WAYS, Player, Treasure, look, play, world_of
 from rollstream.config.config import load
+from rollstream.producers.sandbox import factory
+from rollstream.producers.sandbox.base import SandboxLimits
+from rollstream.producers.sandbox.factory import SandboxPlan
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Document, Task, Teacher
 from rollstream.producers.tasks.registry import load_task
@@ -75,8 +78,9 @@ def test_a_text_has_several_tokenizations():
     assert tokenizer.decode(whole) == tokenizer.decode(apart) == "10"
 
 
-def test_the_tool_computes_in_a_sandbox():
+def test_the_tool_computes_in_a_sandbox(monkeypatch: pytest.MonkeyPatch):
     bubblewrap.program()
+    monkeypatch.setattr(factory, "_plan", SandboxPlan(limits=SandboxLimits(time_s=300)))
     assert calculate(json.dumps({"expression": "345*67"})) == "23115"
     assert calculate(json.dumps({"expression": "345*"})) == "error"
     of_the_host = str(ROOT / "pyproject.toml")

@@ -6,14 +6,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import psutil
 import pytest
+from kafka.errors import for_code  # pyright: ignore[reportAttributeAccessIssue] (made by name)
 
 from rollstream.errors import BusError, BusTimeout
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
+from rollstream.streams.kafka.admin import call_with_retries
 from rollstream.streams.kafka.bus import KafkaBus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import GroupClosed
@@ -38,6 +41,7 @@ for number in range(int(sys.argv[2])):
 MEMBER = """
 import sys
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
+from rollstream.streams.kafka.admin import call_with_retries
 from rollstream.streams.kafka.bus import KafkaBus
 bus = KafkaBus(parse_kafka_url(sys.argv[1]), Secrets(), lease_s=2.0)
 reader = bus.join("g", "t", sys.argv[2])
@@ -157,6 +161,33 @@ def test_of_two_members_one_is_killed_and_nothing_is_lost() -> None:
     writer.join()
     assert (doomed.wait(WAIT_S), heir.wait(WAIT_S)) == (-9, -9)
     bus.close()
+
+
+FENCED = (
+    "error_code=38, error_message='Unable to replicate the partition 1 time(s): All brokers are "
+    "currently fenced, or have all their log directories cordoned.'"
+)
+"""What Kafka 4.3 answers to a new topic at some moments after its only broker was stopped for
+longer than its session (2 of 5 stops)."""
+
+
+@pytest.mark.parametrize(
+    ("text", "tries"), [(FENCED, 2), ("because only 1 broker(s) are registered", 1)]
+)
+def test_a_topic_waits_for_brokers_that_start_but_not_for_copies_that_cannot_be(
+    text: str, tries: int
+) -> None:
+    answers = iter([for_code(38)(text), None])
+    asked: list[object] = []
+
+    def once() -> None:
+        asked.append(answer := next(answers))
+        if answer is not None:
+            raise answer
+
+    with pytest.raises(BusError, match="refuses it") if tries == 1 else nullcontext():
+        call_with_retries("create topics", WAIT_S, once, lambda error: None)
+    assert len(asked) == tries
 
 
 def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: KafkaBroker) -> None:

@@ -1,6 +1,7 @@
 """Consumer groups in Kafka's own protocol: they spread partitions and lose nothing."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,9 +15,9 @@ from rollstream.streams.kafka.group import KafkaGroupReader
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic
 from testbed.servers.kafka_broker import new_url
+from testbed.waiting import WAIT_S
 
 EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)]
-WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -44,6 +45,15 @@ def poll_until(
         for reader, messages in zip(readers, got, strict=True):
             messages += reader.poll(0.1)
     return got
+
+
+def beside(act: Callable[[], None], other: GroupReader) -> None:
+    """Acts while the other member reads: a rebalance ends only when all members take part."""
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(act)
+        while not acting.done():
+            other.poll(0.1)
+        acting.result()
 
 
 def offsets(messages: list[Message]) -> list[tuple[int, int]]:
@@ -93,11 +103,11 @@ def test_partitions_move_to_a_member_that_joins(filled: Bus) -> None:
     got = poll_until([one, two], each_has_some)
     assert {m.partition for m in got[0]} | {m.partition for m in got[1]} == {0, 1}
     two.commit()
-    one.commit()
+    beside(one.commit, two)
     moved = {m.partition for m in got[1]}
     assert len(moved) == 1
-    for reader in (one, two):
-        reader.close()
+    beside(one.close, two)
+    two.close()
 
 
 def test_what_was_not_committed_goes_to_the_next_owner(filled: Bus) -> None:

@@ -36,8 +36,8 @@ from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
+from testbed.servers import free_ports
 from tests.trainer.learning_reference import build
-from tests.trainer.sharded.sharded_ranks import free_port
 
 SIZE = 2
 
@@ -99,7 +99,7 @@ def started(folder: Path, term: int, plan: dict[str, Any], rank: int, port: int)
 
 def main(folder: Path, terms_max: int, plan: dict[str, Any]) -> None:
     for term in range(1, terms_max + 1):
-        port = free_port()
+        (port,) = free_ports(1)
         children = [started(folder, term, plan, rank, port) for rank in range(SIZE)]
         ended = [os.waitpid(child, 0)[1] for child in children]
         if not any(ended):

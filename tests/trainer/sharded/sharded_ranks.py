@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.repository import ROOT
+from testbed.servers import free_ports
 from testbed.waiting import WAIT_S
 
 NO_ENVIRONMENTS: Mapping[int, Mapping[str, str]] = {}
@@ -30,7 +30,7 @@ def ranks(
     """
     folder.mkdir(exist_ok=True)
     started: list[subprocess.Popen[bytes]] = []
-    port = str(free_port())
+    port = str(free_ports(1)[0])
     line = [sys.executable, "-m", "tests.trainer.sharded.sharded_process", str(folder)]
     line += [str(timeout_s), json.dumps(changed), *jobs]
     try:
@@ -65,9 +65,3 @@ def found(folder: Path) -> dict[str, Any]:
 
 def rank_output(folder: Path, rank: int) -> str:
     return (folder / f"rank-{rank}.log").read_text()
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]

@@ -4,7 +4,6 @@ machine; and a web server with given answers.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from transformers import PreTrainedConfig
 
 from rollstream.producers.engines.vllm.core import write_config
 from testbed.repository import ROOT
+from testbed.servers import free_ports
 
 KEY = "a-key-of-the-tests"
 SLOTS, CONTEXT = 16, 512
@@ -99,9 +99,7 @@ class Server:
 def serve(config: PreTrainedConfig, folder: Path) -> Server:
     """Starts it; it answers some time after."""
     write_config(config, folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        server = Server(folder, free.getsockname()[1])
+    server = Server(folder, free_ports(1)[0])
     server.start()
     return server
 

@@ -24,7 +24,6 @@ from tests.engines.test_engine_contract import (  # noqa: F401  collected here, 
     test_after_the_environments_turn_it_continues_on_any_engine,
     test_an_append_that_fills_the_context_ends_without_another_token,
     test_append_is_refused_where_nothing_is_held,
-    test_keep_version_needs_an_empty_engine,
     test_the_same_tokens_alone_and_in_any_batch,
     test_what_is_served_is_read_back_bit_for_bit,
 )
@@ -46,7 +45,7 @@ from tests.vllm.vllm_samples import check_all_whole, take_updates, vllm_model
 
 pytestmark = pytest.mark.slow
 LONG = Sampling(temperature=0, tokens_max=400)
-LONG_STEP_S, SHORT_STEP_S = 0.05, 0.02  # its 400 tokens take 20 s; the 40 of others 0.8 s
+LONG_STEP_S, SHORT_STEP_S = 0.1, 0.02  # the 400 tokens of `LONG` take 40 s
 ENTRY = {"name": "a", "dtype": "F32", "shape": [6], "begin": 0, "bytes": 24}
 
 
@@ -140,6 +139,18 @@ def test_recomputing_equals_a_full_prefill_and_siblings_never_hit_the_old_cache(
     sibling = run_all(engine, [ask("u", prompt(100), Sampling(tokens_max=30))])["u"]
     wanted = chosen_logprobs(new, prompt(100), sibling.tokens)
     torch.testing.assert_close(torch.tensor(sibling.logprobs), wanted, atol=1e-4, rtol=0)
+
+
+def test_keep_version_needs_an_empty_engine(server: Server) -> None:
+    """Invariant 4: the refusal changes nothing, and the trajectory ends under its version."""
+    engine, new = connect(server, context_max=448), vllm_model("qwen3", 1).state_dict()
+    gained = half_way(server, engine)
+    with pytest.raises(EngineRefused, match="keep_version"):
+        engine.update(WeightUpdate(V2, new), "keep_version")
+    assert to_the_end(server, engine, gained).spans == [(V1, 400)]
+    engine.update(WeightUpdate(V2, new), "keep_version")
+    after = run_all(engine, [ask("u", prompt(6), Sampling(temperature=0, tokens_max=3))])
+    assert after["u"].spans == [(V2, 3)]
 
 
 def test_moved_in_the_middle_greedy_tokens_stay_the_same(server: Server) -> None:
