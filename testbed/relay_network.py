@@ -136,7 +136,7 @@ class RelayNet:
         return RelayStore(self.store, relay.folder)
 
     def pushing(self, bytes_max: int = 1 << 30, bytes_per_s: float = 0) -> PushingStore:
-        directory = RelayDirectory(self.bus, 5.0)
+        directory = RelayDirectory(self.bus, WAIT_S)
         return PushingStore(self.store, directory, bytes_max, BandwidthLimiter(bytes_per_s))
 
     def write(

@@ -16,6 +16,7 @@ sys.dont_write_bytecode = False
 
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
 
 from testbed.servers import used, used_elsewhere  # noqa: E402
 
@@ -28,7 +29,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", UNTIMED, derandomize=True)
 settings.register_profile("fuzz", UNTIMED, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "repeatable")
+settings.load_profile(PROFILE)
+if PROFILE == "repeatable":
+    # Hypothesis also draws constants of the modules that were imported so far: then which examples
+    # a test gets would depend on the tests before it in this process.
+    providers._get_local_constants = lambda: providers._local_constants  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture(scope="session")

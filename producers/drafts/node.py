@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollstream.deadline import Deadline
 from rollstream.errors import StoreError
 from rollstream.producers.drafts import shared_memory
 from rollstream.producers.drafts.history import AnswerHistory, OccurrenceChoice
@@ -90,9 +91,9 @@ class SharedHistory:
 
 log = logging.getLogger(__name__)
 
-# Tries of a leaving process to get the lock, and the pause between two tries. Another process that
-# leaves holds the lock for less time than all tries take.
+# Tries of a leaving process to get the lock while others use the memory, and the pause between two.
 LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005
+LEAVE_S = 10.0  # for this long it waits for the lock if nobody uses the memory
 
 
 class NodeHistory:
@@ -157,12 +158,17 @@ class NodeHistory:
         return self._history(self._written)
 
     def leave(self) -> None:
-        """Stop drafting and writing; the last process of the node removes the memory."""
+        """Stop drafting and writing; the last process of the node removes the memory.
+
+        Two may leave at once: A has the lock, finds that B uses the memory, and keeps it; B stops
+        using it before A gives the lock back. Nobody uses it then, so B waits for the lock.
+        """
         self._shared.close()
         if self._written is not None:
             self._written.close()
             self._written = None
-        for _ in range(LEAVE_TRIES):
+        tries, deadline = LEAVE_TRIES, Deadline(LEAVE_S)
+        while tries and not deadline.passed():
             try:
                 self._lock = (
                     shared_memory.lock_folder(self.folder) if self._lock is None else self._lock
@@ -175,6 +181,7 @@ class NodeHistory:
                 return
             if not self.path.exists():
                 return
+            tries -= shared_memory.is_held(self.path)
             time.sleep(LEAVE_PAUSE_S)
 
     def _left_by_another(self) -> shared_memory.HistorySegment | None:

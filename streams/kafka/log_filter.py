@@ -39,8 +39,12 @@ class RateLimitedHandler(logging.Handler):
 
 
 def _is_retry(record: logging.LogRecord) -> bool:
-    """Return whether a record of the network code is no error, or one that a reconnect repairs."""
+    """Return whether a record of the network code is no error, or one that a reconnect repairs. A
+    certificate that is refused will be refused again, and no other message names it.
+    """
     arguments = record.args if isinstance(record.args, tuple) else ()
+    if any("CERTIFICATE" in str(one) for one in arguments):
+        return False
     return record.levelno < logging.ERROR or any(type(one).__name__ in RETRIED for one in arguments)
 
 

@@ -191,7 +191,12 @@ class PrefetchConsumer:
         with self._changed:
             while not self._closed:
                 now_s = time.monotonic()
-                self._feeds = {t: f for t, f in self._feeds.items() if now_s - f.used_s < UNUSED_S}
+                # A lost one stays until its reader takes the error, so that a loss counts once.
+                self._feeds = {
+                    t: f
+                    for t, f in self._feeds.items()
+                    if f.lost is not None or now_s - f.used_s < UNUSED_S
+                }
                 growing = {t: f for t, f in self._feeds.items() if f.may_grow()}
                 if growing:
                     return growing

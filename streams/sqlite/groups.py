@@ -35,8 +35,9 @@ class GroupCoordinator(Protocol):
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        """Store the positions of those partitions whose lease the member still holds; ignore the
-        others.
+        """Store the positions of those partitions whose lease no other member has taken, even if
+        it ran out; ignore the others. A member that stood still for longer than its lease, and that
+        nobody replaced, would commit nothing otherwise, and believe that it had.
         """
         ...
 
@@ -221,10 +222,9 @@ class SqliteGroups:
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        now_s = self._clock()
         with self._database.writing("commit to") as connection:
             leases = _leases(connection, group, topic)
-            held = {p for p, at in leases.items() if at.owner == member and at.expires_s > now_s}
+            held = {p for p, at in leases.items() if at.owner == member}
             _store_commits(
                 connection, group, topic, {p: at for p, at in positions.items() if p in held}
             )

@@ -117,7 +117,7 @@ WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND
 ORDER BY first LIMIT ?2
 """
 
-CREATED_S = 2.0  # for this long an empty file may be one that another process is creating
+CREATED_S = 10.0  # for this long an empty file may be one that another process is creating
 
 
 class TopicLog:

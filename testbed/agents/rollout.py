@@ -36,7 +36,7 @@ from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Assignment, Partial, Trajectory
 from rollstream.streams.values import Sampling, Version
-from testbed.waiting import wait_for
+from testbed.waiting import WAIT_S, wait_for
 
 CONTEXT = 2048
 LETTERS = tuple(range(ord("a"), ord("z") + 1))
@@ -101,10 +101,9 @@ class AgentRollout:
             "torch", model.config, model.state_dict(), Version(0, 1),
             EngineOptions(slots=8, context_max=CONTEXT, emit_every=4),
         )  # fmt: skip
-        settings = RolloutSettings(slots=8, context_max=self.context)
         publisher = RolloutPublisher(
-            self.bus, BackgroundSender(self.bus), self.name, self.term, settings,
-            StatusSchedule(1.0),
+            self.bus, BackgroundSender(self.bus), self.name, self.term,
+            RolloutSettings(slots=8, context_max=self.context), StatusSchedule(1.0),
         )  # fmt: skip
         ended = EndedTurns(
             RewardPool(self.task),
@@ -115,8 +114,9 @@ class AgentRollout:
             retries=self.task.retries,
             late=self.task.reward == "late",
         )
+        settings = self.settings.model_copy(update={"setup_s": WAIT_S})  # on a busy machine, too
         self.agents = AgentEpisodes(
-            engine, ended, publisher, self.settings, self.chat, SessionKeys(self.secret),
+            engine, ended, publisher, settings, self.chat, SessionKeys(self.secret),
             open_programs(self.settings, self.task),
             AgentInbox(),
             prompt_text=lambda running: self.chat.user_text(running.assignment.tokens.tolist()),

@@ -83,7 +83,7 @@ class AimedGate:
     def __init__(self, folder: Path, process: str) -> None:
         self._folder, self._process = folder, process
         self._aims: list[tuple[int, Aim]] = []
-        self._read = 0
+        self._read = (0, 0, 0)
         self._turn = threading.Condition()
         self._making = 0
         self._counts: Counter[str] = Counter()
@@ -116,7 +116,9 @@ class AimedGate:
     def _known(self) -> list[tuple[int, Aim]]:
         """The aims at this process; the file is read again when it changed."""
         file = self._folder / "aims.json"
-        changed = file.stat().st_ino  # each writing is a new file
+        now = file.stat()
+        # Each writing is a new file, which may get the number of the last but one.
+        changed = now.st_ino, now.st_mtime_ns, now.st_size
         if changed != self._read:
             known = [Aim(**one) for one in json.loads(file.read_text())]
             self._aims = [(n, aim) for n, aim in enumerate(known) if aim.process == self._process]

@@ -125,7 +125,7 @@ def both_dispatches(run: RunByHand) -> tuple[Hand, Hand]:
 @pytest.mark.slow
 def test_a_standby_takes_over_from_a_dispatch_that_was_killed(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
-    with by_hand(folder, model, [*MANY, "dispatch.lease_s=1"]) as run:
+    with by_hand(folder, model, [*MANY, "dispatch.lease_s=20"]) as run:
         for name in ("trainer", "prompts", "rollout-0", "archive"):
             run.start(name)
         leader, standby = both_dispatches(run)

@@ -93,7 +93,7 @@ def test_one_stuck_sample_holds_no_step_its_group_is_trained_with_its_survivors(
         ghost.start()
         wait_for(lambda: run.records("assignments", Assignment))
         run.start_rollout("rollout-0")
-        run.pass_deadlines(lambda groups: run.finished() == 4 * groups - 1)
+        run.pass_deadlines(lambda groups: groups == 12 and run.finished() == 47)
         assert trainer.run(threading.Event())
         run.end()
         ghost.join(WAIT_S)

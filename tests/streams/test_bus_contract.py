@@ -128,7 +128,7 @@ def test_a_waiting_reader_gets_what_another_thread_appends(bus: Bus) -> None:
     bus.create([Topic("t")])
     writer = threading.Timer(0.05, lambda: bus.append("t", entries("late")))
     writer.start()
-    assert [m.value for m in bus.read("t", {0: 0}, wait_s=20)] == [b"late"]
+    assert [m.value for m in bus.read("t", {0: 0}, wait_s=WAIT_S)] == [b"late"]
     writer.join()
 
 

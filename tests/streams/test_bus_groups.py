@@ -70,6 +70,16 @@ def test_a_member_that_lost_its_lease_commits_nothing(filled: Bus, clock: HandCl
     assert filled.committed("g", "t") == committed
 
 
+def test_a_member_that_stood_still_and_was_not_replaced_commits(
+    filled: Bus, clock: HandClock
+) -> None:
+    slow = filled.join("g", "t", "slow")
+    slow.poll(0)
+    clock.now_s += LEASE_S + 1
+    slow.commit()
+    assert filled.committed("g", "t") == {0: Position(3), 1: Position(3)}
+
+
 def test_polling_renews_the_lease(filled: Bus, clock: HandClock) -> None:
     alive, other = filled.join("g", "t", "alive"), filled.join("g", "t", "other")
     for _ in range(5):

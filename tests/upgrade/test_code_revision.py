@@ -11,11 +11,21 @@ from pathlib import Path
 import pytest
 
 import rollstream
+from rollstream import revision
 from rollstream.cli.main import main
 from rollstream.revision import UNKNOWN, code_revision
 from rollstream.streams.release import RELEASE
+from testbed.waiting import WAIT_S
 
 SOURCES = Path(rollstream.__file__).parent.parent
+COMPILED = shutil.ignore_patterns("__pycache__")
+"""Left out of copies: another process may write there meanwhile."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine, git answers in time."""
+    monkeypatch.setattr(revision, "_GIT_TIMEOUT_S", WAIT_S)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -52,7 +62,7 @@ def test_a_checkout_of_ours_has_its_commit_and_whether_it_changed(tmp_path: Path
 
 def test_an_untracked_copy_at_the_top_of_a_users_repository_is_not_ours(tmp_path: Path) -> None:
     repository(tmp_path)
-    shutil.copytree(SOURCES / "rollstream", tmp_path / "rollstream")
+    shutil.copytree(SOURCES / "rollstream", tmp_path / "rollstream", ignore=COMPILED)
     assert code_revision(tmp_path / "rollstream") == UNKNOWN
 
 
@@ -96,7 +106,7 @@ def test_a_wheel_carries_its_revision(tmp_path: Path, stated: str) -> None:
     """
     source = tmp_path / "source"
     for name in ("streams", "storage", "producers", "consumers", "simulator", "rollstream"):
-        shutil.copytree(SOURCES / name, source / name, symlinks=True)
+        shutil.copytree(SOURCES / name, source / name, symlinks=True, ignore=COMPILED)
     for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(SOURCES / name, source)
     repository(source)

@@ -18,6 +18,7 @@ from rollstream.streams.kafka.log_filter import RateLimitedHandler
 from rollstream.streams.kafka.producer import ByteSemaphore, bounded_batches, record_cost_bytes
 from rollstream.streams.kafka.topic_settings import configs_of, topic_of
 from rollstream.streams.topics import Topic, catalogue
+from testbed.waiting import WAIT_S
 
 
 def test_a_url_names_brokers_a_prefix_and_options() -> None:
@@ -135,7 +136,7 @@ def test_the_byte_bound_makes_takers_wait_until_bytes_come_back() -> None:
     assert bound.take(6, 0)
     assert not bound.take(5, 0.01)
     threading.Timer(0.05, lambda: bound.give_back(6)).start()
-    assert bound.take(10, 20)
+    assert bound.take(10, WAIT_S)
     assert bound.taken == 10
 
 

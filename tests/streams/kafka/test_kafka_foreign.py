@@ -54,7 +54,7 @@ def test_a_foreign_client_writes_what_we_read(bus: Bus, url: str) -> None:
         command = java("ConsoleProducer", "--topic", topic)
         command += [word for option in options for word in ("--reader-property", option)]
     run(command, b"alpha:one\nbeta:two\n")
-    read = bus.read("t", {0: 0}, wait_s=20)
+    read = bus.read("t", {0: 0}, wait_s=WAIT_S)
     assert [(m.key, m.value) for m in read] == [(b"alpha", b"one"), (b"beta", b"two")]
 
 

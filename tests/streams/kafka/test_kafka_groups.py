@@ -8,7 +8,6 @@ import pytest
 from rollstream.deadline import Deadline
 from rollstream.errors import PositionLost
 from rollstream.streams.bus import AppendEntry, Bus, GroupReader, Message
-from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.bus import KafkaBus
 from rollstream.streams.kafka.group import KafkaGroupReader
@@ -27,7 +26,8 @@ def url() -> str:
 
 @pytest.fixture
 def filled(url: str) -> Iterator[Bus]:
-    bus = open_bus(url)
+    # Longer than a busy machine keeps a member from its heartbeat.
+    bus = KafkaBus(parse_kafka_url(url), Secrets(), lease_s=30.0)
     bus.create([Topic("t", 2)])
     bus.append("t", [AppendEntry(b"k", b"%d" % number, p) for p, number in EVERYTHING])
     yield bus
