@@ -32,7 +32,7 @@ from rollstream.streams.bus import Bus
 from rollstream.streams.records import Annotation, StepDone, Take, Trajectory
 from rollstream.streams.values import Span, Version
 from rollstream.streams.writer import publish
-from testbed.run_process import assert_the_log_adds_up, read, role, role_restarted, started
+from testbed.run_process import STEPS, assert_the_log_adds_up, read, role, role_restarted, started
 from testbed.waiting import WAIT_S, wait_for
 from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.runs.test_whole_run import assert_every_group_has_one_ending
@@ -315,6 +315,7 @@ def test_killed_scorers_lose_nothing_and_a_replay_has_the_same_hashes(
         "trainer.reference_kl=0.2", "trainer.reference_by=score", "trainer.reference=every 5",
         "scoring.count=2", "scoring.function=reference",
         "task.name=tests.support.uneven_task:Uneven",
+        f"trainer.steps={2 * STEPS}",  # far more than are done while a killed scorer starts again
     ]  # fmt: skip
     with started(folder, model, settings) as process:
         for name, steps in (("scorer-0", 3), ("scorer-1", 6)):
@@ -323,7 +324,7 @@ def test_killed_scorers_lose_nothing_and_a_replay_has_the_same_hashes(
             victim.send_signal(signal.SIGKILL)
             wait_for(lambda who=name, pid=victim.pid: role_restarted(process, who, pid), process)
         assert process.wait(WAIT_S) == 0
-    assert_the_log_adds_up(folder)
+    assert_the_log_adds_up(folder, 2 * STEPS)
     takes = read(folder, "ledger", Take)
     noted = {note.trajectory for take in takes for note in take.annotations}
     assert {member.trajectory for take in takes for member in take.members} <= noted
