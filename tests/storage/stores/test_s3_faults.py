@@ -28,7 +28,7 @@ PASSING = [
     Fault("reset", count=2),
     Fault("reset_after"),
     Fault("delay", 0.05, count=4),
-    Fault("blackhole", 1.0),
+    Fault("blackhole", 0.3),
     Fault("truncate", 0.5, count=2),
     Fault("shorten", 0.5, count=2),
     Fault("drip", 0.1, count=4),
@@ -81,7 +81,7 @@ def test_a_lasting_fault_is_a_typed_error_and_nothing_is_half_written(proxied, n
     direct, proxy, through = proxied
     operation = NAMES[name]
     operation.begin(direct)
-    store = through(0.8)
+    store = through(0.4)
     proxy.inject(replace(fault, count=FOREVER))
     with pytest.raises(StoreTimeout, match=f"{KEY} at .*until its deadline"):
         operation.act(store, content(2, operation.size))

@@ -285,7 +285,7 @@ def copied(folder: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("where", ["loss", "reward"])
+@pytest.mark.parametrize("where", ["loss", pytest.param("reward", marks=pytest.mark.slow)])
 def test_two_ranks_learn_the_head_of_a_critic_that_one_process_learns(tmp_path, where):
     """On the policy's body; a warm-up of one step, then both learn. Ranks resume from it, and a
     version has none of it. The KL to the reference of scorers is in the loss or in the reward.
