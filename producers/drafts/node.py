@@ -93,7 +93,7 @@ log = logging.getLogger(__name__)
 
 # Tries of a leaving process to get the lock while others use the memory, and the pause between two.
 LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005
-LEAVE_S = 10.0  # for this long it waits for the lock if nobody uses the memory
+LEAVE_S = 10.0  # for this long it waits for the lock if no process uses the memory
 
 
 class NodeHistory:
@@ -161,7 +161,7 @@ class NodeHistory:
         """Stop drafting and writing; the last process of the node removes the memory.
 
         Two may leave at once: A has the lock, finds that B uses the memory, and keeps it; B stops
-        using it before A gives the lock back. Nobody uses it then, so B waits for the lock.
+        using it before A gives the lock back. It is unused then, so B waits for the lock.
         """
         self._shared.close()
         if self._written is not None:

@@ -35,7 +35,6 @@ POLL_EVERY_S = 300.0  # a group member that works longer on one poll's records l
 _LOST = "CommitFailed FencedInstanceId IllegalGeneration RebalanceInProgress UnknownMemberId"
 LOST_MEMBERSHIP = tuple(getattr(errors, f"{name}Error") for name in _LOST.split())
 """Errors by which a broker refuses a member that has lost its partitions or its group."""
-_INVALID_REPLICATION = getattr(errors, "InvalidReplicationFactorError")  # noqa: B009 (made by name)
 Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored beside the offset
 
 
@@ -54,14 +53,11 @@ class NoCommittedPosition(Exception):
 
 
 def is_permanent(error: KafkaError) -> bool:
-    """Return whether a broker rejected the request, and would reject it again.
-
-    A cluster whose brokers have all just started, or paused longer than their session, has none for
-    a new topic until their next heartbeat. It answers as if the replication factor were invalid.
+    """Return whether a broker rejected the request, and would reject it again. Not so for a topic
+    that it cannot place because no broker sent a heartbeat since a start or a pause of all.
     """
-    if isinstance(error, _INVALID_REPLICATION) and "brokers are currently fenced" in str(error):
-        return False
-    return isinstance(error, errors.BrokerResponseError) and not error.retriable
+    is_unplaced = "brokers are currently fenced" in str(error)
+    return isinstance(error, errors.BrokerResponseError) and not (error.retriable or is_unplaced)
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class GroupCoordinator(Protocol):
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
         """Store the positions of those partitions whose lease no other member has taken, even if
-        it ran out; ignore the others. A member that stood still for longer than its lease, and that
-        nobody replaced, would commit nothing otherwise, and believe that it had.
+        it ran out; ignore the others. A member that stood still for longer than its lease, and was
+        not replaced, would commit nothing otherwise, and believe that it had.
         """
         ...
 
