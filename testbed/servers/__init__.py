@@ -4,6 +4,7 @@ Import it as `testbed.servers` everywhere: a second name would be a second list.
 """
 
 import fcntl
+import os
 import random
 import socket
 import subprocess
@@ -36,7 +37,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Returns free consecutive ports, which other processes of the tests cannot get until this one
     ends: a server may bind one seconds later, and again after a kill.
     """
-    folder = Path(tempfile.gettempdir()) / "rollstream-ports"
+    folder = Path(tempfile.gettempdir()) / f"rollstream-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     drawn = random.SystemRandom()
     for _ in range(1000):
