@@ -62,9 +62,9 @@ def test_archivers_that_merge_killed_again_and_again_leave_every_row_exactly_onc
     rivals = [start(), start()]
     try:
         for turn in range(8):
+            before = sum(archived_to(store, "tiny", TOPIC).values())
             for group in range(40):
                 append(bus, "trajectories", [trajectory(group)], group % 2)
-            before = sum(archived_to(store, "tiny", TOPIC).values())
             wait_for(
                 lambda: sum(archived_to(store, "tiny", TOPIC).values()) > before,  # noqa: B023
                 rivals[turn % 2],
