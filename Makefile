@@ -4,13 +4,21 @@
 #   make test-long | fuzz                        the longest tests | property tests on new random examples
 #   make test-stack | test-hosts                 compose on a Docker daemon | two sites in namespaces (part of test-long)
 #   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests (part of test-slow)
+#   make figures                                 measures what README states, and writes the tables again
 #   make gpu-check [MODEL=path]                  what the project does on this machine's GPU (docs/gpu.md)
 
 SHELL := /bin/bash
 SEED ?= 0
-WORKERS ?= 2
+# Processes of pytest: with two cores a third one works while two wait.
+WORKERS ?= 3
+VLLM_WORKERS ?= 2
 RUN ?= runs/quickstart-$(SEED)
 VLLM_TESTS ?= slow
+
+# Of these `make test` draws a share of the examples, `make test-slow` all.
+ALL_EXAMPLES := tests/edges/fuzz tests/archive/test_archive_exactly_once.py::TestCompetition \
+  tests/archive/test_archive_compaction.py::TestMerging tests/storage/weights/test_version_crashes.py \
+  tests/storage/weights/test_version_store_machine.py
 
 BIN := .venv/bin
 # One line of what happens; pip itself speaks only when something fails.
@@ -18,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c .venv/con
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-long test-stack test-hosts fuzz check bench vllm test-vllm gpu-check
+.PHONY: help run test test-slow test-long test-stack test-hosts fuzz check bench figures vllm test-vllm gpu-check
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +40,7 @@ test: .venv/.testing
 
 test-slow: .venv/.testing .venv/.lowbit
 	$(BIN)/python -m pytest -m slow --ignore=tests/vllm -n $(WORKERS) --dist loadfile || test $$? -eq 5  # 5: there is none
+	HYPOTHESIS_PROFILE=many $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(ALL_EXAMPLES)
 	$(MAKE) test-vllm
 
 test-long: .venv/.testing
@@ -49,7 +58,7 @@ test-hosts: .venv/.testing  # network namespaces of its own; as root (docs/testi
 vllm: .venv/.vllm
 
 test-vllm: .venv/.vllm  # engines of one process interfere: a process for each file
-	printf '%s\n' tests/vllm/test_*.py tests/vllm/*/test_*.py | OMP_NUM_THREADS=1 xargs -n 1 -P $(WORKERS) \
+	printf '%s\n' tests/vllm/test_*.py tests/vllm/*/test_*.py | OMP_NUM_THREADS=1 xargs -n 1 -P $(VLLM_WORKERS) \
 	  sh -c '$(BIN)/python -m pytest -q -m $(VLLM_TESTS) $$0 || test $$? -eq 5'  # 5: the file has none
 
 fuzz: .venv/.testing
@@ -62,6 +71,10 @@ check: .venv/.testing
 
 bench: .venv/.runtime
 	$(BIN)/python -m benchmarks
+
+figures: .venv/.runtime
+	$(BIN)/python -m benchmarks --readme
+	$(BIN)/python -m testbed.reference_pages
 
 gpu-check: .venv/.runtime
 	@$(BIN)/python -m benchmarks.gpu_check $(if $(MODEL),--model $(MODEL))

@@ -3,19 +3,23 @@ case with its file and its goal.
 
 A NAME is a module with `cases(quick) -> Iterator[Case]` (`catalogue.py`). Without names all of them
 run, except those that need an installation of their own. Each case is printed as soon as it is
-measured, whether its goal is met or not; the exit status is 0 when every case was measured.
+measured, whether its goal is met or not, and its figures are kept in `benchmarks/results/`, from
+which the tables of README and docs are made. The exit status is 0 when every case was measured.
 """
 
 import argparse
-import dataclasses
 import importlib
 import json
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.case import Case
 from benchmarks.catalogue import BENCHMARKS, BY_NAME_ONLY, lines
+from benchmarks.last_runs import FOLDER, case_json, keep, present
+from benchmarks.result_tables import readme_names
+from testbed.servers.guard import guard
 
 COLUMNS = "{:<26} {:>12} {:<12} {:>12} {:>7} {:>6} {:<4} {}"
 
@@ -30,8 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--list", action="store_true", help="print case, file and goal, measure nothing"
     )
-    parser.add_argument("--quick", action="store_true", help="smaller and noisier")
+    parser.add_argument("--quick", action="store_true", help="smaller and noisier, nothing is kept")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--readme", action="store_true", help="the names whose cases README's table has"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=FOLDER, metavar="DIR", help="keeps the figures there"
+    )
     chosen = parser.parse_args(arguments)
     unknown = sorted(set(chosen.names) - set(BENCHMARKS))
     if unknown:
@@ -39,21 +49,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.list:
         print("\n".join(lines()))
         return
+    names = readme_names() if chosen.readme else [n for n in BENCHMARKS if n not in BY_NAME_ONLY]
+    guard()
     if not chosen.json:
         titles = ("case", "value", "unit", "reference", "ratio", "goal", "met", "note")
         print(COLUMNS.format(*titles))
-    for name in chosen.names or [name for name in BENCHMARKS if name not in BY_NAME_ONLY]:
+    for name in chosen.names or names:
+        measured = present()
         module = importlib.import_module(BENCHMARKS[name].module)
         for case in module.cases(chosen.quick):
+            print(json.dumps(case_json(case)) if chosen.json else _row(case), flush=True)
             if not BENCHMARKS[name].lists(case.case):
                 print(f"{case.case} is missing in benchmarks/catalogue.py", file=sys.stderr)
-            print(_line(case) if chosen.json else _row(case), flush=True)
-
-
-def _line(case: Case) -> str:
-    """The case as JSON, which has no NaN: a case without data has the value null."""
-    found = dataclasses.asdict(case)
-    return json.dumps(found | ({"value": None} if math.isnan(case.value) else {}))
+            elif not chosen.quick:
+                keep(name, case, measured, chosen.results)
+    if not chosen.quick:
+        print("README and docs: python -m testbed.reference_pages", file=sys.stderr)
 
 
 def _row(case: Case) -> str:

@@ -116,6 +116,16 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "edges": Benchmark(
+        "benchmarks.edges.edges",
+        {
+            "edges/memory.py": {"edges_memory_mb": "≤ 1024 MB"},
+            "edges/own.py": {"edges_own": "0"},
+            "edges/files.py": {"edges_files": "0", "edges_files_*": ""},
+            "edges/parsers.py": {"edges_parsers": "0"},
+            "edges/deaths.py": {"edges_deaths": "0"},
+        },
+    ),
     "engine": Benchmark(
         "benchmarks.engine.engine",
         {
@@ -136,6 +146,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
                 "evidence_replayed": "0",
                 "evidence_roles": "≥ 0.99",
                 "lag8_difference": "≤ 0.02",
+                "lag8_not_worse": "≥ -0.02",
                 "stress_uncorrected": "≤ -0.2",
                 "stress_default": "≥ -0.02",
                 "paired_variance": "≤ 0.5",
@@ -155,6 +166,19 @@ BENCHMARKS: Mapping[str, Benchmark] = {
                 "explorer_cost": "≥ 0.98 ×",
             },
             "explorer/large_run.py": {},
+        },
+    ),
+    "first_hour": Benchmark(
+        "benchmarks.first_hour.first_hour",
+        {
+            "first_hour/share.py": {"first_hour_cases": "1"},
+            "first_hour/advice.py": {"advice_right": "1"},
+            "first_hour/check.py": {
+                "check_s": "≤ 5",
+                "check_million_s": "≤ 5",
+                "planted_row_named": "1",
+            },
+            "first_hour/refusals.py": {"false_refusals": "0"},
         },
     ),
     "hex": Benchmark(
@@ -228,6 +252,18 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             }
         },
     ),
+    "one_reading": Benchmark(
+        "benchmarks.one_reading.one_reading",
+        {
+            "one_reading/claims_checked.py": {"claims_checked": "0"},
+            "one_reading/folders.py": {"folders_read": "1"},
+            "one_reading/resume_settings.py": {"resume_settings": "0"},
+            "one_reading/templates.py": {
+                "templates": "≥ 24 families",
+                "templates_silently_wrong": "0",
+            },
+        },
+    ),
     "oncall": Benchmark("benchmarks.oncall.alerts", {"oncall/alerts.py": {"alerts_raised": "≥ 1"}}),
     "pipeline": Benchmark(
         "benchmarks.pipeline.pipeline",
@@ -276,7 +312,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         {
             "repack/model.py": {
                 "repack_model": "≥ 1.15 ×",
-                "histopipe_model": "≥ 1.1 ×",
+                "placement_model": "≥ 1.1 ×",
                 "all_on_model": "≥ 1.5 ×",
                 "repack_model_both": "",
                 "repack_model_drafts": "",

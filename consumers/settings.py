@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollstream.consumers.objective_settings import ObjectiveSettings
-from rollstream.storage.settings import FIXED, INCIDENTAL, Settings
+from rollstream.storage.settings import FIXED, INCIDENTAL, PROMPTED, Settings
 
 
 class DispatchSettings(Settings):
@@ -83,7 +83,7 @@ class TrainerSettings(ObjectiveSettings):
     """
     groups_per_step: int = Field(default=24, ge=1)
     """B: groups that one step trains (a wave)."""
-    samples_per_group: int = Field(default=8, ge=1)
+    samples_per_group: Annotated[int, PROMPTED] = Field(default=8, ge=1)
     """Trajectories per prompt."""
     survivors_min: int = Field(default=2, ge=1)
     """A group with fewer live trajectories is closed as dead."""

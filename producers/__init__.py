@@ -1,9 +1,11 @@
 """Everything that writes trajectories.
 
-`prompt_source` publishes prompts of the `tasks/`. `rollout/` is the worker that generates with one
-of the `engines/`, which may draft from earlier answers (`drafts/`). `rewards/` runs a task's own
+`prompt_source` publishes prompts of the `tasks/`, and `row_watch` names rows that it skips.
+`rollout/` is the worker that generates with one of the `engines/`, which may draft from earlier
+answers (`drafts/`). `rewards/` runs a task's own
 code in separate processes, `sandbox/` confines what a model wrote, `scoring/` adds late rewards as
-annotations. `agents/` runs episodes of programs of many turns. `evaluation` measures a version on
+annotations. `agents/` runs episodes of programs of many turns, whose output `program_output` passes
+on, and `dialogue/` continues chats by their tokens. `evaluation` measures a version on
 held-out prompts. `settings` has the settings of all of them.
 """
 

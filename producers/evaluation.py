@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import comb
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Evaluation:
     of 1 or more), their number, and their mean reward. `prompts` is a hash of the prompts' tokens:
     evaluations of two runs may be paired by prompt where it is the same.
 
-    Sampled accuracy (temperature 1) is the metric to watch. When the model's most likely style
+    Sampled accuracy is the metric to watch. When the model's most likely style
     changes, all greedy answers change at once, although the model's skill does not.
     """
 
@@ -69,6 +70,10 @@ class Evaluation:
     accuracy_by_task: dict[str, float] = field(default_factory=dict[str, float])
     by_prompt: tuple[tuple[int, int, float], ...] = ()
     prompts: str = ""
+    pass_at: dict[int, float] = field(default_factory=dict[int, float])
+    """pass@k by k (`pass_at_k`); empty with one sampled answer a prompt."""
+    temperature: float = 1.0
+    """That of the sampled answers."""
 
     def line(self, step: int, seconds: float | None) -> dict[str, object]:
         """Return the line of `metrics/eval.jsonl`; `seconds` count from the run's start, and are
@@ -78,6 +83,7 @@ class Evaluation:
             f"accuracy_sampled/{task}": round(accuracy, 6)
             for task, accuracy in self.accuracy_by_task.items()
         }
+        accuracies |= {f"pass_at/{k}": round(share, 6) for k, share in self.pass_at.items()}
         return accuracies | {
             "step": step,
             **({} if seconds is None else {"seconds": round(seconds, 3)}),
@@ -87,6 +93,7 @@ class Evaluation:
             "length_p99": self.length_p99,
             "shares": {name: round(share, 6) for name, share in self.shares.items()},
             "dead": self.dead,
+            **({} if self.temperature == 1 else {"temperature": self.temperature}),
             **({"prompts": self.prompts} if self.prompts else {}),
             "by_prompt": [[right, n, round(mean, 6)] for right, n, mean in self.by_prompt],
         }
@@ -97,6 +104,7 @@ def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> 
     assert sampled, "no sampled answer to measure"
     assert greedy, "no greedy answer to measure"
     lengths = np.array([answer.length for answer in sampled])
+    by_prompt = _by_prompt(sampled)
     return Evaluation(
         accuracy_sampled=_accuracy(sampled),
         accuracy_greedy=_accuracy(greedy),
@@ -105,8 +113,22 @@ def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> 
         shares=_shares(sampled),
         dead=sum(answer.verdict.dead for answer in (*sampled, *greedy)),
         accuracy_by_task=_by_task(sampled),
-        by_prompt=_by_prompt(sampled),
+        by_prompt=by_prompt,
+        pass_at=pass_at_k([(right, answers) for right, answers, _ in by_prompt]),
     )
+
+
+def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
+    """Return the mean over prompts of the probability that at least one of k answers, drawn without
+    replacement from a prompt's own, is right (arXiv 2107.03374, section 2.1): for k = 2, 4, … up to
+    the least number of answers. `counts` has for each prompt its right answers and all answers.
+    """
+    least = min((answers for _, answers in counts), default=0)
+    sizes = [1 << power for power in range(1, least.bit_length()) if 1 << power <= least]
+    return {
+        k: float(np.mean([1 - comb(n - right, k) / comb(n, k) for right, n in counts]))
+        for k in sizes
+    }
 
 
 def _by_prompt(answers: Sequence[JudgedAnswer]) -> tuple[tuple[int, int, float], ...]:
@@ -148,13 +170,14 @@ def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
     """Sets the size of an evaluation: for each of `prompts` held-out prompts `samples` answers at
-    temperature 1 and one greedy answer, each of at most `tokens_max` tokens.
+    this temperature and one greedy answer, each of at most `tokens_max` tokens.
     """
 
     prompts: int
     samples: int
     tokens_max: int
     seed: int
+    temperature: float = 1.0
 
 
 @dataclass(slots=True)
@@ -195,7 +218,7 @@ def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswe
     keep their slots in the engine between turns.
     """
     hold = isinstance(task, Environment)
-    sampling_drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
+    sampling_drawn = Sampling(plan.temperature, tokens_max=plan.tokens_max, stop=tuple(task.stop))
     kinds = {f"sample-{index}": sampling_drawn for index in range(plan.samples)}
     kinds["greedy"] = replace(sampling_drawn, temperature=0.0)
     answers: dict[str, HeldOutAnswer] = {}
@@ -230,7 +253,8 @@ def evaluate(
         [answer for name, answer in judged.items() if answers_by_name[name].sampled],
         [answer for name, answer in judged.items() if not answers_by_name[name].sampled],
     )
-    return replace(found, prompts=_prompts_hash(answers_by_name.values()))
+    prompts = _prompts_hash(answers_by_name.values())
+    return replace(found, prompts=prompts, temperature=plan.temperature)
 
 
 def _prompts_hash(answers: Iterable[HeldOutAnswer]) -> str:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollstream.errors import ConfigurationError, PositionLost
+from rollstream.errors import ConfigurationError, PositionLost, RollstreamError
 from rollstream.metric_values import MetricValues
 from rollstream.producers.tasks.base import TaskPrompt
 from rollstream.streams.bus import Bus
+from rollstream.streams.foreign_text import clean_text, reason_text
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Prompt
-from rollstream.streams.values import Sampling
+from rollstream.streams.values import Sampling, SettingsSince
 from rollstream.streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class PromptOrder:
     """Gives the prompt at each position of the order, with its sampling parameters. `prompt` is the
     task's function of (seed, position); each group has `samples` samples, and `redundancy` more, of
     which the first that end count. `tokens_max` is the most tokens that the engine's context leaves
-    for a prompt; None: no bound.
+    for a prompt; None: no bound. `settings` names the configuration that all this is of.
     """
 
     task: str
@@ -44,26 +45,37 @@ class PromptOrder:
     seed: int
     tokens_max: int | None = None
     redundancy: int = 0
+    settings: SettingsSince | None = None
 
     def at(self, group: int) -> Prompt:
         """Return the prompt of a group, a pure function of the seed and the group's number.
 
-        Raises `ConfigurationError` for a prompt that is empty or longer than `tokens_max`: an
-        engine would refuse all its samples after every restart.
+        Raises `ConfigurationError` for a prompt that is empty or longer than `tokens_max`, or that
+        the task cannot make: an engine would refuse all its samples after every restart.
         """
-        prompt = self.prompt(self.seed, group)
+        try:
+            prompt = self.prompt(self.seed, group)
+            tokens = np.array(prompt.tokens, np.uint32)
+        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, RollstreamError):
+                raise
+            raise ConfigurationError(
+                f"task {self.task}, prompt {group} of seed {self.seed} cannot be made: "
+                f"{type(error).__name__}: {reason_text(error)}"
+            ) from error
         self._check(group, prompt)
         stop = self.sampling.stop if prompt.stop is None else prompt.stop
         return Prompt(
             group=group,
-            task=prompt.task or self.task,
-            tokens=np.array(prompt.tokens, np.uint32),
+            task=clean_text(prompt.task or self.task),
+            tokens=tokens,
             samples=self.samples + self.redundancy,
             sampling=replace(self.sampling, stop=stop),
             seed=self.seed,
-            reference=prompt.reference,
+            reference=clean_text(prompt.reference),
             epoch=prompt.epoch,
             needed=self.samples if self.redundancy else 0,
+            settings=self.settings,
         )
 
     def _check(self, group: int, prompt: TaskPrompt) -> None:
@@ -79,14 +91,17 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class PromptSource:
-    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted.
-    `next_group` is the next group to publish, `admitted` the newest admitted one; -1 if none is.
+    """Runs one term of the role. `ahead` bounds the published prompts that are not admitted. What
+    is published stays as it is: if the run's configuration, with the hash `configuration`, was
+    changed, it holds from the next prompt on, and every later prompt names this group. `next_group`
+    is the next group to publish, `admitted` the newest admitted one; -1 if none is.
     """
 
     bus: Bus
     order: PromptOrder
     term: int
     ahead: int
+    configuration: str = ""
     next_group: int = 0
     admitted: int = -1
     admissions: TopicReader | None = None
@@ -99,7 +114,11 @@ class PromptSource:
         """Publish prompts until `stop` is set."""
         writer = FencedWriter(self.bus, "prompts", "prompts", self.term)
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
-        self.next_group = max(self._published(upto), default=-1) + 1
+        published = self._published(upto)
+        newest = max(published, key=lambda prompt: prompt.group, default=None)
+        self.next_group = 0 if newest is None else newest.group + 1
+        if self.configuration:
+            self.order = replace(self.order, settings=self._settings_after(newest))
         begins = from_begin(self.bus, "admissions")
         self.admissions = TopicReader(self.bus, "admissions", begins)
         self.has_gap = any(begin.offset for begin in begins.values())
@@ -147,14 +166,24 @@ class PromptSource:
             self.has_gap = False
         elif self.has_gap:
             try:
-                oldest = min(self._published(self.bus.end("prompts")), default=0)
+                present = self._published(self.bus.end("prompts"))
+                oldest = min((prompt.group for prompt in present), default=0)
             except PositionLost:  # truncated just now: the next call finds the new begin
                 return
             admitted = [oldest - 1]
         self.admitted = max([self.admitted, *admitted])
 
-    def _published(self, upto: dict[int, int]) -> list[int]:
-        """Return the numbers of the prompts of all terms that are still in the log below `upto`."""
+    def _settings_after(self, newest: Prompt | None) -> SettingsSince:
+        """Return from which group on the present configuration holds, by the newest prompt."""
+        before = None if newest is None else newest.settings
+        if before is not None and before.configuration_hash == self.configuration:
+            return before
+        if newest is not None:
+            log.info("from group %d on, prompts follow %s", self.next_group, self.configuration)
+        return SettingsSince(self.next_group, self.configuration)
+
+    def _published(self, upto: dict[int, int]) -> list[Prompt]:
+        """Return the prompts of all terms that are still in the log below `upto`."""
         reader = TopicReader(self.bus, "prompts", from_begin(self.bus, "prompts"))
         records = [received.record for received in reader.read_to(upto)]
-        return [prompt.group for prompt in records if isinstance(prompt, Prompt)]
+        return [prompt for prompt in records if isinstance(prompt, Prompt)]

@@ -3,15 +3,15 @@ with their engines, evaluation.
 
 Each class is one table of the configuration (`rollstream/config/settings.py` joins them), and each
 field has a docstring for its user: the reference page of settings is generated from these.
-`ESSENTIAL` and `INCIDENTAL` state whether a field may change between two starts of a run (`Scope`).
+A `Scope` beside a field states whether it may change between two starts of a run.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollstream.producers.tasks.base import Option
-from rollstream.storage.settings import ESSENTIAL, INCIDENTAL, Settings
+from rollstream.producers.tasks.base import Option, TemplateValue
+from rollstream.storage.settings import ESSENTIAL, INCIDENTAL, PROMPTED, Settings
 
 OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")
 """Prefixes of the environment variables that hold the run's credentials and settings. The processes
@@ -73,21 +73,38 @@ class SandboxSettings(Settings):
 class TaskSettings(Settings):
     """The prompts of the run, and how their answers are judged."""
 
-    name: str = "remainder"
+    name: Annotated[str, PROMPTED] = "remainder"
     """Registered task (`remainder`, `automaton`, `scripted`, `reasoning_gym`, `dataset`, `tools`,
     `numbered`, `mixture`), or `module:attribute` of your own.
     """
-    options: dict[str, Option] = Field(default_factory=dict)
+    options: Annotated[dict[str, Option], PROMPTED] = Field(default_factory=dict)
     """Parameters of the task."""
-    parts: tuple[PartSettings, ...] = Field(default=(), max_length=64)
+    parts: Annotated[tuple[PartSettings, ...], PROMPTED] = Field(default=(), max_length=64)
     """The tasks of a `mixture`, each a `[[task.parts]]`."""
-    template: Literal["chat", "plain"] = "chat"
+    template: Annotated[Literal["chat", "plain"], PROMPTED] = "chat"
     """How a task of texts builds its prompts: `chat`, by the tokenizer's chat template; `plain`,
     from the text alone.
     """
-    system: str = ""
+    system: Annotated[str, PROMPTED] = ""
     """System message for prompts that have none, with the template `chat`."""
-    tokenizer: str | None = None
+    template_values: Annotated[dict[str, TemplateValue], PROMPTED] = Field(
+        default_factory=dict, max_length=64
+    )
+    """Values of the chat template's own variables, such as `enable_thinking = false`; one that the
+    template does not have is refused.
+    """
+    template_date: Annotated[str | None, PROMPTED] = Field(
+        default=None, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+    )
+    """The day that a chat template writes as the present one; default: the day on which the run
+    began, so that its prompts are equal on every day.
+    """
+    verifier_text: Literal["plain", "special", "opened"] = "plain"
+    """The text of an answer that verifiers see: `plain`, without special tokens; `special`, with
+    them, except for the one that ends it; `opened`, as `special`, and behind the thought that the
+    chat template begins in the prompt (`<think>`).
+    """
+    tokenizer: Annotated[str | None, PROMPTED] = None
     """Folder with the tokenizer of a task of texts; default: the model's folder."""
     reward_timeout_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
     """Most seconds for one reward. After them its process is killed and its trajectory ends dead,
@@ -110,7 +127,7 @@ class TaskSettings(Settings):
     """Most turns that the model has in a dialogue; a dialogue that needs more ends dead, with this
     as the reason. null: no bound but those of length.
     """
-    redundancy: int = Field(default=0, ge=0, le=1024)
+    redundancy: Annotated[int, PROMPTED] = Field(default=0, ge=0, le=1024)
     """Trajectories per group beyond `trainer.samples_per_group`. The first that end count, the
     others are released: a few slow or hanging environments then delay no group
     (docs/reference/tasks.md).
@@ -218,7 +235,9 @@ class SamplingSettings(Settings):
     refuses other values, because the log does not record which tokens these were.
     """
     tokens_max: int = Field(default=420, ge=1)
-    """Most generated tokens of a trajectory."""
+    """Most generated tokens of a trajectory. The default is less in a context that it does not fit
+    into.
+    """
 
 
 EngineArgument = bool | int | float | str | list[str] | dict[str, object]
@@ -315,7 +334,9 @@ class RolloutSettings(Settings):
     environment, which takes no slot; at least `slots`.
     """
     context_max: Annotated[int, ESSENTIAL] = Field(default=512, ge=2)
-    """Most tokens of a sequence, prompt included."""
+    """Most tokens of a sequence, prompt included. The default is raised for `sampling.tokens_max`
+    and, by `rollstream run`, for the longest prompt of a data set, as far as the model goes.
+    """
     batch_max: int | None = Field(default=None, ge=1)
     """Batch size above which another sequence makes a decode step notably slower; repack fills a
     rollout up to it. Default: from the engine or its profile (`rollstream profile`), else `slots`.
@@ -383,13 +404,23 @@ class EvaluationSettings(Settings):
     """Evaluation of versions on held-out prompts, in a process of its own."""
 
     enabled: bool = True
-    """Whether the supervisor starts the role `eval`."""
+    """Whether the supervisor starts the role `eval`. The default is false with `[agent]`, with the
+    engine `paced`, and where no prompt is held out.
+    """
     every: int = Field(default=10, ge=1)
     """Versions between evaluations; version 0 and the last one are always evaluated."""
     prompts: int = Field(default=200, ge=1)
-    """Number of held-out prompts that an evaluation asks."""
+    """Number of held-out prompts that an evaluation asks. The default becomes the number of all
+    that are held out if these are fewer.
+    """
     samples: int = Field(default=2, ge=1)
-    """Answers per prompt that are sampled at temperature 1, besides one greedy answer."""
+    """Answers per prompt that are sampled, besides one greedy answer. From n of them pass@k is
+    estimated for k = 2, 4, … up to n: the share of prompts of which one of k answers is right.
+    """
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Temperature of the sampled answers, whatever that of training is."""
+    tokens_max: int | None = Field(default=None, ge=1)
+    """Most generated tokens of an answer; default: `sampling.tokens_max`."""
     slots: int = Field(default=128, ge=1)
     """Most sequences that the evaluation decodes together."""
     threads: int = Field(default=1, ge=1)

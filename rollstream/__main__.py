@@ -1,8 +1,32 @@
-"""Runs the command `rollstream` as `python -m rollstream`; the supervisor starts roles this way."""
+"""Runs the command `rollstream`, also as `python -m rollstream`; the supervisor starts roles this
+way. Ctrl-C during the first imports ends the process at once, without a traceback.
+"""
 
+import os
+import signal
 import sys
 
-from rollstream.cli.main import main
+_EXIT_INTERRUPTED = 130
+
+
+def _leave(*_: object) -> None:
+    os._exit(_EXIT_INTERRUPTED)
+
+
+def main() -> int:
+    """Import the command line and run the command; returns its exit code."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:  # a library's import may turn `KeyboardInterrupt` into another error
+        signal.signal(signal.SIGINT, _leave)
+    from rollstream.cli.main import main as run_command
+
+    if is_default:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run_command()
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+
 
 if __name__ == "__main__":
     sys.exit(main())

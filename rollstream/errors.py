@@ -16,6 +16,9 @@ EXIT_UNSERVED = 3
 gives up when a role ends with this code twice in a row.
 """
 
+EXIT_CLOSED_PIPE = 141
+"""Exit code if the reader of the output closed the pipe: 128 + SIGPIPE, the shell's convention."""
+
 
 class RollstreamError(Exception):
     """The base class of these errors."""
@@ -23,6 +26,34 @@ class RollstreamError(Exception):
 
 class ConfigurationError(RollstreamError, ValueError):
     """A setting or argument is wrong or unknown, or does not fit another one or the run."""
+
+
+class OutputLost(RollstreamError, OSError):
+    """The command's output cannot be written. `is_closed`: its reader closed the pipe, as `head`
+    does, which is no fault.
+    """
+
+    def __init__(self, text: str, is_closed: bool) -> None:
+        super().__init__(text)
+        self.is_closed = is_closed
+
+
+class TooFewHeldOut(ConfigurationError):
+    """A task holds out fewer prompts than an evaluation was set to ask; `available` of them."""
+
+    def __init__(self, message: str, available: int) -> None:
+        super().__init__(message)
+        self.available = available
+
+
+class OutsideRun(ConfigurationError):
+    """A link of a run leaves the run's folder, or something other than a regular file stands in
+    place of one. Commands that look at a run do not open it (`contained_folder.py`).
+    """
+
+
+class ReadOnly(RollstreamError, PermissionError):
+    """A log or store that was opened for reading was asked to write: an error of this program."""
 
 
 class DecodeError(RollstreamError, ValueError):
@@ -111,11 +142,15 @@ class EngineRefused(RollstreamError, ValueError):
     """The engine cannot serve this model, version or request; the message names the reason."""
 
 
+class ContextFull(EngineRefused):
+    """A request leaves no room to generate in the engine's context."""
+
+
 class EngineUnavailable(RollstreamError, ValueError):
     """An engine or server could not be opened, or refused a version; another start may succeed."""
 
 
 class EveryGroupDied(RollstreamError, RuntimeError):
-    """One group after the other ended dead, so nothing can be trained: a tool, a program or a judge
-    fails in every episode. Another start helps if the cause has passed.
+    """One group after the other ended dead or expired, so nothing can be trained: a tool, a program
+    or a judge fails in every episode. Another start helps if the cause has passed.
     """

@@ -1,24 +1,32 @@
 """A bounded HTTP server for relays and metrics (`BoundedServer`), which serves in threads of its
 own beside the work of its process. A subclass of `HttpResponder` answers the requests.
 
-At most `requests_max` connections are served at the same time; others get 503 and are closed. A
-client that stops reading or writing for the responder's `timeout` is dropped. Every response states
-its length. The standard library bounds the headers (64 KiB a line, 100 lines).
+At most `requests_max` connections are open at the same time. A further one takes the place of the
+one that has waited longest for a request; if all of them are being answered, it gets 503. A client
+that stops reading or writing for the responder's `timeout`, or takes longer for a whole head, is
+dropped. Every response states its length. The standard library bounds the headers (64 KiB a line,
+100 lines). `HostRule` decides which Host and Origin are served.
 """
 
 import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+from rollstream.http_guard import HostRule
+
 log = logging.getLogger(__name__)
 
 SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
+HEAD_S = 30.0  # for a request's head, where the responder sets no `timeout`
+KEPT_S = 5.0  # a connection keeps its place so long after a request, for the next one
+PLACE_S = 1.0  # for a connection that lost its place to end
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
@@ -27,9 +35,35 @@ class HttpResponder(BaseHTTPRequestHandler):
     `timeout` in seconds. Requests are not logged. Small responses are sent at once (TCP_NODELAY).
     """
 
+    server: "BoundedServer"  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def setup(self) -> None:
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def handle_one_request(self) -> None:
+        self.server.wait_for_head(self.connection, self.timeout or HEAD_S)
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        """Read the headers of a request; refuse a Host or Origin that the server's rule refuses."""
+        is_parsed = super().parse_request()
+        self.server.has_head(self.connection)
+        return is_parsed and not self._is_refused()
+
+    def _is_refused(self) -> bool:
+        headers = self.headers
+        refusal = self.server.rule.refusal(
+            headers.get_all("Host", []),
+            headers.get_all("Origin", []),
+            headers.get("Sec-Fetch-Site", ""),
+            headers.get("Sec-Fetch-Mode", ""),
+        )
+        if refusal:
+            self.close_connection = True
+            with suppress(OSError):
+                self.content(403, "text/plain; charset=utf-8", f"{refusal}\n".encode())
+        return bool(refusal)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -43,7 +77,7 @@ class HttpResponder(BaseHTTPRequestHandler):
 
     def content(self, status: int, kind: str, body: bytes) -> None:
         """Send a whole response of content type `kind`, without its body if the request is HEAD."""
-        self.head(status, len(body), {"Content-Type": kind})
+        self.head(status, len(body), {"Content-Type": kind, "X-Content-Type-Options": "nosniff"})
         if self.command != "HEAD":
             self.wfile.write(body)
 
@@ -51,7 +85,7 @@ class HttpResponder(BaseHTTPRequestHandler):
 class BoundedServer(ThreadingHTTPServer):
     """Accepts connections in a thread of its own until `end` is called, and serves each in another
     thread, at most `requests_max` at a time. The standard library calls a connection a request. The
-    constructor raises `OSError` if the address is unavailable.
+    constructor raises `OSError` if the address is unavailable. `rule` admits requests.
     """
 
     daemon_threads = True
@@ -59,8 +93,20 @@ class BoundedServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(
-        self, address: tuple[str, int], responder: type[HttpResponder], name: str, requests_max: int
+        self,
+        address: tuple[str, int],
+        responder: type[HttpResponder],
+        name: str,
+        requests_max: int,
+        rule: HostRule,
     ) -> None:
+        self.rule = rule
+        self._waiting: dict[socket.socket, tuple[bool, float, float]] = {}
+        """Of each connection without a request: whether it had one before, since when, and until
+        when it may wait, both monotonic.
+        """
+        self._had_request: set[socket.socket] = set()
+        self._states = threading.Lock()
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self._free = threading.BoundedSemaphore(requests_max)
         super().__init__(address, responder)
@@ -86,8 +132,11 @@ class BoundedServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.port
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the connection in a new thread, or answer 503 if no place is free."""
-        if self._free.acquire(blocking=False):
+        """Serve the connection in a new thread, or answer 503 if all others are being answered."""
+        is_placed = self._free.acquire(blocking=False)
+        if not is_placed and self._end_longest_wait():
+            is_placed = self._free.acquire(timeout=PLACE_S)
+        if is_placed:
             super().process_request(request, client_address)
             return
         with suppress(OSError):
@@ -98,7 +147,53 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            with self._states:
+                self._waiting.pop(request, None)
+                self._had_request.discard(request)
             self._free.release()
+
+    def wait_for_head(self, connection: socket.socket, seconds: float) -> None:
+        """Note that a connection waits for a request's head, at most for `seconds`."""
+        now_s = time.monotonic()
+        with self._states:
+            has_served = connection in self._had_request
+            self._waiting[connection] = has_served, now_s, now_s + seconds
+
+    def has_head(self, connection: socket.socket) -> None:
+        """Note that a request's head has arrived."""
+        with self._states:
+            self._waiting.pop(connection, None)
+            self._had_request.add(connection)
+
+    def service_actions(self) -> None:
+        """End the connections whose heads are late; called between two looks at the socket."""
+        now_s = time.monotonic()
+        with self._states:
+            late = [one for one, (_, _, until_s) in self._waiting.items() if until_s < now_s]
+        for connection in late:
+            self._end_wait(connection)
+
+    def _end_longest_wait(self) -> bool:
+        """End the connection that has waited longest for a request, first of those that never had
+        one. Returns False if none waits, or none that is not about to be used again.
+        """
+        idle_s = time.monotonic() - KEPT_S
+        with self._states:
+            places = {
+                one: wait for one, wait in self._waiting.items() if not wait[0] or wait[1] < idle_s
+            }
+            if not places:
+                return False
+            longest = min(places, key=lambda one: places[one][:2])
+        self._end_wait(longest)
+        return True
+
+    def _end_wait(self, connection: socket.socket) -> None:
+        """Let the thread of a connection see its end, if it still waits."""
+        with self._states:
+            if self._waiting.pop(connection, None) is not None:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log the error that ended a connection, unless the client or the network did."""

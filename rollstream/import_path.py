@@ -9,9 +9,10 @@ makes it the last folder of the search.
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 from rollstream.errors import ConfigurationError
@@ -49,10 +50,7 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
     except ImportError as error:
         raise ConfigurationError(
             f"{setting} = {path!r}: module {module_name!r} cannot be imported ({error}); "
-            + (
-                _renamed(error.name or "", module_name)
-                or f"is its folder the working directory ({os.getcwd()}) or on PYTHONPATH?"
-            )
+            + (_renamed(error.name or "", module_name) or _import_hint(error, module_name))
         ) from error
     except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(
@@ -68,6 +66,25 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
             f"{setting} = {path!r}: {module_name} {missing if found is None else has}"
         )
     return found
+
+
+def find_function(path: str, setting: str, arguments: Sequence[str]) -> Callable[..., object]:
+    """Import as `find_callable` does, and check that what is there can be called with so many
+    arguments; `arguments` are their names for the error message.
+    """
+    function = find_callable(path, setting)
+    try:
+        taken = signature(function)
+    except (TypeError, ValueError):  # of a function in C nothing is known
+        return function
+    try:
+        taken.bind(*arguments)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{setting} = {path!r} takes {taken} and is called as "
+            f"{path.rpartition(':')[2]}({', '.join(arguments)}): {error}"
+        ) from None
+    return function
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -97,6 +114,18 @@ def module_environment() -> dict[str, str]:
     if here in sys.path and here not in given and not is_installed:
         given.insert(0, here)
     return {"PYTHONPATH": os.pathsep.join(given)} if given else {}
+
+
+def _import_hint(error: ImportError, module_name: str) -> str:
+    """Returns what to do about the error. Only if the module itself, or a package that it is in, is
+    missing does its place matter; otherwise it was found, and something that it imports was not.
+    """
+    missing = error.name or ""
+    if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
+        return f"is its folder the working directory ({os.getcwd()}) or on PYTHONPATH?"
+    if isinstance(error, ModuleNotFoundError):
+        return f"the module was found, but it imports {missing!r}: install that beside Rollstream"
+    return "the module was found, but one of its imports fails: mend that import"
 
 
 def _renamed(missing: str, module_name: str) -> str:

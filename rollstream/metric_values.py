@@ -1,9 +1,11 @@
 """Defines the form in which a running role offers its metrics: values by name (`MetricValues`).
 
 A role counts while it works. The process's HTTP endpoint reads the counts from another thread, at
-any moment, by calling `metric_values()`. So `metric_values()` only reads, never waits, and copies
-what the role may change meanwhile. `docs/reference/metrics.md` lists all names with units and
-meanings; here they are without the prefix `rollstream_`.
+any moment, by calling `metric_values()`. So `metric_values()` only reads, never waits for work, and
+copies what the role may change meanwhile. Counts that one event changes are changed and copied
+under one lock, or are published as a whole: a scrape shows all of the event or nothing.
+`docs/reference/metrics.md` lists all names with units and meanings; here they are without the
+prefix `rollstream_`.
 """
 
 from bisect import bisect_left
@@ -19,24 +21,38 @@ LAG_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 class MetricHistogram:
     """Counts values in buckets, and keeps their `sum`. A value counts in the bucket of the smallest
     of the ascending `bounds` that is not below the value; a last bucket counts values above all
-    bounds. One thread adds, any thread reads.
+    bounds. One thread adds, any thread reads: buckets and sum are replaced at once (`state`).
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
-        self.sum = 0.0
-        self._counts = [0] * (len(self.bounds) + 1)
+        self.state: tuple[tuple[int, ...], float] = ((0,) * (len(self.bounds) + 1), 0.0)
+        """The number of values in each bucket alone, and the sum. Prometheus expects running
+        totals, which the endpoint computes.
+        """
 
     def add(self, value: float, times: int = 1) -> None:
         """Count the value `times` times."""
-        self._counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
+        counts, total = self.state
+        at = bisect_left(self.bounds, value)
+        self.state = (
+            (*counts[:at], counts[at] + times, *counts[at + 1 :]),
+            total + value * times,
+        )
 
     def counts(self) -> tuple[int, ...]:
-        """Returns the number of values in each bucket alone; Prometheus expects running totals,
-        which the endpoint computes.
-        """
-        return tuple(self._counts)
+        """Returns the number of values in each bucket alone."""
+        return self.state[0]
+
+    @property
+    def sum(self) -> float:
+        return self.state[1]
+
+    def copy(self) -> "MetricHistogram":
+        """Returns the histogram of this moment."""
+        copied = MetricHistogram(self.bounds)
+        copied.state = self.state
+        return copied
 
 
 MetricValue: TypeAlias = (

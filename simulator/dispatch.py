@@ -217,7 +217,7 @@ class SimulatedDispatch:
         groups are not all admitted yet is left out.
         """
         size = self.pace.groups_per_step * self.workload.samples
-        growing = admission.wave_of(self.pace, self.admitted, self.closed)
+        growing = self._wave()
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
         return {wave: 1 - min(size, self._ended[wave]) / size for wave in waves}
 
@@ -247,15 +247,22 @@ class SimulatedDispatch:
             all_members_open=not self.groups[trajectory.group].finished,
         )
 
+    def _wave(self) -> int:
+        counts = (self.admitted, self.closed, self._settled())
+        return admission.wave_of(self.pace, self.version, *counts)
+
+    def _settled(self) -> int:
+        return self.version * self.pace.groups_per_step
+
     def _admit(self) -> None:
         """Admit the groups that the bound on lag, the policy's waves and the room allow."""
         allowed = admission.admissible_groups(
-            self.pace, self.version, self.admitted, self.closed, self.trained
+            self.pace, self.version, self.admitted, self.closed, self.trained, self._settled()
         )
         if self.policy.wave == "all" and self.groups:
             allowed = min(allowed, -self.admitted % self.pace.groups_per_step)
         if allowed and self.policy.wave is None:
-            wave = admission.wave_of(self.pace, self.admitted, self.closed)
+            wave = self._wave()
             room = sum(room.free for room in self._rooms(wave))
             waiting = sum(map(len, self.unplaced))
             room = admission.room_to_admit(room, waiting, self.placing.held_max)
@@ -265,7 +272,7 @@ class SimulatedDispatch:
 
     def _admit_one(self) -> None:
         """Admit the next group. With the first group of a wave the wave is laid out."""
-        number, wave = self.admitted, admission.wave_of(self.pace, self.admitted, self.closed)
+        number, wave = self.admitted, self._wave()
         if self.policy.by_length and self.policy.drains and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]

@@ -10,7 +10,9 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from rollstream.errors import ConfigurationError
+from rollstream.foreign_json import parse_loose_json
 from rollstream.simulator.experiment import PolicyRun
+from rollstream.whole_file import whole_file
 
 KIND = "rollstream-simulation/1"
 
@@ -20,10 +22,9 @@ _RUNS = TypeAdapter(tuple[PolicyRun, ...])
 def save_runs(runs: Sequence[PolicyRun], path: Path) -> None:
     """Write the runs to the file, whose folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     value = {"kind": KIND, "runs": _RUNS.dump_python(tuple(runs), mode="json")}
-    partial.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
-    partial.replace(path)
+    with whole_file(path) as partial:
+        partial.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
 
 
 def load_saved_runs(path: Path) -> tuple[PolicyRun, ...]:
@@ -31,7 +32,7 @@ def load_saved_runs(path: Path) -> tuple[PolicyRun, ...]:
     kind.
     """
     try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        value: Any = parse_loose_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
     saved = cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from rollstream.errors import CorruptObject, Fenced, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore, content_hash
-from rollstream.storage.stores.json_objects import FORMAT, create_idempotent, seal, unseal
-from rollstream.storage.weights.manifest import FileEntry, TensorFiles
+from rollstream.storage.stores.json_objects import (
+    FORMAT,
+    create_idempotent,
+    decode_json,
+    seal,
+    unseal,
+)
+from rollstream.storage.stores.run_keys import MANIFESTS, RunKeys
+from rollstream.storage.weights.manifest import FileEntry, TensorFiles, check_tensors
 from rollstream.storage.weights.pointer import read_pointer
 
 if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and states without it
@@ -34,6 +41,20 @@ in `weights/shards.py`). It is the newest format that this release reads.
 """
 STATE = "state.json"  # name of the object with the JSON value, in the checkpoint's folder
 _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
+CHECKPOINT_FILES = RunKeys(
+    re.compile(
+        rf"checkpoints/{_NAME.pattern}/"
+        r"(?:state\.json|state(?:-rank\d+)?-\d{5}-of-\d{5}\.safetensors)"
+    ),
+    "later", "final", linked=True,
+)  # fmt: skip
+RUN_KEYS = (
+    RunKeys(
+        re.compile(rf"checkpoints/{_NAME.pattern}/manifest\.json"),
+        "later", "final", MANIFESTS, linked=True,
+    ),
+    CHECKPOINT_FILES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -164,7 +185,9 @@ def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointM
     cannot read it.
     """
     key = _manifest_key(wanted)
-    return unseal(store.get(key), CheckpointManifest, key, PARTS_FORMAT)
+    manifest = unseal(store.get(key), CheckpointManifest, key, PARTS_FORMAT)
+    check_tensors(manifest.tensors, key)
+    return manifest
 
 
 def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
@@ -201,9 +224,9 @@ def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
     """Returns all checkpoints, complete or not, oldest first, by listing."""
     found: dict[CheckpointId, bool] = {}
     for entry in store.list("checkpoints/"):
-        _, name, *rest = entry.key.split("/")
+        name = entry.key.split("/")[1]
         match = _NAME.fullmatch(name)
-        if match and rest:
+        if match and any(keys.owns(entry.key) for keys in RUN_KEYS):
             wanted = CheckpointId(term=int(match[2]), step=int(match[1]))
             found[wanted] = found.get(wanted, False) or entry.key == _manifest_key(wanted)
     return [StoredCheckpoint(wanted, found[wanted]) for wanted in sorted(found)]
@@ -227,20 +250,23 @@ def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[Chec
 
 def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> None:
     """Delete these checkpoints, the manifest of each first, so that none looks complete while it is
-    deleted. After an interruption the call can be repeated.
+    deleted; a file of another user in its folder stays. After an interruption the call can be
+    repeated.
     """
     for old in unwanted:
         store.delete(_manifest_key(old))
-        store.delete_all(entry.key for entry in store.list(f"{old.folder}/"))
+        listed = (entry.key for entry in store.list(f"{old.folder}/"))
+        store.delete_all(key for key in listed if CHECKPOINT_FILES.owns(key))
 
 
 def _read_state(
     store: ObjectStore, wanted: CheckpointId, manifest: CheckpointManifest
 ) -> dict[str, Any]:
-    text = store.get(f"{wanted.folder}/{STATE}")
+    key = f"{wanted.folder}/{STATE}"
+    text = store.get(key)
     if content_hash(text) != manifest.state.hash:
-        raise CorruptObject(f"object {wanted.folder}/{STATE} differs from its manifest's hash")
-    return json.loads(text)
+        raise CorruptObject(f"object {key} differs from its manifest's hash")
+    return decode_json(text, dict[str, Any], key)
 
 
 def _manifest_key(wanted: CheckpointId) -> str:

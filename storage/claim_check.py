@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from rollstream.errors import CorruptObject, DecodeError, ObjectMissing
 from rollstream.storage.stores.base import KeyRefused, ObjectStore, content_hash
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, GroupReader, Message, check_entries
 from rollstream.streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
 from rollstream.streams.connect import open_bus
@@ -26,6 +27,7 @@ from rollstream.streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, ca
 SETTLED_S = 3600.0  # far longer than an append with all its repetitions takes
 _FORM = "%Y-%m-%dT%H"
 _KEY = re.compile(r"blobs/([A-Za-z0-9._-]+)/(\d{4}-\d\d-\d\dT\d\d)/([0-9a-f]{32})", re.ASCII)
+RUN_KEYS = (RunKeys(_KEY, "claimed", linked=True),)
 
 
 class BlobKey(NamedTuple):

@@ -1,34 +1,68 @@
 """Finds the folder of a Hugging Face checkpoint, and reads its configuration and the names of its
-weight files, without torch. Errors are `ConfigurationError`s that name the setting `model.path`.
+files, without torch: every process of a run learns here which files the model has. `hf_weights.py`
+reads the weight files, `hf_tokenizer.py` the tokenizer's. Errors are `ConfigurationError`s that
+name the setting `model.path`.
 
 A checkpoint is given as a folder, or as a name on the Hugging Face Hub (`Qwen/Qwen3-0.6B`) whose
 files are in this machine's cache. Nothing is downloaded, because a run must not change when the
 model's authors change it.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from rollstream.errors import ConfigurationError
+from rollstream.foreign_json import parse_json, parse_loose_json
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-"""A checkpoint has its weights in one file, or in several, which the index lists by tensor."""
-HEADER_BYTES_MAX = 100_000_000
-"""Largest header of a safetensors file; the same limit as in the library safetensors."""
+ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+POSITIONS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx",
+)  # fmt: skip
+"""Names of the longest sequence in configurations of different families."""
+TEMPLATES = "additional_chat_templates"
+"""The folder, inside a model's, with further chat templates, which are chosen by name."""
 SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark, which editors on Windows put before UTF-8; JSON's readers refuse it."""
+LFS_BEGIN = b"version https://git-lfs.github.com/spec/"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def find_hf_folder(path: str) -> Path:
-    """Returns the folder of a checkpoint: `path` if it exists, else the folder in the cache with
-    the files of the Hub name `path`. If there is neither, returns `path`, and a later check reports
-    that it is missing.
+def is_lfs_pointer(begin: bytes) -> bool:
+    """Returns whether a file that begins with these bytes is a pointer of Git LFS: a clone without
+    `git lfs` has one in place of each large file.
     """
-    folder = Path(path)
+    return begin.startswith(LFS_BEGIN)
+
+
+def lfs_refusal(path: Path) -> str:
+    """Returns the error message for a file that is a pointer of Git LFS."""
+    return (
+        f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its repository, "
+        "or fetch the file with `hf download`"
+    )
+
+
+def read_small_file(path: Path) -> bytes:
+    """Returns the content of a configuration or tokenizer file, without a byte order mark. Raises
+    `ConfigurationError` for a pointer of Git LFS.
+    """
+    data = path.read_bytes()
+    if is_lfs_pointer(data):
+        raise ConfigurationError(lfs_refusal(path))
+    return data.removeprefix(BOM)
+
+
+def find_hf_folder(path: str) -> Path:
+    """Returns the folder of a checkpoint: `path` if it exists (`~` is the home folder), else the
+    folder in the cache with the files of the Hub name `path`. If there is neither, returns `path`,
+    and a later check reports that it is missing.
+    """
+    folder = Path(path).expanduser()
     if folder.exists() or not _HUB_NAME.fullmatch(path):
         return folder
     from huggingface_hub import try_to_load_from_cache  # slow to import, so only for a Hub name
@@ -41,28 +75,66 @@ def find_hf_folder(path: str) -> Path:
     return Path(found).parent if isinstance(found, str) else folder
 
 
-def small_files(folder: Path) -> list[Path]:
-    """Returns the configuration and tokenizer files of a model's folder, in the order of names.
-    They are recognised by `SMALL_SUFFIXES` and `SMALL_BYTES_MAX`; other files of a folder from the
-    Hub (weights, pictures) are left out.
+def small_files(folder: Path) -> dict[str, Path]:
+    """Returns the configuration and tokenizer files of a model's folder by their names in it, in
+    the order of names, further chat templates too (`additional_chat_templates/x.jinja`). They are
+    recognised by `SMALL_SUFFIXES` and `SMALL_BYTES_MAX`; other files of a folder from the Hub
+    (weights, pictures) are left out.
     """
-    return [
-        path
-        for path in sorted(folder.iterdir())
+    inner = folder / TEMPLATES
+    templates = sorted(inner.glob("*.jinja")) if inner.is_dir() else []
+    paths = {path.name: path for path in sorted(folder.iterdir())}
+    paths |= {f"{TEMPLATES}/{path.name}": path for path in templates}
+    return {
+        name: path
+        for name, path in sorted(paths.items())
         if path.is_file()
         and path.suffix in SMALL_SUFFIXES
         and not path.name.endswith(".index.json")
         and path.stat().st_size <= SMALL_BYTES_MAX
-    ]
+    }
 
 
-def how_to_download(path: str) -> str:
-    """Returns the end of an error message about a missing `path`: that nothing is downloaded, and
-    the command that downloads it, if it may be a Hub name.
+def missing_checkpoint(path: str) -> str:
+    """Returns what is at `path` in place of a checkpoint, and what to do: the end of an error
+    message about a model that is not there.
     """
+    folder = find_hf_folder(path)
+    if link := dead_link(folder) or dead_link(folder / CONFIG):
+        return link
+    if folder.is_file():
+        gguf = ", of a form (GGUF) that is not read" if folder.suffix == ".gguf" else ""
+        return f"{path} is a file{gguf}: give the folder of a checkpoint"
+    if folder.is_dir():
+        return f"the folder {path} {_instead(folder)}"
     if _HUB_NAME.fullmatch(path) and "/" in path and not path.startswith("."):
-        return f"; nothing is downloaded: first run `hf download {path}`"
-    return "; nothing is downloaded"
+        return f"there is no such folder; nothing is downloaded: first run `hf download {path}`"
+    return "there is no such folder; nothing is downloaded"
+
+
+def _instead(folder: Path) -> str:
+    """Returns what a folder without a `config.json` is."""
+    if snapshots := sorted(folder.glob(f"snapshots/*/{CONFIG}")):
+        return f"is a Hub cache's: give its snapshot {snapshots[-1].parent}"
+    if (folder / ADAPTER_CONFIG).is_file():
+        return (
+            f"holds an adapter ({ADAPTER_CONFIG}) without its base: give a folder with the merged "
+            "model (merge_and_unload and save_pretrained of peft)"
+        )
+    if ggufs := sorted(folder.glob("*.gguf")):
+        return (
+            f"holds {ggufs[0].name}, of a form (GGUF) that is not read: give the checkpoint from "
+            "which it was made"
+        )
+    inner = [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
+    return f"has no {CONFIG}" + (f": give one of those in it, such as {inner[0]}" if inner else "")
+
+
+def dead_link(path: Path) -> str:
+    """Returns the text for a symbolic link whose target does not exist; "" for another path."""
+    if not path.is_symlink() or path.exists():
+        return ""
+    return f"{path} is a link to {path.readlink()}, which does not exist: fetch the file again"
 
 
 def read_hf_config(folder: Path) -> Mapping[str, Any]:
@@ -72,11 +144,13 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigurationError(
-            f"model.path: {str(folder)!r} is not a local checkpoint folder (no {CONFIG} in it) and "
-            f"not a Hub name in this machine's cache{how_to_download(str(folder))}"
+            f"model.path: {str(folder)!r} is not a local checkpoint folder and not a Hub name in "
+            f"this machine's cache: {missing_checkpoint(str(folder))}"
         )
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = parse_loose_json(read_small_file(path))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"model.path: {error}") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
     if not isinstance(fields, dict):
@@ -84,57 +158,33 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
     return cast(dict[str, Any], fields)
 
 
+def longest_positions(fields: Mapping[str, object]) -> int | None:
+    """Returns the longest sequence, in tokens, that the content of a `config.json` states; None if
+    it states none.
+    """
+    inner = fields.get("text_config")
+    text = cast(Mapping[str, object], inner) if isinstance(inner, Mapping) else fields
+    lengths = (text[name] for name in POSITIONS if name in text)
+    return next((n for n in lengths if isinstance(n, int) and n > 0), None)
+
+
 def hf_vocabulary_size(folder: Path) -> int | None:
     """Returns the vocabulary size that the checkpoint's `config.json` states; None if the file
     cannot be read or states none.
     """
     try:
-        fields = read_hf_config(folder)
-    except ConfigurationError:
+        return vocabulary_size((folder / CONFIG).read_bytes())
+    except OSError:
         return None
-    text: Mapping[str, Any] = fields.get("text_config") or fields
-    size = text.get("vocab_size")
+
+
+def vocabulary_size(config: bytes) -> int | None:
+    """Returns the vocabulary size that the content of a `config.json` states; None if it states
+    none.
+    """
+    try:
+        fields = parse_json(config.removeprefix(BOM), dict[str, Any])
+        size = (fields.get("text_config") or fields).get("vocab_size")
+    except (ValueError, AttributeError):
+        return None
     return size if isinstance(size, int) else None
-
-
-def check_hf_weights(folder: Path) -> None:
-    """Raise `ConfigurationError` if a weight file is missing; the error names the first missing
-    one.
-    """
-    if not (folder / INDEX).is_file():
-        if not (folder / WEIGHTS).is_file():
-            raise ConfigurationError(
-                f"model.path: {folder} has neither {WEIGHTS} nor {INDEX}: weights in other formats "
-                "(such as pickled ones) are not read; save the model once with transformers' "
-                "save_pretrained"
-            )
-        return
-    try:
-        files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"model.path: {folder / INDEX} cannot be read: {error!r}"
-        ) from error
-    for name in sorted(map(str, files)):
-        if not (folder / name).is_file():
-            raise ConfigurationError(
-                f"model.path: {folder} lacks {name}, one of the {len(files)} weight files that its "
-                f"{INDEX} names: fetch it again"
-            )
-
-
-def hf_weight_files(folder: Path) -> dict[str, Path]:
-    """Returns the file that holds each tensor, by the tensor's name. The folder must have passed
-    `check_hf_weights`.
-    """
-    if (folder / INDEX).is_file():
-        files = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in files.items()}
-    path = folder / WEIGHTS
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, HEADER_BYTES_MAX)))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
-    return {name: path for name in header if name != "__metadata__"}

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import inf
 
 from rollstream.errors import Fenced, LeaseHeld, ObjectExists, StoreError, SwapLost
 from rollstream.metric_values import MetricValues
@@ -181,15 +182,26 @@ def acquire_lease(
 def living_leases(
     store: ObjectStore,
     roles: Iterable[str],
+    watch_s_max: float = inf,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[RoleRecord]:
     """Returns leases of `roles` whose holders live, because they were renewed while this function
     polled. It returns at the first poll that finds renewals, so other holders may live too; [] if
-    none is renewed for the longest duration of these leases. It takes no lease itself.
+    none is renewed for the longest duration of these leases. It takes no lease itself. Raises
+    `LeaseHeld` at once for a lease of more than `watch_s_max`, which a store of another user may
+    state.
     """
     leases = {role: found for role in roles if (found := read_role(store, role)) is not None}
     held = {role: found for role, found in leases.items() if not found[0].released}
+    for record, _ in held.values():
+        if record.duration_s > watch_s_max:  # its holder need not renew it sooner
+            raise LeaseHeld(
+                f"the lease of role {record.role} (by {record.holder}, term {record.term}) lasts "
+                f"{record.duration_s:,.0f} s, and at most {watch_s_max:,.0f} s are waited to see "
+                "whether its holder lives; if no process of the run lives, delete "
+                f"{role_key(record.role)} in the store, then repeat the command"
+            )
     give_up = clock() + max((record.duration_s for record, _ in held.values()), default=0.0)
     while held and clock() < give_up:
         sleep(POLL_S_MAX)

@@ -10,6 +10,7 @@ published adapter as it is. A is called `low` and B `high` here.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rollstream.errors import ConfigurationError
+from rollstream.storage.lora_folder import ALL_LINEAR, adapter_tensors
 from rollstream.storage.settings import LoraSettings
 
 if TYPE_CHECKING:  # rollouts without a model of transformers need not import it
     from transformers import PreTrainedModel
 
-ALL_LINEAR = "all-linear"
 LOW, HIGH = ".lora_A.weight", ".lora_B.weight"
 PREFIX = "base_model.model."
 """PEFT's name of a tensor is this prefix and the name of the layer in the model."""
@@ -54,9 +55,15 @@ class AttachedAdapter:
 
 
 def attach_adapters(
-    model: "PreTrainedModel", lora: LoraSettings, seed: int, dtype: torch.dtype, base: str
+    model: "PreTrainedModel",
+    lora: LoraSettings,
+    seed: int,
+    dtype: torch.dtype,
+    base: str,
+    start: Path | None = None,
 ) -> None:
     """Freeze `model` and add an adapter to each target layer; equal arguments give equal weights.
+    `start` is the folder of the adapter that they begin with, else B is zero.
 
     The frozen parameters are rounded to `dtype`, in which they are published, so trainer and
     rollouts compute with the same base. Parameters on torch's meta device have no values yet; the
@@ -78,8 +85,23 @@ def attach_adapters(
             nn.init.zeros_(high.weight)
             layer.lora_B = high
             layer.register_forward_hook(_add_low_rank)
+    if start is not None:
+        _fill(layers, start)
     config = _peft_config(lora, _target_names(model, layers), base)
     vars(model)["attached_adapter"] = AttachedAdapter(config, scaling, dtype)
+
+
+def _fill(layers: Mapping[str, nn.Linear], start: Path) -> None:
+    """Copy an adapter's tensors into the factors of its layers."""
+    factors = {
+        f"{PREFIX}{name}{suffix}": layer.get_submodule(suffix.split(".")[1]).get_parameter("weight")
+        for name, layer in layers.items()
+        for suffix in (LOW, HIGH)
+    }
+    shapes = {name: tuple(factor.shape) for name, factor in factors.items()}
+    with torch.no_grad():
+        for name, tensor in adapter_tensors(start, shapes).items():
+            factors[name].copy_(tensor)
 
 
 def attached_adapter(model: nn.Module) -> AttachedAdapter | None:

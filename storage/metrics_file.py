@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rollstream.errors import CorruptObject
+from rollstream.foreign_json import parse_json
 from rollstream.storage.stores.file import translate_os_errors
 
 FILE_BYTES_MAX = 8 << 20
@@ -102,8 +103,8 @@ class _Timed(msgspec.Struct):
 def _time_s(line: bytes) -> float | None:
     """Returns the line's time; None without one, or if the line is not JSON."""
     try:
-        return msgspec.json.decode(line, type=_Timed).time_s
-    except msgspec.DecodeError:
+        return parse_json(line, _Timed).time_s
+    except ValueError:
         return None
 
 
@@ -123,8 +124,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def _parse_line(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        return parse_json(line, dict[str, Any])
+    except ValueError as error:
         raise CorruptObject(f"{path}, line {number} is not a JSON object: {error}") from error
 
 

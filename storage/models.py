@@ -11,9 +11,9 @@ checkpoint that is incomplete, is refused by name (`ConfigurationError`).
 import copy
 import difflib
 import inspect
-import json
+import logging
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,8 +27,23 @@ from torch.overrides import TorchFunctionMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from rollstream.errors import ConfigurationError
-from rollstream.storage import hf_folder
+from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.foreign_json import parse_loose_json
+from rollstream.storage.hf_folder import find_hf_folder
+from rollstream.storage.hf_weights import (
+    check_trainable,
+    hf_weight_files,
+    read_weight_files,
+    untied_head,
+    unused_line,
+)
+from rollstream.storage.model_fit import (
+    BUILD_ERRORS,
+    check_class,
+    check_fit,
+    missing_tensors,
+    read_model_config,
+)
 from rollstream.storage.starting_model.rows import FolderRows, ModelRows, StoredRows
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.fetch import fetch_model_file
@@ -37,7 +52,21 @@ from rollstream.storage.weights.manifest import Manifest
 if TYPE_CHECKING:  # transformers imports their modules, two seconds, with the first model class
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
 Setting = int | float | bool | str
+COMPARED_ROWS = 1 << 12
+"""Rows of two matrices that are in memory together while they are compared."""
+_MODEL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What the classes of transformers raise for numbers that do not fit together."""
 
 
 def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> "PreTrainedModel":
@@ -61,7 +90,12 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
         made = config_class(**config)
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise ConfigurationError(f"model.config of {config_class.__name__}: {error}") from error
-    return _new_model(model_class, made, seed)
+    try:
+        return _new_model(model_class, made, seed)
+    except _MODEL_ERRORS as error:
+        raise ConfigurationError(
+            f"model.config makes no {architecture}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def load_model(path: str) -> "PreTrainedModel":
@@ -79,15 +113,30 @@ def load_model(path: str) -> "PreTrainedModel":
             dtype=torch.float32,
             output_loading_info=True,
         )
-    except (OSError, RuntimeError, SafetensorError, StrictDataclassError, ValueError) as error:
+    except (*BUILD_ERRORS, SafetensorError) as error:
+        check_fit(folder)  # names what transformers advises to ignore
         raise ConfigurationError(f"model.path: {folder} cannot be loaded: {error}") from error
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
-        raise ConfigurationError(
-            f"model.path: {folder} has no {missing[0]} ({len(missing)} tensors of "
-            f"{type(model).__name__} are missing), and none is invented: is it another model's?"
-        )
+        raise missing_tensors(folder, missing, type(model).__name__)
+    _check_tied(model, folder)
+    _name_unused(folder, found["unexpected_keys"])
     return model
+
+
+def _check_tied(model: "PreTrainedModel", folder: Path) -> None:
+    """Raise `ConfigurationError` if a parameter that the model's configuration ties to another one
+    was loaded with values of its own: transformers then unties them.
+    """
+    expected: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    for name, source in expected.items():
+        if model.get_parameter(name) is not model.get_parameter(source):
+            raise untied_head(folder, name, source)
+
+
+def _name_unused(folder: Path, names: Collection[str]) -> None:
+    if names:
+        log.warning("%s", unused_line(folder, names, "tensors"))
 
 
 def load_stored_model(folder: str, rows: StoredRows) -> "PreTrainedModel":
@@ -124,34 +173,46 @@ def load_empty_model(
     folder = _trainable_folder(path, has_weights=stored is None)
     try:
         model = _empty_model(folder)
-    except (OSError, RuntimeError, StrictDataclassError, ValueError) as error:
+    except ConfigurationError:
+        raise
+    except BUILD_ERRORS as error:
         raise ConfigurationError(f"model.path: {folder} cannot be loaded: {error}") from error
     groups = parameter_names(model)
     parameters = {name for names in groups for name in names}
     rows: ModelRows
     if stored is None:
-        files = hf_folder.hf_weight_files(folder)
+        files = hf_weight_files(folder)
         rows = FolderRows(folder, {n: path for n, path in files.items() if n in parameters})
         others = {name: path for name, path in files.items() if name not in parameters}
         kept: ModelRows = FolderRows(folder, others)
     else:
         rows = kept = stored
+        files = stored.model.manifest.tensors
     for names in groups:
-        found = next((name for name in names if name in rows), None)
-        if found is None or rows.shape(found) != tuple(model.get_parameter(names[0]).shape):
+        found = [name for name in names if name in rows]
+        if not found or rows.shape(found[0]) != tuple(model.get_parameter(names[0]).shape):
             return None
+        for name in found[1:]:
+            if not _is_equal(rows, found[0], name):
+                raise untied_head(folder, name, found[0])
     buffers = model.state_dict().keys() - parameters
+    _name_unused(folder, files.keys() - parameters - buffers)
     for name, buffer in model.named_buffers():
         if name in buffers and name in kept:
             buffer.copy_(kept.whole(name))
     return model, rows
 
 
-def read_model_config(folder: Path) -> "PreTrainedConfig":
-    """Returns the configuration of the Hugging Face checkpoint in this folder."""
-    return cast(
-        "PreTrainedConfig",
-        transformers.AutoConfig.from_pretrained(folder, local_files_only=True),  # pyright: ignore[reportUnknownMemberType]
+def _is_equal(rows: ModelRows, first: str, second: str) -> bool:
+    """Returns whether two tensors have the same values."""
+    shape = rows.shape(first)
+    if rows.shape(second) != shape:
+        return False
+    count = shape[0] if shape else 1
+    return all(
+        torch.equal(rows.rows(first, at, end), rows.rows(second, at, end))
+        for at in range(0, count, COMPARED_ROWS)
+        for end in (min(at + COMPARED_ROWS, count),)
     )
 
 
@@ -214,24 +275,24 @@ def _trainable_folder(path: str, has_weights: bool = True) -> Path:
     architecture is unknown, its weights are quantised, or one of its files is missing; with
     `has_weights` False the weights are elsewhere.
     """
-    folder = hf_folder.find_hf_folder(path)
-    fields = hf_folder.read_hf_config(folder)
-    if "quantization_config" in fields:
-        raise ConfigurationError(
-            f"model.path: {folder} holds quantised weights, which have no masters to train; "
-            "give the original checkpoint"
-        )
-    for architecture in fields.get("architectures") or ():
-        _model_class(architecture, f"model.path: {folder}")
+    folder = find_hf_folder(path)
+    fields = check_trainable(folder)
+    check_class(folder, fields)
     if has_weights:
-        hf_folder.check_hf_weights(folder)
+        read_weight_files(folder)
     return folder
 
 
 def config_from_version(store: ObjectStore, manifest: Manifest) -> "PreTrainedConfig":
     """Returns the model configuration that is stored with a version."""
-    fields = json.loads(fetch_model_file(store, manifest, "config.json"))
-    return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)  # pyright: ignore[reportUnknownMemberType]
+    data = fetch_model_file(store, manifest, "config.json")
+    try:
+        fields = parse_loose_json(data)
+        return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)  # pyright: ignore[reportUnknownMemberType]
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        raise CorruptObject(
+            f"config.json of version {manifest.version} is no model's configuration: {error!r}"
+        ) from error
 
 
 def model_files(
@@ -262,15 +323,15 @@ def _new_model(
         return model_class(config)
 
 
-def _model_class(architecture: str, where: str = "model.architecture") -> "type[PreTrainedModel]":
-    """Returns the causal language model class of this name. Raises `ConfigurationError`, which
-    begins with `where`, if there is none.
+def _model_class(architecture: str) -> "type[PreTrainedModel]":
+    """Returns the causal language model class of this name. Raises `ConfigurationError` if there is
+    none.
     """
     known = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
     found = getattr(transformers, architecture, None) if architecture in known else None
     if found is None:
         raise ConfigurationError(
-            f"{where}: transformers has no causal language model {architecture!r}"
+            f"model.architecture: transformers has no causal language model {architecture!r}"
             + _nearest(architecture, known)
         )
     return found

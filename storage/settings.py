@@ -23,14 +23,21 @@ class Scope(Enum):
     """
 
     ESSENTIAL = "accepted"
-    """It may change only if the start has the option `--accept-config`."""
+    """It may change only if the start has the option `--accept-config`. It holds from the step
+    after the newest checkpoint on.
+    """
+    PROMPTED = "group"
+    """The same, but it is part of prompts, and those that are published stay as they are: it holds
+    from the next published group on, which the start and the ledger name.
+    """
     INCIDENTAL = "yes"
     """It may change: it decides where and when work is done, not what a trajectory teaches."""
     FIXED = "no"
     """It may not change: it locates log and store, or checkpoints are meaningless without it."""
 
 
-ESSENTIAL, INCIDENTAL, FIXED = Scope.ESSENTIAL, Scope.INCIDENTAL, Scope.FIXED
+ESSENTIAL, PROMPTED = Scope.ESSENTIAL, Scope.PROMPTED
+INCIDENTAL, FIXED = Scope.INCIDENTAL, Scope.FIXED
 
 
 class Settings(BaseModel):
@@ -41,12 +48,19 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+RANK_MAX = 512
+
+
 class LoraSettings(Settings):
     """A low-rank adapter (LoRA), which is trained in place of the model's own weights; these stay
     frozen (docs/explanation/lora.md).
     """
 
-    rank: int = Field(default=0, ge=0, le=512)
+    path: str | None = None
+    """Folder of an adapter to start from, as PEFT or `rollstream weights export` wrote it; rank,
+    alpha and targets are then those of the adapter. Default: a new adapter, which changes nothing.
+    """
+    rank: int = Field(default=0, ge=0, le=RANK_MAX)
     """Rank of the adapter's matrices; 0: all weights are trained, without an adapter."""
     alpha: float = Field(default=32.0, gt=0)
     """The product of the adapter's two matrices is multiplied by alpha / rank."""

@@ -8,7 +8,9 @@ term in its lease (`roles/<role>.json`, `leases.py`).
 """
 
 import random
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,10 +19,26 @@ from typing import TypeVar
 from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
 from rollstream.storage.stores.base import PART_BYTES_MAX, ObjectStore, is_key
 from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.run_keys import LEASES, RunKeys
 
 ROLLOUTS, RELAYS = "rollouts", "relays"
 """The roles with many holders."""
+SINGLE_HOLDERS = ("trainer", "dispatch", "prompts", "archive")
+"""The roles with a lease."""
+REPLAYS = "replay"  # a replay takes the term of its records under this role and name
+_NAMED = "|".join((ROLLOUTS, RELAYS, REPLAYS))
+RUN_KEYS = (
+    RunKeys(
+        re.compile(
+            rf"roles/(?:(?:{'|'.join(SINGLE_HOLDERS)})\.json"
+            rf"|(?:{_NAMED})/(?:[^/]+\.json|generation))"
+        ),
+        "terms",
+        deletion=LEASES,
+    ),
+)
 SWAPS_MAX = 100
+SUSPECTS_MAX = 1000  # records whose names wait for the next look at the store
 LOOKUP_S = 1.0  # between two reads of the store for one name, or two listings for unknown names
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
 """The longest random pause after a first lost swap, and its bound; it doubles at each lost swap. A
@@ -213,6 +231,33 @@ class RoleTerms:
     _highest: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     _looked_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     _listed_s: dict[str, float] = field(default_factory=dict[str, float])
+    _suspects: list[tuple[str, str, int, str, float]] = field(
+        default_factory=list[tuple[str, str, int, str, float]]
+    )
+
+    def suspect(self, role: str, name: str, term: int, label: str) -> None:
+        """Note a record of this name and term, for which `has_taken` was false. The store may have
+        been asked for the last time before the record was written: the process of a new run that
+        starts second writes its first records within `LOOKUP_S` of the first one's.
+        """
+        if len(self._suspects) < SUSPECTS_MAX:
+            self._suspects.append((role, name, term, label, self.monotonic()))
+
+    def confirmed(self) -> Counter[str]:
+        """Return, by label, the suspected records whose term the store did not have when it was
+        asked after them. Others stay suspected, or are dropped because their term was taken.
+        """
+        suspects, self._suspects = self._suspects, []
+        found = Counter[str]()
+        for role, name, term, label, since_s in suspects:
+            if self.has_taken(role, name, term):
+                continue
+            looked_s = self._looked_s.get((role, name), self._listed_s.get(role, since_s))
+            if looked_s >= since_s:
+                found[label] += 1
+            else:
+                self._suspects.append((role, name, term, label, since_s))
+        return found
 
     def has_taken(self, role: str, name: str, term: int) -> bool:
         """Return whether a process may have this name and term: a term up to the name's newest."""

@@ -5,9 +5,10 @@ bytes, `topics` the catalogue of topics. `bus` is the contract of the log; `sqli
 implement it, and `connect` opens one from its URL. Roles write with `writer` and read with
 `reader`, which applies the `fence` of single-holder roles and writes `dead_letters`; consumer
 groups spread partitions over members. `fence` also removes the old end of a topic, `removal` a
-whole run. `admissible` decides which trajectories and partials are valid, `branches` reads the
-paths of episodes, `failures` gives the causes of failures, `tails` is the rule for short answers
-beside long ones; `release` decides which releases can work together.
+whole run. `foreign_text` makes text and JSON of other programs clean where they enter, `admissible`
+decides which trajectories and partials are valid, `branches` reads the paths of episodes,
+`failures` gives the causes of failures, `tails` is the rule for short answers beside long ones;
+`release` decides which releases can work together.
 """
 
 from typing import TYPE_CHECKING

@@ -8,7 +8,7 @@ and the versions that had been believed (`BelievedVersions`).
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,7 +24,7 @@ from rollstream.streams.records import (
     Trajectory,
 )
 from rollstream.streams.topics import NUMBER_MAX
-from rollstream.streams.values import Drafts, Floats, Sources, Version
+from rollstream.streams.values import Drafts, Floats, Sources, Turn, Version
 
 RefusalKind = Literal[
     "tokens",
@@ -55,6 +55,7 @@ REFERENCE_LOGPROBS = "reference_logprobs"
 """Name of the annotation that has, for each generated token of a trajectory, its log-probability
 under the run's reference policy at the trajectory's temperature. Abandoned tokens have any value.
 """
+_SHOWN_MAX = 200  # characters of a detail: a number of a record may have thousands of digits
 SCORES_MAX, LABEL_MAX = 64, 200
 """Most parts of one reward, and most characters of a task's name or of a part's name."""
 
@@ -227,16 +228,25 @@ def _refuse_turns(record: Trajectory) -> Refusal | None:
     if not record.turns:
         has_any = record.branches or record.abandoned
         return Refusal("turns", "it has branches but no turns") if has_any else None
-    sampled = np.zeros(len(record.tokens), np.bool_)
+    if problem := turns_problem(record.turns, record.sources):
+        return Refusal("turns", problem)
+    return _refuse_abandoned(record) if record.abandoned else None
+
+
+def turns_problem(turns: Sequence[Turn], sources: Sources) -> str:
+    """Return why these cannot be the turns of an episode whose tokens have these `sources`, or "".
+    The turns tile the tokens, and each token is generated that a turn sampled, and no other.
+    """
+    sampled = np.zeros(len(sources), np.bool_)
     before = 0
-    for turn in record.turns:
+    for turn in turns:
         if turn.start != before or not turn.start <= turn.generated < turn.end <= len(sampled):
-            return Refusal("turns", f"a turn of tokens [{turn.start}, {turn.end}) after {before}")
+            return f"a turn of tokens [{turn.start}, {turn.end}) after {before}"[:_SHOWN_MAX]
         sampled[turn.generated : turn.end] = True
         before = turn.end
-    if before != len(sampled) or (sampled != (record.sources == GENERATED)).any():
-        return Refusal("turns", f"its turns do not cover its {len(sampled)} tokens")
-    return _refuse_abandoned(record) if record.abandoned else None
+    if before != len(sampled) or (sampled != (sources == GENERATED)).any():
+        return f"its turns do not cover its {len(sampled)} tokens"
+    return ""
 
 
 def _refuse_abandoned(record: Trajectory) -> Refusal | None:
@@ -297,12 +307,18 @@ def _refuse_temperature(record: Trajectory) -> Refusal | None:
 
 
 def _refuse_numbers(record: Trajectory) -> Refusal | None:
-    scores = record.scores or {}
-    if record.reward is not None and not is_bounded_number(record.reward):
-        return Refusal("reward", f"a reward of {record.reward:g}, beyond ±{NUMBER_MAX:g}")
+    return refused_score(record.reward, record.scores or {}, record.task)
+
+
+def refused_score(
+    reward: float | None, scores: Mapping[str, float], task: str = ""
+) -> Refusal | None:
+    """Return why a reward with these named scores cannot be trained on; None if it can."""
+    if reward is not None and not is_bounded_number(reward):
+        return Refusal("reward", f"a reward of {reward:g}, beyond ±{NUMBER_MAX:g}")
     if not all(map(is_bounded_number, scores.values())):
         return Refusal("reward", f"a score beyond ±{NUMBER_MAX:g}")
-    if len(scores) > SCORES_MAX or any(len(name) > LABEL_MAX for name in (record.task, *scores)):
+    if len(scores) > SCORES_MAX or any(len(name) > LABEL_MAX for name in (task, *scores)):
         what = f"more than {SCORES_MAX} scores, or a name of more than {LABEL_MAX} characters"
         return Refusal("label", what)
     return None

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 
 from rollstream.errors import DecodeError, UnknownSchema
+from rollstream.streams.foreign_text import reason_text
 from rollstream.streams.records import SCHEMAS, Claim, Record
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Envelope",
     "decode",
     "encode",
+    "encoding_problem",
     "envelope_of",
     "header_bytes",
     "is_canonical",
@@ -114,8 +116,9 @@ def record_hash(data: bytes) -> str:
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
     """Return the bytes of a record; equal records give equal bytes. Raises ValueError, which names
-    the field, for an array of the wrong type, and for a NaN or an infinity outside of arrays,
-    because JSON has neither. Arrays may hold any value.
+    the field, for an array of the wrong type, for a NaN or an infinity outside of arrays, because
+    JSON has neither, and for a text that UTF-8 cannot encode; no other error. Arrays may hold any
+    value, and whatever `decode` returns can be encoded.
     """
     parts: list[Any] = [b""]
     size = total = 0
@@ -126,7 +129,10 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
         parts += (_PADDING[size % 8], array)
         size = len(array) * item_bytes
         total += size
-    header = _encoder.encode(Decoded(record, envelope))
+    try:
+        header = _encoder.encode(Decoded(record, envelope))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise _unencodable(record, error) from error
     if b"null" in header:
         _refuse_not_finite(record)
     parts[0] = header + _PADDING[len(header) % 8] if len(parts) > 1 else header
@@ -260,6 +266,25 @@ def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
             f"{name} must be {dtype} of one dimension, not {array.dtype} of {array.ndim}"
         )
     return array if array.flags.c_contiguous else array.copy()
+
+
+def encoding_problem(record: Record) -> str:
+    """Return why `encode` refuses the record, or "" if it does not."""
+    try:
+        encode(record)
+    except ValueError as error:
+        return reason_text(error)
+    return ""
+
+
+def _unencodable(record: Record, error: Exception) -> ValueError:
+    """Return the error for a record whose header cannot be encoded, with the field's name."""
+    for name in record.__struct_fields__:
+        try:
+            _encoder.encode(getattr(record, name))
+        except (ValueError, TypeError, OverflowError, RecursionError) as reason:
+            return ValueError(f"{record.schema()}: {name} cannot be encoded: {reason}")
+    return ValueError(f"{record.schema()} cannot be encoded: {error}")
 
 
 def _refuse_not_finite(record: Record) -> None:

@@ -7,13 +7,24 @@ only in this URL and in the URL of the object store.
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
-from rollstream.errors import BusError, ConfigurationError
-from rollstream.streams.bus import Bus
+from rollstream.contained_folder import ContainedFolder
+from rollstream.errors import BusError, ConfigurationError, ReadOnly
+from rollstream.os_failures import explain_os_error
+from rollstream.streams.bus import AppendEntry, Bus, BusWrapper, GroupReader
+from rollstream.streams.records import Position
 from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.sqlite.read_only import SqliteReader
+from rollstream.streams.topics import Topic
+
+FIRST_ANSWER_S = 5.0
+"""A reader waits so long for the first answer of brokers: a wrong URL, or a host that is no broker,
+should fail soon.
+"""
 
 
 def open_bus(
@@ -36,6 +47,41 @@ def open_bus(
     )
 
 
+def open_bus_for_reading(url: str, folder: ContainedFolder | None) -> Bus:
+    """Opens the bus at `url` for a reader of a run, which may come from another user: nothing is
+    made or changed, and a write raises `ReadOnly`. `folder` is that of a `sqlite:` bus. The caller
+    has checked that secrets may be sent to the hosts of another one, whose first answer is waited
+    for `FIRST_ANSWER_S`, later ones as long as by a writer.
+    """
+    if folder is not None:
+        return SqliteReader(folder)
+    if url.startswith("kafka://"):
+        return BusReader(_kafka(url, time.time, FIRST_ANSWER_S))
+    return BusReader(open_bus(url))
+
+
+class BusReader(BusWrapper):
+    """Passes reads to the bus `below`, and refuses writes."""
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        self._refuse()
+
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
+        self._refuse()
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        self._refuse()
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        self._refuse()
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ReadOnly("the log was opened for reading; nothing was written")
+
+
 def check_reachable(url: str, wait_s: float = 5.0) -> None:
     """Raise `BusError` if no broker of a `kafka:` URL accepts a connection; each is tried for at
     most `wait_s`. Commands call it when they start: the bus itself waits a minute for brokers that
@@ -51,15 +97,13 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), wait_s).close()
         except OSError as error:
-            why = f"{server}: {error.strerror or error}"
+            why = f"{server}: {explain_os_error(error)}"
         else:
             return
-    raise BusError(
-        f"no broker of {address} can be reached ({why}); does one run there, and is the URL right?"
-    )
+    raise BusError(f"no broker of {address} can be reached ({why})")
 
 
-def _kafka(url: str, clock: Callable[[], float]) -> Bus:
+def _kafka(url: str, clock: Callable[[], float], first_answer_s: float = inf) -> Bus:
     """Opens the Kafka bus. Its modules are imported only here, because a run on SQLite works
     without a Kafka client installed.
     """
@@ -74,4 +118,4 @@ def _kafka(url: str, clock: Callable[[], float]) -> Bus:
             f"{address} needs a Kafka client, and {error.name or error} is not installed; "
             "pip install 'rollstream[cloud]'"
         ) from error
-    return KafkaBus(address, secrets, clock)
+    return KafkaBus(address, secrets, clock, first_answer_s=first_answer_s)

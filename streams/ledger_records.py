@@ -10,6 +10,7 @@ from rollstream.streams.values import (
     Member,
     ReadTo,
     RecordStruct,
+    SettingsSince,
     Version,
 )
 
@@ -38,7 +39,8 @@ class Take(RecordStruct, tag="take/1"):
     `believed` are what the trainer had read when it chose these groups: the positions in
     `trajectories` and `annotations`, and the highest believed version. Every record of these groups
     below the positions is named here, unless an earlier record counted in its place. A take that
-    begins no group has neither `read` nor `believed`.
+    begins no group has neither `read` nor `believed`. `settings` are those of its groups' prompts,
+    as far as the run's settings changed before them.
     """
 
     step: int
@@ -49,6 +51,7 @@ class Take(RecordStruct, tag="take/1"):
     annotations: tuple[AnnotationUsed, ...] = ()
     read: tuple[ReadTo, ...] = ()
     believed: Version | None = None
+    settings: tuple[SettingsSince, ...] = ()
 
 
 class TakeRetried(RecordStruct, tag="take_retried/1"):

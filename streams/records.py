@@ -36,6 +36,7 @@ from rollstream.streams.values import (
     Position as Position,
     RecordStruct,
     Sampling,
+    SettingsSince,
     Sources,
     Span,
     Tokens,
@@ -70,7 +71,7 @@ class Prompt(RecordStruct, tag="prompt/1"):
     number: the index of the prompt in the task's order, which the run's `seed` determines.
     `reference` is the task's own JSON for the reward. `epoch` counts the passes over the data set
     that were complete before this prompt. `needed` is the number of samples that are trained, the
-    first that end; 0: all.
+    first that end; 0: all. `settings` names the configuration under which the prompt is made.
     """
 
     group: int
@@ -82,6 +83,7 @@ class Prompt(RecordStruct, tag="prompt/1"):
     reference: str = ""
     epoch: int = 0
     needed: int = 0
+    settings: SettingsSince | None = None
 
 
 class Admitted(RecordStruct, tag="admitted/1"):
@@ -90,6 +92,7 @@ class Admitted(RecordStruct, tag="admitted/1"):
     seconds later the trainer waits no longer for missing trajectories: it trains the group with
     those that have finished, or closes it as expired. With `needed` above 0 the group is complete
     once so many trajectories have finished alive (`is_group_full`); the others are released.
+    `settings` is that of the prompt, if the run's settings changed before it.
     """
 
     group: int
@@ -98,6 +101,7 @@ class Admitted(RecordStruct, tag="admitted/1"):
     deadline_s: float
     prompt: Address
     needed: int = 0
+    settings: SettingsSince | None = None
 
 
 class Assignment(RecordStruct, tag="assignment/1"):

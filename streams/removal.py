@@ -8,25 +8,37 @@ the same calls remove the rest.
 """
 
 import os
+import sqlite3
 import time
 from collections.abc import Collection, Iterable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
+from rollstream.contained_folder import ContainedFolder, check_regular
 from rollstream.deadline import Deadline
-from rollstream.errors import BusError, LeaseHeld
-from rollstream.streams.connect import open_bus
+from rollstream.errors import BusError, LeaseHeld, OutsideRun
+from rollstream.streams.connect import open_bus_for_reading
 from rollstream.streams.fence import ARCHIVE_GROUP, DISPATCH_GROUP, TRUNCATED_GROUP
 from rollstream.streams.topics import catalogue
 
 if TYPE_CHECKING:
+    from rollstream.streams.bus import Bus
     from rollstream.streams.kafka.admin import RetryingAdmin
     from rollstream.streams.records import Record
 
 GROUPS = (TRUNCATED_GROUP, DISPATCH_GROUP, ARCHIVE_GROUP, "scoring", "replay")
 """Consumer groups of a run's own programs; programs of users add others."""
 SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
+SCHEMA_BYTES = 64 << 10
+LOG_TABLES = (b"CREATE TABLE settings (topic", b"CREATE TABLE members")
+"""Statements in the files of a topic and of the groups (`streams/sqlite`), which are at the begin
+unless a topic has many partitions.
+"""
+CONFIGURED_MAX = 2048
+"""Records at the begin of a ledger among which the run's id is looked for."""
 GONE_S = 60.0
 """Longest wait for deleted topics to leave the listing; brokers take seconds."""
 
@@ -52,6 +64,11 @@ class LogContents:
 
     def __bool__(self) -> bool:
         return bool(self.topics or self.groups)
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether the run's ledger is there, by which a log is known as one."""
+        return any(name.rpartition(".")[2] == "ledger" for name in self.topics)
 
 
 def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
@@ -93,8 +110,7 @@ def log_contents(url: str) -> LogContents:
     if url.startswith("kafka://"):
         return _kafka_contents(url)
     folder = Path(url.partition(":")[2])
-    names = (*topic_names(), "groups")
-    files = [f for n in names for s in SQLITE_SUFFIXES if (f := folder / f"{n}{s}").exists()]
+    files = list(_sqlite_files(folder))
     topics = tuple(f.stem for f in files if f.suffix == ".db" and f.stem != "groups")
     groups = ("groups",) if any(f.stem == "groups" for f in files) else ()
     return LogContents(str(folder), topics, groups, sum(f.stat().st_size for f in files))
@@ -108,11 +124,79 @@ def remove_log(url: str, contents: LogContents) -> None:
         _remove_from_kafka(url, contents)
         return
     folder = Path(contents.where)
-    for name in (*topic_names(), "groups"):
-        for suffix in SQLITE_SUFFIXES:
-            (folder / f"{name}{suffix}").unlink(missing_ok=True)
+    for path in _sqlite_files(folder):
+        path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+        folder.resolve().rmdir()
+        if folder.is_symlink():  # the user had moved the log to another disk
+            folder.unlink()
+
+
+def _sqlite_files(folder: Path) -> list[Path]:
+    """Return the files of topics and groups in the folder, the ledger's last: it proves that the
+    others are a run's. A file of such a name that is no file of a log is not the run's.
+    """
+    names = [name for name in (*topic_names(), "groups") if name != "ledger"]
+    return [
+        path
+        for name in (*names, "ledger")
+        if _is_log_file(folder / name)
+        for suffix in SQLITE_SUFFIXES
+        if (path := folder / f"{name}{suffix}").is_symlink() or path.exists()
+    ]
+
+
+def _is_log_file(path: Path) -> bool:
+    """Return whether `path`, with the suffix `.db`, is a file of a log, whose tables SQLite states
+    at the begin of the file or, before the first checkpoint, of its side file. An empty file is one
+    whose creation was interrupted; a side file alone is left by an interrupted removal. A pipe or
+    device is none.
+    """
+    starts: list[bytes] = []
+    try:
+        check_regular(*(f"{path}{suffix}" for suffix in SQLITE_SUFFIXES))
+    except OutsideRun:
+        return False
+    for suffix in (".db", ".db-wal"):
+        with suppress(OSError), open(f"{path}{suffix}", "rb") as file:
+            starts.append(file.read(SCHEMA_BYTES))
+    if not any(starts) or any(table in start for start in starts for table in LOG_TABLES):
+        return True
+    with suppress(sqlite3.Error), closing(sqlite3.connect(_immutable(path), uri=True)) as there:
+        names = {str(name) for (name,) in there.execute("SELECT name FROM sqlite_master")}
+        return {"settings", "begins"} <= names or {"commits", "members"} <= names
+    return False
+
+
+def _immutable(path: Path) -> str:
+    """Return the URI by which SQLite reads the file without a lock or a side file."""
+    return f"file:{quote(f'{path.absolute()}.db')}?mode=ro&immutable=1"
+
+
+def log_run_id(url: str) -> str:
+    """Return the id of the run whose log this is, as its ledger has it; "" if the log has no ledger
+    or its first `CONFIGURED_MAX` records do not state it.
+    """
+    from rollstream.streams.reader import TopicReader, from_begin
+    from rollstream.streams.records import Configured
+
+    if not log_contents(url).has_ledger:
+        return ""
+    bus = _opened(url)
+    try:
+        begin, end = bus.begin("ledger"), bus.end("ledger")
+        until = {p: min(end[p], at + CONFIGURED_MAX) for p, at in begin.items()}
+        reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))
+        records = (received.record for received in reader.read_to(until))
+        named = (r.run_id for r in records if isinstance(r, Configured) and r.run_id)
+        return next(named, "")
+    finally:
+        bus.close()
+
+
+def _opened(url: str) -> "Bus":
+    folder = None if url.startswith("kafka://") else ContainedFolder(Path(url.partition(":")[2]))
+    return open_bus_for_reading(url, folder)
 
 
 def living_rollouts(url: str, watch_s: float) -> bool:
@@ -125,7 +209,7 @@ def living_rollouts(url: str, watch_s: float) -> bool:
     contents = log_contents(url)
     if not any(name.rpartition(".")[2] == "status" for name in contents.topics):
         return False
-    bus = open_bus(url)
+    bus = _opened(url)
     try:
         reader, before = TopicReader(bus, "status", from_begin(bus, "status")), bus.end("status")
         newest = {r.key: r.record for r in reader.read_to(before)}

@@ -163,6 +163,15 @@ class GroupMembers(_Value):
     members: tuple[Member, ...]
 
 
+class SettingsSince(_Value):
+    """The prompts from `group` on are made under the configuration with this hash, until a higher
+    group is named; `group` is 0 in a run whose settings never changed.
+    """
+
+    group: int
+    configuration_hash: str
+
+
 class ReadTo(_Value):
     """The positions to which a topic was read: the next offset of each partition, from partition 0
     on.

@@ -15,6 +15,7 @@ from rollstream.deadline import Deadline
 from rollstream.errors import BusError, RecordTooLarge
 from rollstream.streams.bus import AppendEntry, Bus, check_entries
 from rollstream.streams.codec import Envelope, encode
+from rollstream.streams.foreign_text import reason_text
 from rollstream.streams.records import Fence, Opened, Position, Record
 from rollstream.streams.release import KNOWN_FEATURES, NEEDED_BY_TOPIC, RELEASE
 from rollstream.streams.topics import partition_of
@@ -41,11 +42,38 @@ def publish_all(bus: Bus, topic: str, records: Sequence[KeyedRecord]) -> list[Ad
     caller that does so may append a record twice.
     """
     partitions = bus.partitions(topic)
-    entries = [
-        AppendEntry(key.encode(), encode(record), _partition(key.encode(), named, partitions))
-        for key, record, *named in records
-    ]
-    return _addresses(entries, bus.append(topic, entries))
+    return append_encoded(bus, topic, [_encoded_entry(keyed, partitions) for keyed in records])
+
+
+def append_encoded(bus: Bus, topic: str, entries: Sequence[AppendEntry]) -> list[Address]:
+    """Append encoded records as `publish_all` does; nothing for none."""
+    return _addresses(entries, bus.append(topic, entries)) if entries else []
+
+
+def encode_each(
+    bus: Bus, topic: str, records: Sequence[KeyedRecord]
+) -> tuple[list[AppendEntry], dict[int, str]]:
+    """Return the records that the topic can hold, encoded, and by index the reasons why it cannot
+    hold the others: they do not encode, or are too large. A writer of many records so loses none
+    but these.
+    """
+    partitions, settings = bus.partitions(topic), bus.settings(topic)
+    entries: list[AppendEntry] = []
+    refused: dict[int, str] = {}
+    for index, keyed in enumerate(records):
+        try:
+            entry = _encoded_entry(keyed, partitions)
+            check_entries(settings, [entry])
+        except (ValueError, RecordTooLarge) as error:
+            refused[index] = reason_text(error)
+        else:
+            entries.append(entry)
+    return entries, refused
+
+
+def _encoded_entry(keyed: KeyedRecord, partitions: int) -> AppendEntry:
+    key, record, *named = keyed
+    return AppendEntry(key.encode(), encode(record), _partition(key.encode(), named, partitions))
 
 
 class FencedWriter:

@@ -1,5 +1,6 @@
 """Writes the generated tables of `docs/` from the code (commands, settings, records, topics,
-metrics, sizes), and `deploy/alerts.yml`, which is generated as a whole.
+metrics, sizes), those of README and docs from the last run of each benchmark, and
+`deploy/alerts.yml`, which is generated as a whole.
 
 `python -m testbed.reference_pages` rewrites the pages; `tests/docs/test_reference_pages.py` fails
 while one is stale. Only the text between two markers is generated.
@@ -9,10 +10,12 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast, get_type_hints
 
 import msgspec
 
+from benchmarks.result_tables import all_lines, case_lines, missed_lines, readme_lines
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.commands import COMMANDS, GROUPS, command_parsers
 from rollstream.cli.look.config import plain_text, setting_tables, type_text
@@ -203,6 +206,25 @@ def _cell(text: str) -> str:
 
 
 PAGES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
+    "../README.md": (readme_lines,),
+    "explanation/benchmarks.md": (all_lines,),
+    "explanation/limits.md": (missed_lines,),
+    "explanation/drafts.md": (
+        partial(case_lines, "histospec_*", "draft_*"),
+        partial(case_lines, "vllm_drafts_*", "vllm_overhead"),
+    ),
+    "explanation/engine.md": (partial(case_lines, "engine_*"),),
+    "explanation/exactly-once.md": (
+        partial(case_lines, "*_violations", "chaos_*"),
+        partial(case_lines, "resume_identical", "recovery_time", "partials_*", "promise_cost"),
+    ),
+    "explanation/lora.md": (partial(case_lines, "lora_*"),),
+    "explanation/scheduling.md": (
+        partial(case_lines, "repack_real", "slots_busy", "repack_move_ms", "kill_*", "dispatch_*"),
+    ),
+    "how-to/vllm.md": (partial(case_lines, "vllm_overhead", "vllm_update*", "vllm_logprob_*"),),
+    "reference/audit.md": (partial(case_lines, "audit_*", "replay_read*"),),
+    "reference/s3.md": (partial(case_lines, "s3_*"),),
     "reference/commands.md": (command_lines,),
     "reference/settings.md": (setting_lines,),
     "reference/records.md": (record_lines,),

@@ -4,7 +4,6 @@ publishes raw objects as versions.
 
 import http.client
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -36,6 +35,7 @@ from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter
+from testbed.servers.guard import memory_folder
 from testbed.waiting import WAIT_S, wait_for
 
 RUN = "relays"
@@ -96,7 +96,9 @@ class RelayNet:
         self.bus: Bus = open_bus(f"sqlite:{self.folder / 'bus'}")
         self.bus.create(catalogue())
         self.store: ObjectStore = open_store(self.store_url)
-        self.memory = Path(f"/dev/shm/rollstream-test-{os.getpid()}-{secrets.token_hex(4)}")
+        memory = memory_folder()
+        assert memory is not None, "relays need /dev/shm"
+        self.memory = Path(memory, f"relays-{secrets.token_hex(4)}")
         self.trainer(1)
 
     def __enter__(self) -> "RelayNet":

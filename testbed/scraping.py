@@ -2,12 +2,12 @@
 
 import json
 import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from rollstream.http_proxies import open_direct
 from rollstream.metrics.endpoint import endpoint_file
 
 Series = dict[str, list[tuple[dict[str, str], float]]]
@@ -15,7 +15,7 @@ Series = dict[str, list[tuple[dict[str, str], float]]]
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with open_direct(url, 20) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

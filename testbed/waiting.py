@@ -1,4 +1,5 @@
-"""Waiting for other threads and processes: `wait_for` is the one poll loop of the tests.
+"""Waiting for other threads and processes: `wait_for` is the one poll loop of the tests, and
+`let_pass` the one sleep.
 
 A test that passes returns as soon as its condition holds, so the bound only ends a hang, also on a
 machine whose cores other programs keep busy. Import it as `testbed.waiting` everywhere.
@@ -13,6 +14,13 @@ Found = TypeVar("Found")
 WAIT_S = 600.0
 PAUSE_S, PAUSE_S_MAX = 0.002, 0.1
 """Pauses before the first and later polls: a slow condition is often costly to check, too."""
+
+
+def let_pass(seconds: float) -> None:
+    """Lets time pass where that is the load or the fault itself: a slow reward, an outage of some
+    seconds, the pace of a writer. What waits for something calls `wait_for`.
+    """
+    time.sleep(seconds)
 
 
 def wait_for(

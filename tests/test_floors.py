@@ -25,7 +25,11 @@ BELOW: dict[str, set[str]] = {
     "simulator": {"streams", "storage", "producers", "consumers"},
     "rollstream": {"streams", "storage", "producers", "consumers", "simulator"},
 }
-BASE = {"errors", "deadline", "exports", "http_server", "import_path", "metric_values"}
+BASE = {
+    "contained_folder", "errors", "deadline", "exports", "foreign_json", "foreign_number",
+    "http_connections", "http_guard", "http_proxies", "http_server", "import_path",
+    "metric_values", "os_failures", "printable", "private_state", "temporary_folder", "whole_file",
+}  # fmt: skip
 """Floor 0: modules directly in `rollstream/` that every floor may import."""
 EXPORTS = {"__init__", "api"}
 """Files that only export; `rollstream/api.py` is what users import."""

@@ -36,6 +36,7 @@ from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
 from rollstream.producers.tasks.base import Task, Turns
 from rollstream.roles.context import load_run_task, prompt_order, run_rule, set_torch_threads
 from rollstream.roles.train import load_starting_model
+from rollstream.storage.weights.tensors import untie
 from rollstream.streams.records import PROMPT, Trajectory
 from rollstream.streams.values import Version
 
@@ -81,7 +82,8 @@ class SteppedRun:
         self.task: Task = load_run_task(c, self.folder)
         model = load_starting_model(c, self.folder)
         self.model_config = model.config
-        first = {name: one.detach().clone() for name, one in model.state_dict().items()}
+        stored, _ = untie(model.state_dict())
+        first = {name: one.detach().clone() for name, one in stored.items()}
         self.source = self._source(first)
         self.source.published(0, first)
         self.learner: Learner = open_learner(model, c.trainer)

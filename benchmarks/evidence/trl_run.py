@@ -34,7 +34,7 @@ from rollstream.consumers.trainer.learn.masters import learning_rate
 from rollstream.producers.tasks.base import Task
 from rollstream.roles.context import load_run_task, prompt_order, set_torch_threads
 from rollstream.storage.models import load_model
-from rollstream.storage.weights.tensors import state_hash
+from rollstream.storage.weights.tensors import state_hash, untie
 
 datasets: Any = import_module("datasets")
 trl: Any = import_module("trl")
@@ -157,7 +157,8 @@ def run_trl(piece: Piece, scratch: Path) -> Path:
     began_s = time.process_time()
     trainer.train()
     seconds = time.process_time() - began_s
-    weights = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    stored, _ = untie(model.state_dict())
+    weights = {name: one.detach().clone() for name, one in stored.items()}
     found = held_out_evaluation(
         c, task, (model.config, weights), piece.world.prompts, piece.arm.samples
     )

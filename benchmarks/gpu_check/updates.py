@@ -24,6 +24,7 @@ from rollstream.storage.lora import adapter_state, attach_adapters, attached_ada
 from rollstream.storage.models import build_model
 from rollstream.storage.settings import LoraSettings
 from rollstream.storage.weights.resident import TensorPatch
+from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Sampling, Version
 
 SLOTS, PROMPT, CONTEXT = 16, 16, 512
@@ -42,7 +43,8 @@ def measure(engine: str, *, is_tiny: bool) -> list[str]:
     attach_adapters(model, LoraSettings(rank=RANK, alpha=32.0), 0, torch.bfloat16, "gpu-check")
     state, adapter = model.state_dict(), attached_adapter(model)
     assert adapter is not None
-    base = {name: tensor.bfloat16() for name, tensor in base_state(state).items()}
+    stored, _ = untie(base_state(state))
+    base = {name: tensor.bfloat16() for name, tensor in stored.items()}
     own = {name: tensor.bfloat16() for name, tensor in adapter_state(state).items()}
     lines: list[str] = []
     for kinds, rank in ((("whole", "delta"), 0), (("adapter",), RANK)):

@@ -30,20 +30,20 @@ _NO_DRAFTS = "rollouts.drafts=off"
 ARMS: Mapping[str, tuple[str, ...]] = {
     PLAIN: (_NO_REPACK, _NO_PLACEMENT, _NO_DRAFTS),
     "repack": (_NO_PLACEMENT, _NO_DRAFTS),
-    "histopipe": (_NO_REPACK, _NO_DRAFTS),
+    "placement": (_NO_REPACK, _NO_DRAFTS),
     "both": (_NO_DRAFTS,),
     "drafts": (_NO_REPACK, _NO_PLACEMENT),
     "in_flight": ("rollouts.on_update=in_flight", _NO_PLACEMENT, _NO_DRAFTS),
     "all_on": (),
 }
 """The settings of each arm on top of the example, which has everything on."""
-ROUND = (PLAIN, "repack", "histopipe", "all_on")
+ROUND = (PLAIN, "repack", "placement", "all_on")
 """The arms of each round."""
 ONCE = ("both", "drafts", "in_flight")
 """The arms of the first round alone, after its others; a quick benchmark has none of them."""
 GOALS: Mapping[str, tuple[str, float | None]] = {
     "repack": ("repack_model", 1.15),
-    "histopipe": ("histopipe_model", 1.10),
+    "placement": ("placement_model", 1.10),
     "all_on": ("all_on_model", 1.5),
     "both": ("repack_model_both", None),
     "drafts": ("repack_model_drafts", None),

@@ -7,8 +7,10 @@ The end offsets are fixed before the first record is read, the ledger's first, s
 every record that the ledger names is before the fixed ends of the other topics.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from rollstream.consumers.audit.decisions import DecisionAudit
 from rollstream.consumers.audit.exactly_once import AnnotationAudit, ExactlyOnceAudit
@@ -25,6 +27,7 @@ from rollstream.consumers.audit.folds import (
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.consumers.audit.origins import OriginAudit
 from rollstream.consumers.audit.repetitions import RepetitionAudit
+from rollstream.consumers.audit.settings_since import SettingsAudit
 from rollstream.consumers.audit.source import AuditSource, RowFold, TrajectoryRows
 from rollstream.consumers.audit.spans import (
     AuditPolicy,
@@ -51,6 +54,7 @@ from rollstream.consumers.audit.verdict import (
 from rollstream.consumers.audit.versions import KnownRollouts, VersionAudit
 from rollstream.errors import CorruptObject
 from rollstream.storage.archive.segments import Hole
+from rollstream.storage.skipped_rows import read_skipped_rows
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.records import Annotation, Trajectory
@@ -75,6 +79,7 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     OriginAudit: ("applied", "prompts", "assignments", "partials", "trajectories"),
     DecisionAudit: ("ledger", "annotations", "trajectories"),
     RepetitionAudit: ("ledger",),
+    SettingsAudit: ("ledger", "prompts"),
     FenceAudit: (),  # its `judged` classifies messages before the folds receive them
 }
 """The topics whose messages a fold receives; a fold that is not listed receives all."""
@@ -132,6 +137,11 @@ class Audit:
     )
     topics: dict[str, JudgedTopic] = field(default_factory=dict[str, JudgedTopic])
     """How far each topic was judged, for the next verdict."""
+    since_s: float | None = None
+    """When the audit ended from which this one continued; None if it started at the first record.
+    """
+    skipped_copies: bool = False
+    """Whether archived copies of records that the log still has were not verified."""
     _coverage: dict[str, Completeness] = field(default_factory=dict[str, Completeness])
     _open: set[int] = field(default_factory=set[int])
     """Groups whose end is not final by the ledger."""
@@ -171,8 +181,11 @@ class Audit:
                 folds.fences.damage.judge(message, archived)
             else:
                 folds.apply(message)
-        for topic in READ_ORDER if is_whole else ():
+        for topic in READ_ORDER:
             if source.has_log(topic) and source.view.archived(topic):
+                if not is_whole:
+                    self.skipped_copies = True
+                    continue
                 self.tell(f"archive of {topic}")
                 self.reading.counts["also archived"] += source.check_archived(topic)
         return self._finish(folds)
@@ -191,10 +204,18 @@ class Audit:
             folds.versions.result.add_unchecked("there is no store")
         else:
             StoreAudit(self.store, folds.versions, self.tell).check()
+            self._note_skipped_rows(self.store)
             checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
             checkpoints.check()
             stored.append(checkpoints.result)
         return [self.reading, *results_by_invariant(folds.all, folds.fences.unknown), *stored]
+
+    def _note_skipped_rows(self, store: ObjectStore) -> None:
+        """Name the rows of the data set that the run did not ask; they violate no invariant."""
+        try:
+            self.reading.notes += [str(record) for record in read_skipped_rows(store)]
+        except CorruptObject as error:
+            self.reading.notes.append(str(error))
 
     def _folds(self) -> AuditFolds:
         topics = {topic.name: topic for topic in catalogue()}
@@ -219,7 +240,8 @@ class Audit:
         )  # fmt: skip
         notes = AnnotationAudit(ledger, once.result)
         again = RepetitionAudit(ledger, self.policy, once.result)
-        every = (groups, *rows, notes, again, versions, fences)
+        since = SettingsAudit(groups, self.store, groups.result)
+        every = (groups, since, *rows, notes, again, versions, fences)
         by_topic = {
             topic: [fold for fold in every if topic in TOPICS_OF.get(type(fold), READ_ORDER)]
             for topic in READ_ORDER
@@ -326,22 +348,24 @@ class Audit:
             self.reading.notes.append(f"{text} (truncated, as no reader needs them)")
 
 
-def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list[InvariantResult]]:
+def continued_audit(
+    make: Callable[[], Audit], whole: bool, place: str, clock: Callable[[], float] = time.time
+) -> tuple[Audit, list[InvariantResult]]:
     """Audit a run from its last verdict on, and store a verdict for the next audit. Returns the
     audit and its results; `make` opens an audit of the run. With `whole`, or if the verdict cannot
     be used, the audit starts at the first record; with `whole` it verifies every archived file.
+    Only a verdict that this user's last audit of this `place` wrote on this machine is used.
 
     Violations that an earlier audit found stay violations; if the audit started at the first record
     and does not find them again, they become notes. Without a log no verdict is read or stored:
     then the data is a copy of an archive.
     """
     audit = make()
-    store = None if audit.bus is None else audit.store
-    if store is None:
+    if audit.bus is None:
         return audit, audit.check()
     basis, before = basis_of(audit.run, audit.policy), None
     try:
-        before = read_verdict(store)
+        before = read_verdict(audit.run, place)
     except CorruptObject as error:
         audit.reading.notes.append(str(error))
     used = before if before is not None and before.basis == basis and not whole else None
@@ -362,19 +386,25 @@ def continued_audit(make: Callable[[], Audit], whole: bool) -> tuple[Audit, list
     reading = audit.reading
     refusal = "a record holds a number beyond 64 bits"
     if (state := states[0]) is not None:
-        verdict = Verdict(basis, audit.topics, state, findings_of(results), former)
-        refusal = write_verdict(store, verdict)
+        verdict = Verdict(basis, audit.topics, state, findings_of(results), former, clock())
+        refusal = write_verdict(verdict, place)
     reading.notes += [
         f"an earlier audit found: {finding.where}: {finding.what}" for _, finding in former
     ]
     if used is not None:
+        audit.since_s = used.time_s
         count = sum(topic.count for topic in used.topics.values())
         reading.notes.append(
-            f"{count:,} messages were judged by an earlier audit (--whole repeats)"
+            f"{count:,} messages were judged by an earlier audit, at {utc_minute(used.time_s)} on "
+            "this machine (--whole repeats)"
         )
     if refusal:
         reading.notes.append(f"the next audit cannot continue from this one: {refusal}")
     return audit, results
+
+
+def utc_minute(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Offender]]) -> None:

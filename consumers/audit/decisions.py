@@ -75,6 +75,8 @@ class DecisionAudit:
     """Is applied to each record before this fold."""
     result: folds.InvariantResult = field(init=False)
     _configured: str = ""
+    _changed_at: int = 0
+    """The number of takes before the present configuration."""
     _closings: dict[int, GroupClosing] = field(default_factory=dict[int, GroupClosing])
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
     """The records of the groups to check."""
@@ -111,6 +113,8 @@ class DecisionAudit:
             self._begin()
         match message.record:
             case Configured() as configured if message.topic == "ledger":
+                if configured.configuration_hash != self._configured:
+                    self._changed_at = len(self.reads.takes)
                 self._configured = configured.configuration_hash
             case Superseded() as superseded if message.topic == "ledger":
                 self._poisoned.update(superseded.poisoned)
@@ -162,9 +166,14 @@ class DecisionAudit:
     def finish(self, coverage: folds.Coverage) -> None:
         if self.rule is None:
             if self.groups.ended:
-                self.result.add_unchecked(
-                    "the reasons of closed groups, without the trainer's settings"
-                )
+                why = "without the trainer's settings"
+                if self.policy.refused:
+                    why = (
+                        f"whose rule is code of the run ({', '.join(self.policy.refused)}): it is "
+                        "not imported, because you did not begin the run on this machine; --trust "
+                        "imports it"
+                    )
+                self.result.add_unchecked(f"the reasons of closed groups, {why}")
             return
         if not self._is_begun:
             self._begin()
@@ -262,9 +271,11 @@ class DecisionAudit:
     ) -> None:
         """Check that a trained completion has all needed annotations, and that no group with equal
         rewards was trained although the filter is on. `_check_members` compares the groups of which
-        a take left members out.
+        a take left members out. Groups that were taken under an earlier configuration are left out.
         """
         group = record.group
+        if self.reads.begun.get(group, self._changed_at) < self._changed_at:
+            return
         if not is_annotated(record, rule.names, self.ledger.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
             self.result.add_violation(what, message.topic, message.address)

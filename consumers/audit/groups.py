@@ -20,7 +20,7 @@ from rollstream.consumers.audit.folds import (
 )
 from rollstream.consumers.trainer.data.poisoned_takes import TakeAttempts
 from rollstream.streams.records import Admitted, GroupClosed, StepDone, Superseded, Take
-from rollstream.streams.values import Address
+from rollstream.streams.values import Address, SettingsSince
 
 ENDINGS = ("trained", "filtered", "expired", "dead")  # a group has one of these, or is open
 
@@ -36,6 +36,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
     prompt: Address
     offset: int
     needed: int = 0
+    settings: SettingsSince | None = None
 
 
 class GroupEnding(msgspec.Struct, frozen=True, gc=False):
@@ -155,6 +156,7 @@ class GroupAudit:
                 record.prompt,
                 at.offset,
                 record.needed,
+                record.settings,
             ),
         )
 

@@ -228,7 +228,7 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     try:
         texts = b"[%b]" % b",".join(_values(headers))
         found = list(map(_record, _HEADERS.decode(texts)))
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return np.zeros(len(rows), np.bool_)
     agree = np.array([not header.abandoned for header in found], np.bool_)
     for name, stated in zip(_COLUMNS, zip(*map(_fields, found), strict=True), strict=True):
@@ -317,7 +317,7 @@ class AuditSource:
     view: LogView = field(init=False)
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _named: set[str] = field(default_factory=set[str])
-    """What is damaged: a part of a file may be read below the log's begin, and the rest beside."""
+    """Damaged parts: a part of a file may be read below the log's begin, and the rest beside."""
 
     def __post_init__(self) -> None:
         self.view = LogView(self.bus, self.store, self.run)

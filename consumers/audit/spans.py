@@ -25,8 +25,10 @@ from rollstream.consumers.audit.groups import Admission
 from rollstream.consumers.audit.source import Integers, TrajectoryRows
 from rollstream.consumers.trainer.data.prepare import TrainingRule, lag_of
 from rollstream.streams.branches import abandoned_tokens
-from rollstream.streams.records import GENERATED, Assignment, StepDone, Trajectory
+from rollstream.streams.records import GENERATED, Assignment, Configured, StepDone, Trajectory
 from rollstream.streams.values import Address
+
+NO_BOUND = 1 << 62  # above every lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,16 @@ class AuditPolicy:
     """The trainer's rule for which samples of a group are trained and which groups are closed; None
     if its settings are not available.
     """
+    refused: tuple[str, ...] = ()
+    """The import paths of the rule's own code, if the audit may not import it; `rule` is None."""
     choose: str = "oldest"
     """The trainer's rule for choosing among complete groups (`trainer.choose`)."""
     checkpoint_every: int = 0
     """Steps between checkpoints, 0 if unknown."""
     epochs: int = 0
     """How often a step trains its takes (`trainer.epochs`), 0 if unknown."""
+    max_lags: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
+    """`max_lag` of every configuration that the run had, by its hash."""
 
 
 @dataclass(slots=True)
@@ -72,13 +78,22 @@ class LagAudit:
     _sums: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     """Trained trajectories, trained tokens and masked tokens, by step and name."""
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
+    _bounds: list[tuple[int, int | None]] = field(default_factory=list[tuple[int, int | None]])
+    """The bounds that the run had, each with the first step that was finished under it."""
+    _repeated: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Offsets of `StepDone` records of steps that were finished before under another bound."""
 
     def apply(self, message: AuditMessage) -> None:
         if message.void:
             return
         record = message.record
-        if isinstance(record, StepDone) and message.topic == "ledger":
-            self._done.append((record, message.address))
+        if isinstance(record, Configured) and message.topic == "ledger":
+            self._configure(record)
+        elif isinstance(record, StepDone) and message.topic == "ledger":
+            at = message.address
+            if self._bounds and record.step < self._bounds[-1][0]:
+                self._repeated.add((at.partition, at.offset))
+            self._done.append((record, at))
         elif isinstance(record, Trajectory) and message.topic == "trajectories":
             use = self.ledger.uses.get(record.trajectory)
             if use is not None and use.step and use.at == message.address:
@@ -95,8 +110,7 @@ class LagAudit:
         spans = rows.spans
         lags = np.maximum(steps[spans.row] - 1 - spans.number, 0)
         is_masked = ~self._are_believed(rows)
-        if self.policy.max_lag is not None:
-            is_masked |= lags > self.policy.max_lag
+        is_masked |= lags > self._limits(steps)[spans.row]
         tokens = spans.end - spans.start
         masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
         ahead = spans.number >= steps[spans.row]  # newer than the version that is trained from
@@ -111,6 +125,25 @@ class LagAudit:
         if len(counted):
             name = "is the highest lag"
             self.result.counts[name] = max(self.result.counts[name], int(counted.max()))
+
+    def _configure(self, record: Configured) -> None:
+        """Note the bound of a term; one that differs holds for the steps that are not finished."""
+        bound = self.policy.max_lags.get(record.configuration_hash, self.policy.max_lag)
+        finished = max((done.step for done, _ in self._done), default=0)
+        if not self._bounds:
+            self._bounds.append((0, bound))
+        elif bound != self._bounds[-1][1]:
+            self._bounds.append((finished + 1, bound))
+
+    def _bound_at(self, step: int) -> int | None:
+        bounds = [bound for first, bound in self._bounds if first <= step]
+        return bounds[-1] if bounds else self.policy.max_lag
+
+    def _limits(self, steps: Integers) -> Integers:
+        """Returns the largest lag of each of these steps."""
+        known = {step: self._bound_at(step) for step in np.unique(steps).tolist()}
+        limits = [known[step] for step in steps.tolist()]
+        return np.array([NO_BOUND if one is None else one for one in limits], np.int64)
 
     def finish(self, coverage: Coverage) -> None:
         """Compare each step of which all takes and completions were read; count the others as
@@ -169,7 +202,7 @@ class LagAudit:
             if span.version.number > max(step - 1, self.ledger.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
                 self.result.add_violation(what, message.topic, message.address)
-            bound = self.policy.max_lag
+            bound = self._bound_at(step)
             is_above = bound is not None and lag > bound
             if is_above or not self.ledger.is_believed(span.version):
                 masked += tokens
@@ -187,11 +220,13 @@ class LagAudit:
             oldest = min((span.version.number for span in record.spans), default=0)
             what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"
             self.result.add_violation(
-                f"{what}, max_lag is {self.policy.max_lag}", message.topic, message.address
+                f"{what}, max_lag is {self._bound_at(step)}", message.topic, message.address
             )
 
     def _compare(self, done: StepDone, at: Address) -> None:
         """Compare the computed sums and the lag with those that the step's `StepDone` states."""
+        if (at.partition, at.offset) in self._repeated:
+            return  # its masks are those of another bound than when the step was first finished
         found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
         self.result.counts["tokens trained"] += found["trained"]
         self.result.counts["masked"] += found["masked"]
@@ -207,7 +242,7 @@ class LagAudit:
             elif number != found[name]:
                 what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
                 self.result.add_violation(what, "ledger", at)
-        lag, bound = done.metrics.get("lag_consumed_max", 0.0), self.policy.max_lag
+        lag, bound = done.metrics.get("lag_consumed_max", 0.0), self._bound_at(done.step)
         if bound is not None and lag > bound:
             self.result.add_violation(
                 f"step {done.step} states lag {lag:g} > {bound}", "ledger", at

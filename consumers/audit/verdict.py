@@ -1,12 +1,14 @@
-"""Stores the verdict of an audit (`Verdict`) in the run's store, so that the next audit continues
-from it: how far each topic was judged, the violations found, and the state of the folds. Folds
-(`folds.py`) are the objects that receive every record in order and check the invariants.
+"""Stores the verdict of an audit (`Verdict`) in the user's private folder (`own_verdicts.py`), so
+that the next audit of this user on this machine continues from it: how far each topic was judged,
+the violations found, and the state of the folds. Folds (`folds.py`) are the objects that receive
+every record in order and check the invariants.
 
 `TopicCursor` selects the records that the earlier audit did not judge for good. A verdict is used
 only by the same release, rules and settings, and only on the log that it was made from
 (docs/reference/audit.md, Continued audits). It takes about 30 bytes a trajectory, compressed.
 """
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, MutableSet, Sequence
@@ -19,11 +21,14 @@ import msgspec
 import xxhash
 
 from rollstream.consumers.audit.folds import DERIVED, InvariantResult, Offender
+from rollstream.consumers.audit.own_verdicts import keep_own, read_own
 from rollstream.consumers.audit.source import TrajectoryRows
 from rollstream.consumers.audit.trainer_reads import GroupRecords
-from rollstream.errors import CorruptObject, ObjectMissing, StoreError
+from rollstream.errors import CorruptObject
+from rollstream.private_state import STATE_VARIABLE, state_folder
 from rollstream.storage.archive.segments import Hole
-from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.base import content_hash
+from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.streams.bus import Message
 from rollstream.streams.codec import decode, encode, record_hash
 from rollstream.streams.records import Annotation, Trajectory
@@ -31,6 +36,11 @@ from rollstream.streams.release import RELEASE
 from rollstream.streams.values import Address
 
 VERDICT_KEY = "audit/verdict"
+"""The object in which earlier releases kept the verdict. It is not read: it may have come with the
+run, and a verdict decides what stays unchecked.
+"""
+RUN_KEYS = (RunKeys(re.compile(re.escape(VERDICT_KEY)), "never"),)
+"""No backup has the verdict: a restored run is audited from its begin."""
 FORMAT = 1
 _HASH_BYTES = 32
 
@@ -83,6 +93,8 @@ class Verdict(msgspec.Struct):
     state: bytes
     found: list[tuple[int, Offender]] = []
     former: list[tuple[int, Offender]] = []
+    time_s: float = 0.0
+    """End of the audit, in seconds since the epoch."""
     format: int = FORMAT
 
 
@@ -103,34 +115,33 @@ def _rules_hash() -> str:
     return found.hexdigest()
 
 
-def read_verdict(store: ObjectStore) -> Verdict | None:
-    """Returns the last verdict; None if there is none. Raises `CorruptObject` if the object is
-    damaged or has a newer format.
+def read_verdict(run: str, place: str) -> Verdict | None:
+    """Returns the verdict of this user's last audit of the run at this place; None if there is
+    none. Raises `CorruptObject` if it is damaged or has a newer format.
     """
-    try:
-        data = store.get(VERDICT_KEY)
-    except ObjectMissing:
+    data = read_own(run, place)
+    if data is None:
         return None
     body = data[_HASH_BYTES:]
+    if content_hash(body).encode() != data[:_HASH_BYTES]:
+        raise CorruptObject("the last audit's verdict differs from the hash in it")
     try:
-        if content_hash(body).encode() != data[:_HASH_BYTES]:
-            raise CorruptObject(f"object {VERDICT_KEY} differs from the hash in it")
-        found = msgspec.msgpack.decode(zlib.decompress(body), type=Verdict)
-    except (msgspec.DecodeError, zlib.error) as error:
-        raise CorruptObject(f"object {VERDICT_KEY} is no verdict: {error}") from error
-    if found.format > FORMAT:
-        raise CorruptObject(f"object {VERDICT_KEY} has the newer format {found.format}")
-    return found
+        verdict = msgspec.msgpack.decode(zlib.decompress(body), type=Verdict)
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise CorruptObject(f"the last audit's verdict cannot be read: {error}") from error
+    if verdict.format > FORMAT:
+        raise CorruptObject(f"the last audit's verdict has the newer format {verdict.format}")
+    return verdict
 
 
-def write_verdict(store: ObjectStore, verdict: Verdict) -> str:
-    """Replace the last verdict; returns "", or the reason why it could not be stored."""
+def write_verdict(verdict: Verdict, place: str) -> str:
+    """Replace the last verdict of the run at this place. Returns "", or the reason why the next
+    audit cannot use it.
+    """
     body = zlib.compress(msgspec.msgpack.encode(verdict), 1)
-    try:
-        store.put(VERDICT_KEY, content_hash(body).encode() + body)
-    except StoreError as error:
-        return str(error)
-    return ""
+    if keep_own(verdict.basis.run, place, content_hash(body).encode() + body):
+        return ""
+    return f"{state_folder()} cannot be written ({STATE_VARIABLE} names another folder)"
 
 
 class TopicCursor:

@@ -29,32 +29,49 @@ class AdmissionPace:
 
 
 def admissible_groups(
-    pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int
+    pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int, settled: int
 ) -> int:
     """Returns the number of groups that may be admitted now. The bound is that of AReaL
     (arXiv 2505.24298, section on staleness control). It counts steps by the number of the newest
     version, `version`, so a version that is seen late or twice changes nothing.
 
     `admitted` counts all groups ever admitted, `closed` those of them that ended untrained
-    (filtered, expired, dead), `trained` those that were trained. Closed groups are subtracted, so
-    they never stall admission. A group of wave w is trained in step w + 1, which starts from
-    version w, so it may be admitted from version w − `max_lag` on. Without `max_lag` at most
-    `ready_groups_max` groups may be admitted and neither closed nor trained. In both cases no more
-    groups are admitted than `waves_max` waves need.
+    (filtered, expired, dead), `trained` those that were trained, and `settled` those that were
+    trained in the steps up to `version`. Closed groups are subtracted, so they never stall
+    admission. A group of wave w is trained in step w + 1, which starts from version w, so it may be
+    admitted from version w − `max_lag` on. Without `max_lag` at most `ready_groups_max` groups may
+    be admitted and neither closed nor trained. In both cases no more groups are admitted than the
+    waves of the steps that are left need.
+
+    The past is counted as it was, by `settled`, and the present `groups_per_step` measures only
+    what is still to come: a resumed run may have another size of its steps.
     """
     outstanding = admitted - closed
     if pace.max_lag is None:
         allowed = pace.ready_groups_max + trained
     else:
-        allowed = (pace.max_lag + version + 1) * pace.groups_per_step
-    return max(0, min(allowed, pace.waves_max * pace.groups_per_step) - outstanding)
+        allowed = settled + (pace.max_lag + 1) * pace.groups_per_step
+    needed = settled + max(0, pace.waves_max - version) * pace.groups_per_step
+    return max(0, min(allowed, needed) - outstanding)
 
 
-def wave_of(pace: AdmissionPace, admitted: int, closed: int) -> int:
+def wave_of(pace: AdmissionPace, version: int, admitted: int, closed: int, settled: int) -> int:
     """Returns the wave of the next admitted group: the one that is not full yet. Closed groups do
-    not count, so a later group takes the place of each.
+    not count, so a later group takes the place of each. The waves before `version` are trained,
+    with the `settled` groups.
     """
-    return (admitted - closed) // pace.groups_per_step
+    return version + max(0, admitted - closed - settled) // pace.groups_per_step
+
+
+def admissible_now(pace: AdmissionPace, state: DispatchState) -> int:
+    """Returns `admissible_groups` in this state."""
+    counts = (state.admitted, state.closed, state.trained, state.settled)
+    return admissible_groups(pace, state.version.number, *counts)
+
+
+def next_wave(pace: AdmissionPace, state: DispatchState) -> int:
+    """Returns `wave_of` in this state."""
+    return wave_of(pace, state.version.number, state.admitted, state.closed, state.settled)
 
 
 def version_needed(pace: AdmissionPace, wave: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rollstream.consumers.dispatch.admission import AdmissionPace, version_needed, wave_of
+from rollstream.consumers.dispatch.admission import AdmissionPace, next_wave, version_needed
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import (
     CurrentAssignment,
@@ -89,11 +89,12 @@ def admission_record(
     """
     return Admitted(
         group=prompt.group,
-        wave=wave_of(pace, state.admitted, state.closed),
+        wave=next_wave(pace, state),
         trajectories=tuple(f"{prompt.group}.{i}" for i in range(prompt.samples)),
         deadline_s=deadline_s,
         prompt=at,
         needed=prompt.needed,
+        settings=prompt.settings if prompt.settings and prompt.settings.group else None,
     )
 
 

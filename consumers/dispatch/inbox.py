@@ -45,6 +45,7 @@ DEAD_LETTERED_TOPICS = (
 """Topics whose unreadable records dispatch appends to `dead`; for others the trainer does."""
 CHECKED_TOPICS = ("partials", "status", "applied")
 """Topics with many writers, whose readable records dispatch may refuse (see `_refusal`)."""
+UNTAKEN = "this name never took this term"
 PROMPTS_AHEAD = 64  # prompts kept for admission, or two waves if that is more; others stay unread
 SLOTS_MAX = 1 << 16  # plausible slots, requests and size of the decode batch of one rollout
 SPEED_MAX = 1e9  # plausible tokens per second of one rollout
@@ -234,6 +235,8 @@ class DispatchInbox:
             for one in received:
                 self._apply(one, fresh=True)
             count += len(received)
+        if self._terms is not None:
+            self.foreign += self._terms.confirmed()
         released, self._released = self._released, []
         return count, released
 
@@ -313,10 +316,8 @@ class DispatchInbox:
         self._readers[topic] = reader
         return reader
 
-    def _refusal(self, record: records.Record) -> str:
-        """The reason why dispatch does not apply a record of `CHECKED_TOPICS`; "" if it does. The
-        records of other topics are never refused here.
-        """
+    def _refusal(self, topic: str, record: records.Record) -> str:
+        """The reason why dispatch does not apply a record of `CHECKED_TOPICS`; "" if it does."""
         match record:
             case records.Partial():
                 return refused_partial(record, self._state.assignments.get(record.trajectory))
@@ -331,16 +332,18 @@ class DispatchInbox:
                 return ""
         if reason or self._terms is None or self._terms.has_taken(*who):
             return reason
-        return "this name never took this term"
+        self._terms.suspect(*who, label=topic)
+        return UNTAKEN
 
     def _apply(self, received: Received, fresh: bool) -> None:
         """Apply a record unless it is refused; `fresh` is False in a rebuild."""
         state, record = self._state, received.record
         if isinstance(record, records.RolloutStatus | records.RelayStatus):
             self._status_keys.note(_status_key(record), self._listening.now_s)
-        if reason := self._refusal(record):
+        if reason := self._refusal(received.topic, record):
             self.refused[received.topic] += 1
-            if not isinstance(record, records.Partial) or malformed_partial(record):
+            is_late = isinstance(record, records.Partial) and not malformed_partial(record)
+            if reason != UNTAKEN and not is_late:
                 self.foreign[received.topic] += 1
             log.debug("%s %s: %s", received.topic, received.address, reason)
             return
@@ -358,9 +361,9 @@ class DispatchInbox:
                 state.version = max(state.version, record.version)
             case records.Take():
                 for group in record.groups:
-                    self._released += state.apply_taken(group.group)
+                    self._released += state.apply_taken(group.group, record.step)
             case records.Superseded():
-                state.apply_superseded(len(record.poisoned))
+                state.apply_superseded(len(record.poisoned), record.step)
             case records.GroupClosed():
                 self._released += state.apply_closed(record.group)
             case records.Admitted():

@@ -19,7 +19,7 @@ REPORTS_MIN = 4  # reports of a batch class before it counts
 CLASSES_PER_DOUBLING = 2  # batches of one class differ by at most a factor of √2
 KIND_RATIO = 1.5
 """Two rollouts are of unlike kinds if one is faster by more than this factor, and no third rollout
-lies in between. A choice: within a batch class the speeds of equal machines differ by up to 1.3 in
+is in between. A choice: within a batch class the speeds of equal machines differ by up to 1.3 in
 the paced engine (by the KV cache that a step reads); cards that are rented side by side differ by
 1.6 and more (bandwidth of an H100, A100, L40S and L4: 3.35, 2.04, 0.86 and 0.3 TB/s).
 """

@@ -8,6 +8,7 @@ also the history of answer lengths (`dispatch/lengths.json`), which serves predi
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +25,7 @@ from rollstream.consumers.dispatch.state import (
 from rollstream.errors import CorruptObject, Fenced, ObjectExists, ObjectMissing, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
+from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.streams.bus import Bus
 from rollstream.streams.fence import (
     DISPATCH_GROUP,
@@ -37,6 +39,8 @@ from rollstream.streams.values import Address
 from rollstream.streams.writer import FencedWriter
 
 STATE_KEY = "dispatch/state.json"
+LENGTHS_KEY = "dispatch/lengths.json"
+RUN_KEYS = (RunKeys(re.compile(f"{re.escape(STATE_KEY)}|{re.escape(LENGTHS_KEY)}"), "cut"),)
 
 TopicPositions = Mapping[str, Mapping[int, Position]]
 """Topic → partition → next position to read."""
@@ -78,6 +82,8 @@ class PersistedState:
     read it; trainers of earlier releases keep the versions of rollouts by it.
     """
     format: int = FORMAT
+    taken: tuple[tuple[int, int], ...] = ()
+    """(step, groups) of the trained groups after the newest version."""
 
     def where(self) -> dict[str, dict[int, Position]]:
         """Returns the positions by topic and partition, a number here (JSON keys are strings)."""
@@ -103,6 +109,7 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
         orders=tuple(state.assignments.items()),
         chains=tuple(state.chains.items()),
         heard_s=tuple((name, rollout.status.time_s) for name, rollout in state.rollouts.items()),
+        taken=state.unsettled,
     )
 
 
@@ -132,6 +139,7 @@ def restore_state(kept: PersistedState | None) -> DispatchState:
         },
         assignments=dict(kept.orders),
         chains=dict(kept.chains),
+        taken=dict(kept.taken),
     )
 
 
@@ -189,7 +197,6 @@ class StateFile:
 
 log = logging.getLogger(__name__)
 
-LENGTHS_KEY = "dispatch/lengths.json"
 LENGTHS_SAVE_S = 60.0  # between two writes; each is some MB where a run has many prompts
 RENEW_S = 3600.0  # between two commits of positions that do not move; brokers drop them after days
 

@@ -15,7 +15,7 @@ from rollstream.consumers.dispatch import assignments
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,
     WaveLayouts,
-    admissible_groups,
+    admissible_now,
     rollout_speeds,
 )
 from rollstream.consumers.dispatch.lengths import LengthHistory
@@ -153,9 +153,7 @@ class AssignmentPlanner:
         if self.history is None:
             return ReloadPlan()
         starts = sum(len(samples.trajectories) for samples in unassigned if samples.kind == "start")
-        allowed = admissible_groups(
-            self.pace, state.version.number, state.admitted, state.closed, state.trained
-        )
+        allowed = admissible_now(self.pace, state)
         is_wanted = (has_more and allowed > 0) or starts > sum(free.new.values())
         return self.history.plan(state, lengths, unassigned, is_wanted, now_s)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,
     WaveLayouts,
-    admissible_groups,
+    admissible_now,
     room_to_admit,
 )
 from rollstream.consumers.dispatch.assignments import (
@@ -90,6 +90,8 @@ class Dispatch:
     """
     assignment_planner: AssignmentPlanner = field(init=False)
     repack_planner: RepackPlanner | None = field(init=False)
+    _newest_values: MetricValues = field(init=False)
+    """The metrics at the end of the newest round; within a round, related counts may differ."""
 
     def __post_init__(self) -> None:
         """Choose the planners. Repack, wave layouts and `VersionReload` are used only under
@@ -121,6 +123,7 @@ class Dispatch:
         if settings.repack and needs_empty:
             every_s, groups = settings.repack_every_s, pace.groups_per_step
             self.repack_planner = RepackPlanner(every_s, pace.max_lag, groups, settings.by_speed)
+        self._newest_values = self._values()
 
     def run(self, stop: threading.Event) -> None:
         """Rebuild the state, then repeat rounds until `stop` is set. A round reads new records,
@@ -149,6 +152,7 @@ class Dispatch:
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
         reported, reported_s = Counter[str](), -FOREIGN_S
+        self._newest_values = self._values()
         while not stop.is_set():
             left = state.departed()  # before `read`, which reads the last records of these rollouts
             news, released = inbox.read()
@@ -173,15 +177,14 @@ class Dispatch:
             if news:
                 persistence.keep(state, inbox, admissions, assignments)
                 persistence.save_lengths(inbox.lengths)
+            self._newest_values = self._values()
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
         """Admit as many groups as the pace allows and rollouts have room for, besides the
         trajectories that are unassigned already.
         """
-        allowed = admissible_groups(
-            self.pace, state.version.number, state.admitted, state.closed, state.trained
-        )
+        allowed = admissible_now(self.pace, state)
         free = sum(free_room(state, self.settings.queue_per_slot).new.values())
         if self.assignment_planner.fills_tails:
             free += sum(room.slots for room in tail_rooms(state))
@@ -277,9 +280,12 @@ class Dispatch:
         )
 
     def metric_values(self) -> MetricValues:
-        """Returns the metrics. Counts of groups and of completions are of the whole run, all others
-        of this term.
+        """Returns the metrics at the end of the newest round. Counts of groups and of completions
+        are of the whole run, all others of this term.
         """
+        return self._newest_values
+
+    def _values(self) -> MetricValues:
         state, kinds = self.state, ("start", "resume", "release")
         admitted, closed, trained = state.admitted, state.closed, state.trained
         groups = list(state.groups.values())
@@ -289,9 +295,7 @@ class Dispatch:
             "dispatch_groups_trained_total": trained,
             "dispatch_groups_closed_total": closed,
             "dispatch_groups_open": len(groups),
-            "dispatch_groups_admissible": admissible_groups(
-                self.pace, state.version.number, admitted, closed, trained
-            ),
+            "dispatch_groups_admissible": admissible_now(self.pace, state),
             "dispatch_trajectories_open": sum(len(group.open) for group in groups),
             "dispatch_trajectories_completed_total": state.completed,
             "dispatch_trajectories_late_total": state.late,

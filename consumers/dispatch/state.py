@@ -116,6 +116,8 @@ class DispatchState:
     admitted: int = 0
     closed: int = 0
     trained: int = 0
+    taken: dict[int, int] = field(default_factory=dict[int, int])
+    """The trained groups by step, of the steps after the newest version."""
     version: Version = field(default_factory=lambda: Version(0, 0))
     """The newest announced version."""
     next_group: int = 0
@@ -228,16 +230,36 @@ class DispatchState:
         self.released += len(opened.open)
         return self._end(group)
 
-    def apply_taken(self, group: int) -> list[VoidAssignment]:
-        """Record that the trainer took the group; returns the assignments that are void now."""
-        self.trained += 1
+    @property
+    def settled(self) -> int:
+        """The number of groups that were trained in the steps up to the newest version."""
+        return self.trained - sum(groups for _, groups in self.unsettled)
+
+    @property
+    def unsettled(self) -> tuple[tuple[int, int], ...]:
+        """The steps beyond the newest version, each with the number of groups that it took."""
+        newest = self.version.number
+        return tuple(sorted((step, n) for step, n in self.taken.items() if step > newest))
+
+    def apply_taken(self, group: int, step: int) -> list[VoidAssignment]:
+        """Record that the trainer took the group for this step; returns the assignments that are
+        void now.
+        """
+        self._count_taken(step, 1)
         return self._end(group)
 
-    def apply_superseded(self, groups: int) -> None:
-        """Record that this many taken groups are not trained after all, because the trainer could
-        not compute their takes. A later record closes each of them (`apply_closed`).
+    def apply_superseded(self, groups: int, step: int) -> None:
+        """Record that this many groups that the step took are not trained after all, because the
+        trainer could not compute their takes. A later record closes each of them (`apply_closed`).
         """
-        self.trained -= groups
+        self._count_taken(step, -groups)
+
+    def _count_taken(self, step: int, groups: int) -> None:
+        self.trained += groups
+        newest = self.version.number
+        self.taken = {at: n for at, n in self.taken.items() if at > newest}
+        if step > newest:
+            self.taken[step] = self.taken.get(step, 0) + groups
 
     def apply_closed(self, group: int) -> list[VoidAssignment]:
         """Record that the trainer closed the group untrained; returns the assignments that are void

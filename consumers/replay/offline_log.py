@@ -277,7 +277,7 @@ class JsonLines:
                     raise ValueError(f"a second trajectory {trajectory.record.trajectory!r}")
                 names.add(trajectory.record.trajectory)
                 yield trajectory
-            except (msgspec.MsgspecError, DecodeError, ValueError) as error:
+            except (DecodeError, ValueError, RecursionError) as error:
                 raise ConfigurationError(
                     f"{self.path} line {number}: {error}; correct the line or remove it "
                     "(docs/reference/replay.md has the format)"

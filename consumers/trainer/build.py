@@ -220,6 +220,7 @@ def load_first(
     def restore(wanted: CheckpointId) -> Checkpoint:
         with nullcontext() if ranks is None else ranks.together():
             found = open_checkpoint(store, wanted)
+        TrainerState.decode(found.state)  # a checkpoint without it is skipped
         learner.load_state(found.tensors)
         return found
 

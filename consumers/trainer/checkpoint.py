@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from rollstream.consumers.trainer.data.groups import GroupIntake
+from rollstream.errors import CorruptObject
+from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.records import Position
 from rollstream.streams.values import Address
 
@@ -64,10 +66,15 @@ class TrainerState:
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "TrainerState":
-        """Returns the state whose values `encode` returned; wrong types raise
-        `msgspec.ValidationError`.
-        """
-        return msgspec.convert(values, cls)
+        """Returns the state whose values `encode` returned. Raises `CorruptObject` for others."""
+        try:
+            state = msgspec.convert(values, cls)
+        except (ValueError, RecursionError, OverflowError) as error:
+            raise CorruptObject(f"the state of a checkpoint is no trainer's: {error}") from error
+        for topic, by in state.positions.items():
+            if any(whole_number(partition) is None for partition in by):
+                raise CorruptObject(f"a checkpoint has positions of no partitions of {topic}")
+        return state
 
     def intake_positions(self) -> dict[str, dict[int, Position]]:
         """Returns `positions` with partitions as numbers: from there a restored intake reads on."""

@@ -7,6 +7,7 @@ after a crash the ledger names everything that may have been trained, and the ta
 without a `StepDone` are trained again on the same data.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,15 @@ class LedgerTail:
             case _:
                 pass
 
+    def groups_done(self, step: int, update: int) -> int | None:
+        """Returns the number of groups that an update of a finished step took, which a repetition
+        takes again, however many groups a step has by now; None if the step is not finished, or
+        its takes are repeated already.
+        """
+        if step not in self.done or (step, update) not in self.takes:
+            return None
+        return sum(len(take.groups) for take in self.takes[step, update])
+
     def goes_beyond(self, step: int) -> bool:
         """Whether takes or closed groups of steps after `step` are recorded; these steps are still
         to be repeated.
@@ -153,7 +163,8 @@ REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 @dataclass(slots=True)
 class TrainerTotals:
     """Sums over the steps whose `StepDone` this term appended. The publisher's thread writes them
-    and any thread may read them. `last` holds the newest step's own metrics.
+    and any thread may read them, each step wholly or not at all. `last` holds the newest step's own
+    metrics.
 
     A step that is repeated with the same bits after a crash is in the ledger already: it changes no
     sum and only counts as `repeated`. So the sums of all terms together are those of the ledger.
@@ -168,6 +179,7 @@ class TrainerTotals:
     step_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
     publish_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
     last: Mapping[str, float] = field(default_factory=dict[str, float])
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(
         self,
@@ -179,20 +191,26 @@ class TrainerTotals:
         """Add a step whose `StepDone` was appended. `lags` are its trained tokens by lag,
         `outcomes` its groups by how they ended.
         """
-        self.steps += 1
-        self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
-        for name in ("masked_tokens", "trained", "dropped", *REFUSED_COUNTS.values()):
-            self.sums[name] += done.counts.get(name, 0)
-        for name in self.seconds:
-            self.seconds[name] += done.metrics.get(name, 0.0)
-        self.outcomes.update(outcomes)
-        for lag, tokens in lags.items():
-            self.lags.add(lag, tokens)
-        self.step_s.add(done.metrics.get("seconds", 0.0))
-        self.publish_s.add(publish_s)
-        self.last = dict(done.metrics)
+        with self.lock:
+            self.steps += 1
+            self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
+            for name in ("masked_tokens", "trained", "dropped", *REFUSED_COUNTS.values()):
+                self.sums[name] += done.counts.get(name, 0)
+            for name in self.seconds:
+                self.seconds[name] += done.metrics.get(name, 0.0)
+            self.outcomes.update(outcomes)
+            for lag, tokens in lags.items():
+                self.lags.add(lag, tokens)
+            self.step_s.add(done.metrics.get("seconds", 0.0))
+            self.publish_s.add(publish_s)
+            self.last = dict(done.metrics)
 
     def metric_values(self) -> MetricValues:
+        """Returns the sums as of one moment; any thread may call it."""
+        with self.lock:
+            return self._values()
+
+    def _values(self) -> MetricValues:
         return {
             "trainer_steps_total": self.steps,
             "trainer_steps_repeated_total": self.repeated,
@@ -206,10 +224,10 @@ class TrainerTotals:
             "trainer_groups_total": {name: self.outcomes[name] for name in OUTCOMES},
             "trainer_wait_seconds_total": self.seconds["wait_s"],
             "trainer_busy_seconds_total": self.seconds["busy_s"],
-            "trainer_step_seconds": self.step_s,
-            "trainer_publish_seconds": self.publish_s,
+            "trainer_step_seconds": self.step_s.copy(),
+            "trainer_publish_seconds": self.publish_s.copy(),
             "trainer_last": self.last,
-            "lag_steps": self.lags,
+            "lag_steps": self.lags.copy(),
         }
 
 

@@ -80,7 +80,11 @@ class StepLoop(ABC, Generic[FeederT]):
         settings, learner = self.take_feeder.settings, self.take_feeder.learner
         waited, busy_s = 0.0, learner.busy_s
         for update in range(settings.updates_per_step):
-            needed = groups_of_update(update, settings.groups_per_step, settings.updates_per_step)
+            needed = self.recorded.groups_done(step, update)
+            if needed is None:
+                needed = groups_of_update(
+                    update, settings.groups_per_step, settings.updates_per_step
+                )
             progress = UpdateProgress(step, update, needed)
             waited += self._feed(progress, step_metrics, stop)
             if not progress.is_complete():

@@ -12,14 +12,19 @@ from typing import Any
 
 from rollstream.producers.agents.chat_format import ChatRefused
 from rollstream.producers.agents.requests import (
+    BodyTooLarge,
     EndpointBusy,
     EpisodeMoved,
     LimitReached,
     RequestRefused,
     SessionKeyRefused,
     SessionSealed,
+    TurnFailed,
     TurnRequest,
 )
+from rollstream.streams.foreign_text import reason_text
+
+MESSAGE_MAX = 1000  # characters of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,18 +287,31 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (EpisodeMoved, 503, "moving"),
     (EndpointBusy, 429, "too_many_requests"),
     (LimitReached, 400, "limit_reached"),
+    (BodyTooLarge, 413, "invalid_request"),
     (RequestRefused, 400, "invalid_request"),
     (ChatRefused, 400, "invalid_messages"),
+    (TurnFailed, 422, "turn_failed"),
 )
+
+
+REFUSAL_CODES = ("error", *dict.fromkeys(code for _, _, code in _STATUSES))
+"""The codes of errors, by which refused requests are counted."""
+
+
+def refusal_code(error: Exception) -> str:
+    """Return the code of an error, one of `REFUSAL_CODES`."""
+    return _status_of(error)[1]
+
+
+def _status_of(error: Exception) -> tuple[int, str]:
+    matching = ((number, code) for kind, number, code in _STATUSES if isinstance(error, kind))
+    return next(matching, (500, "error"))
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status of an error, and the body in OpenAI's form."""
-    status, code = 500, "error"
-    for kind, number, name in _STATUSES:
-        if isinstance(error, kind):
-            status, code = number, name
-            break
-    if "context_length_exceeded" in str(error):
+    status, code = _status_of(error)
+    message = reason_text(error, MESSAGE_MAX)
+    if "context_length_exceeded" in message:
         code = "context_length_exceeded"
-    return status, {"error": {"message": str(error), "type": "rollstream", "code": code}}
+    return status, {"error": {"message": message, "type": "rollstream", "code": code}}

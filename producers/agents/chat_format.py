@@ -6,26 +6,34 @@ one, such as that of the small built-in tasks, gets the messages' texts one afte
 (`PlainChat`). A `TurnBridge` (`renderer_bridge`) knows a model's chat without its template.
 """
 
-import json
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from rollstream.errors import RollstreamError
+from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.producers.dialogue.chat_template import ChatTemplate
+from rollstream.producers.dialogue.template_messages import MARK
+from rollstream.producers.dialogue.tool_formats import (
+    OF_MESSAGES,
+    UNKNOWN,
+    format_of_template,
+    unknown_format,
+)
 from rollstream.producers.tasks.base import Task, Tokenizer
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.producers.tasks.tool_calls import (
-    ParsedAnswer,
-    likely_format,
-    parse_tool_calls,
+from rollstream.producers.tasks.tool_calls import ParsedAnswer, parse_tool_calls
+from rollstream.streams.foreign_text import (
+    ForeignValueRefused,
+    joined_parts,
 )
 
 JsonObject = Mapping[str, Any]
 """An object of a request's JSON."""
 
 
-_MARK = "rollstream-text"  # stands for a message, to find what the template puts around it
+log = logging.getLogger(__name__)
 
 
 class ChatRefused(RollstreamError, ValueError):
@@ -50,11 +58,6 @@ class TurnBridge(Protocol):
 
 class ChatFormat(Protocol):
     """Renders and parses a model's chat."""
-
-    @property
-    def end_text(self) -> str:
-        """Text of the token that ends an assistant's turn in a rendered chat; "" without one."""
-        ...
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
@@ -83,18 +86,26 @@ class ChatFormat(Protocol):
         """Return what a turn's bridge returns (`TurnBridge.added_tokens`); None without one."""
         ...
 
-    def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
-        """Return the parts of an answer; ids of tool calls begin with `call_prefix`."""
+    def continuation(
+        self,
+        whole: str,
+        messages: Sequence[JsonObject],
+        count: int,
+        tools: Sequence[JsonObject],
+        last: int | None,
+    ) -> str | None:
+        """Return the text of the messages behind the first `count`, the last of which is an answer
+        that ends in the token `last`, None for one that was cut off. `whole` are all messages as
+        text. Return None if the messages before that answer are not rendered as they were when it
+        was asked for.
+        """
         ...
 
-
-def _parsed(
-    text: str, tools: Sequence[JsonObject], call_prefix: str, tool_format: str
-) -> ParsedAnswer:
-    """Parse tool calls if the request names tools; else the whole text is the content."""
-    if not tools:
-        return ParsedAnswer(text)
-    return parse_tool_calls(text, tool_format, tools, lambda index: f"{call_prefix}{index}")
+    def parse(
+        self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
+    ) -> ParsedAnswer:
+        """Return the parts of an answer; ids of tool calls begin with `call_prefix`."""
+        ...
 
 
 class PlainChat:
@@ -104,10 +115,6 @@ class PlainChat:
 
     def __init__(self, tokenizer: Tokenizer, tool_format: str = "hermes") -> None:
         self._tokenizer, self._tool_format = tokenizer, tool_format
-
-    @property
-    def end_text(self) -> str:
-        return ""
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
@@ -132,8 +139,23 @@ class PlainChat:
     ) -> list[int] | None:
         return None
 
-    def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
-        return _parsed(text, tools, call_prefix, self._tool_format)
+    def continuation(
+        self,
+        whole: str,
+        messages: Sequence[JsonObject],
+        count: int,
+        tools: Sequence[JsonObject],
+        last: int | None,
+    ) -> str | None:
+        return self.render(messages[count:], tools, is_asked=True)
+
+    def parse(
+        self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
+    ) -> ParsedAnswer:
+        text = self.decode(tokens)
+        if not tools:
+            return ParsedAnswer(text)
+        return parse_tool_calls(text, self._tool_format, tools, lambda at: f"{call_prefix}{at}")
 
 
 class TemplateChat:
@@ -145,37 +167,18 @@ class TemplateChat:
         self, tokenizer: TextTokenizer, tool_format: str, bridge: TurnBridge | None = None
     ) -> None:
         self.tokenizer, self.tool_format, self.bridge = tokenizer, tool_format, bridge
-
-    @property
-    def end_text(self) -> str:
-        return self._end_text
-
-    @cached_property
-    def _end_text(self) -> str:
-        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        after = self.render(chat, (), is_asked=False).rpartition(_MARK)[2]
-        first = self.tokenizer.encode(after)[:1]
-        added = self.tokenizer.light.get_added_tokens_decoder()
-        return added[first[0]].content if first and first[0] in added else ""
+        self.template = ChatTemplate(tokenizer)
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
     ) -> str:
-        from jinja2 import TemplateError
-
+        if tools and self.tool_format == UNKNOWN:
+            raise ChatRefused(f"{unknown_format(self.tokenizer.where)}: set agent.tool_format")
         given = [_for_template(message) for message in messages]
         try:
-            rendered: Any = self.tokenizer.whole.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
-                given,
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=is_asked,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise ChatRefused(
-                f"the chat template of {self.tokenizer.where} refuses: {error}"
-            ) from error
-        return str(rendered)
+            return self.template.render(given, tools, is_asked)
+        except ConfigurationError as error:
+            raise ChatRefused(str(error)) from error
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -183,12 +186,23 @@ class TemplateChat:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens)
 
+    @cached_property
+    def _around_user(self) -> tuple[str, str]:
+        """What the template writes before and after a user's message; a template that refuses it
+        alone writes neither.
+        """
+        try:
+            rendered = self.render([{"role": "user", "content": MARK}], (), is_asked=True)
+        except ChatRefused:
+            return "", ""
+        before, _, after = rendered.partition(MARK)
+        return before, after
+
     def user_text(self, prompt: Sequence[int]) -> str:
-        before, _, after = self.render(
-            [{"role": "user", "content": _MARK}], (), is_asked=True
-        ).partition(_MARK)
+        before, after = self._around_user
         text = self.tokenizer.light.decode(list(prompt), skip_special_tokens=False)
-        if text.startswith(before) and text.endswith(after):
+        is_one = bool(before or after) and text.startswith(before) and text.endswith(after)
+        if is_one and len(text) >= len(before) + len(after):
             return text[len(before) : len(text) - len(after)]
         return self.decode(prompt)
 
@@ -204,8 +218,55 @@ class TemplateChat:
         given = [_for_template(message) for message in messages]
         return self.bridge.added_tokens(prompt, answer, given, tools)
 
-    def parse(self, text: str, tools: Sequence[JsonObject], call_prefix: str) -> ParsedAnswer:
-        return _parsed(text, tools, call_prefix, self.tool_format)
+    def continuation(
+        self,
+        whole: str,
+        messages: Sequence[JsonObject],
+        count: int,
+        tools: Sequence[JsonObject],
+        last: int | None,
+    ) -> str | None:
+        given = [_for_template(message) for message in messages]
+        history, answer, further = given[: count - 1], given[count - 1], given[count:]
+        has_calls = any(message.get("tool_calls") for message in messages)
+        # A fork would lose the calls that such a template leaves out of earlier answers.
+        must_continue = has_calls and not self.template.shows_calls
+        before = "" if must_continue else self.render(messages[: count - 1], tools, is_asked=True)
+        if not whole.startswith(before):
+            return None
+        try:
+            text = self.template.continuation(
+                history, answer.get("tool_calls") or (), further, tools, last, last is not None
+            )
+        except ConfigurationError:  # the whole chat is rendered: the turn forks
+            return None
+        return text if whole.endswith(text) else None
+
+    def parse(
+        self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
+    ) -> ParsedAnswer:
+        """Return the parts of an answer. Special tokens are read, since calls of some models begin
+        with them, and left out of its texts.
+        """
+        ends = self.template.stop | self.tokenizer.ends
+        written = list(tokens[:-1] if len(tokens) and tokens[-1] in ends else tokens)
+        text = self.tokenizer.light.decode(written, skip_special_tokens=False)
+        is_read = bool(tools) or self.tool_format in OF_MESSAGES
+        if not is_read:
+            return ParsedAnswer(self.decode(tokens))
+        parsed = parse_tool_calls(text, self.tool_format, tools, lambda at: f"{call_prefix}{at}")
+        special = self.tokenizer.special_texts(written)
+        return replace(
+            parsed,
+            content=_without(parsed.content, special),
+            reasoning=_without(parsed.reasoning, special),
+        )
+
+
+def _without(text: str, names: Sequence[str]) -> str:
+    for name in names:
+        text = text.replace(name, "")
+    return text
 
 
 def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
@@ -213,12 +274,12 @@ def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
     called.
     """
     tokenizer = task.tokenizer()
-    template = ""
-    if isinstance(tokenizer, TextTokenizer):
-        template = str(tokenizer.whole.chat_template or "")  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    sources = ChatTemplate(tokenizer).sources if isinstance(tokenizer, TextTokenizer) else ()
     if tool_format == "auto":
-        tool_format = likely_format(template)
-    if isinstance(tokenizer, TextTokenizer) and template:
+        tool_format = format_of_template("\n".join(sources))
+    if isinstance(tokenizer, TextTokenizer) and sources:
+        if tool_format == UNKNOWN:
+            log.warning("%s; requests with tools are refused", unknown_format(tokenizer.where))
         return TemplateChat(tokenizer, tool_format)
     return PlainChat(tokenizer, tool_format)
 
@@ -230,30 +291,13 @@ def text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ChatRefused(f"content is a {type(content).__name__}, not text or a list of parts")
-    texts: list[str] = []
-    for part in content:  # pyright: ignore[reportUnknownVariableType]
-        text: Any = part.get("text") if isinstance(part, dict) else part  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        if not isinstance(text, str):
-            raise ChatRefused("a part of a message is not text; images and audio are not served")
-        texts.append(text)
-    return "".join(texts)
+        raise ChatRefused(f"content has the type {type(content).__name__}, not text or a list")
+    try:
+        return joined_parts(cast("list[object]", content))
+    except ForeignValueRefused as error:
+        raise ChatRefused(str(error)) from None
 
 
 def _for_template(message: JsonObject) -> dict[str, Any]:
-    """Return the message as templates expect it: text as content, arguments of calls as objects."""
-    given: dict[str, Any] = {**message, "content": text_of(message.get("content"))}
-    if calls := message.get("tool_calls"):
-        given["tool_calls"] = [_call_for_template(call) for call in calls]
-    else:
-        given.pop("tool_calls", None)
-    return given
-
-
-def _call_for_template(call: JsonObject) -> dict[str, Any]:
-    function: dict[str, Any] = dict(call.get("function") or {})
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with suppress(ValueError):  # else the template prints the text that the model wrote
-            function["arguments"] = json.loads(arguments)
-    return {"type": "function", **call, "function": function}
+    """Return the message with text as its content."""
+    return {**message, "content": text_of(message.get("content"))}

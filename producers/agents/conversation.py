@@ -99,25 +99,6 @@ def _call(call: JsonObject) -> list[Any]:
     return [call.get("id"), function.get("name"), function.get("arguments")]
 
 
-def suffix_after(
-    before: str, whole: str, answer: str, end_text: str, has_ended: bool
-) -> str | None:
-    """Return the text of `whole` after an answer that stands behind the text `before`, so that it
-    continues the answer's tokens; None if `whole` does not begin with `before`, or the answer's end
-    is not found. `has_ended`: the answer's tokens have its end token already.
-    """
-    if not whole.startswith(before):
-        return None
-    rest = whole[len(before) :]
-    is_verbatim = rest.startswith(answer)
-    if not end_text:
-        return rest[len(answer) :] if is_verbatim else None
-    at = rest.find(end_text, len(answer) if is_verbatim else 0)
-    if at < 0:
-        return None
-    return rest[at + len(end_text) :] if has_ended else rest[at:]
-
-
 @dataclass(slots=True)
 class Conversation:
     """Holds the answered turns of one episode and finds the place of each request among their
@@ -172,13 +153,11 @@ class Conversation:
         at = len(path) - (parent.end - parent.generated)
         added = self.chat.bridged(path[:at], path[at:], messages[index:], tools)
         if added is None:
-            before = self.chat.render(messages[: index - 1], tools, is_asked=True)
-            answer = self.chat.decode(path[at:])
-            has_ended = parent.finish != "length"
-            suffix = suffix_after(before, whole, answer, self.chat.end_text, has_ended)
-            if suffix is None:
+            last = None if parent.finish == "length" else path[-1]
+            text = self.chat.continuation(whole, messages, index, tools, last)
+            if text is None:
                 return self._fork(self.chat.encode(whole), TEMPLATE)
-            added = self.chat.encode(suffix)
+            added = self.chat.encode(text)
         return PlannedPrompt(parent.end - 1, np.array(added, np.uint32), CONVERSATION)
 
     def plan_tokens(self, prompt: Sequence[int], is_text: bool) -> PlannedPrompt:

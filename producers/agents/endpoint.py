@@ -12,10 +12,10 @@ first answer, anything else 409. A rollout is to take it up: 503, ask again.
 import asyncio
 import hmac
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -33,6 +34,7 @@ from rollstream.producers.agents.answers import (
     answer_events,
     answer_json,
     error_body,
+    refusal_code,
 )
 from rollstream.producers.agents.conversation import PlannedPrompt
 from rollstream.producers.agents.episode import Episode, PendingTurn, stored_answer
@@ -44,9 +46,11 @@ from rollstream.producers.agents.inbox import (
     RewardTicket,
     Ticket,
     TurnTicket,
+    resolve_soon,
 )
 from rollstream.producers.agents.keys import SessionIdentity
 from rollstream.producers.agents.requests import (
+    BodyTooLarge,
     EndpointBusy,
     EpisodeMoved,
     LimitReached,
@@ -55,16 +59,21 @@ from rollstream.producers.agents.requests import (
     SessionKeyRefused,
     SessionSealed,
     TurnRequest,
+    failure_in,
     read_request,
     reward_in,
+    scores_in,
 )
+from rollstream.producers.agents.serving import answer_unrouted
 from rollstream.streams.branches import path_to
+from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 from rollstream.streams.records import GENERATED, Annotation
 from rollstream.streams.values import Turn
 from rollstream.streams.writer import publish
 
 Outcome = TypeVar("Outcome")
 
+log = logging.getLogger(__name__)
 KEEPALIVE_S = 10.0  # of a stream whose answer is not there yet
 TURNS_PER_EPISODE = 64  # requests of one episode that are answered together
 
@@ -99,7 +108,8 @@ class AgentEndpoint:
                 Route("/sessions/{id}/reward", self._guarded(self.set_reward), methods=["POST"]),
                 Route("/sessions/{id}", self._guarded(self.end_session), methods=["DELETE"]),
                 Mount("/sessions/{id}", routes=turns),
-            ]
+            ],
+            exception_handlers={HTTPException: answer_unrouted},
         )
 
     # ---- routes --------------------------------------------------------------------------------
@@ -114,24 +124,24 @@ class AgentEndpoint:
     async def open_session(self, request: Request) -> Response:
         """Give an episode that waits to an outside program; 204 if none waits."""
         check_service(request, self.episodes.settings.key_env)
+        base = str(request.base_url).rstrip("/")  # a wrong Host header shall cost no episode
         ticket = OpenTicket()
         episode = await self._outcome(ticket, ticket.outcome)
         if episode is None:
             return Response(status_code=204)
         order = self.episodes.order_of(episode)
-        base = str(request.base_url).rstrip("/")
         return JSONResponse(
             {"id": episode.name, "key": order.key, "base_url": f"{base}/v1", "task": order.task}
         )
 
     async def set_reward(self, request: Request) -> Response:
-        """Record the episode's reward; it ends when its program does. After its end the reward is
-        final, unless the run takes late rewards: then the first one counts.
+        """Record the episode's reward; it ends when its program does, and until then another reward
+        replaces it, with its scores. After its end the reward is final, unless the run takes late
+        rewards: then the first one counts.
         """
         identity = self._identity(request)
         body = await self._body(request)
-        reward = reward_in(body)
-        scores: dict[str, float] = body.get("scores") or {}
+        reward, scores = reward_in(body), scores_in(body)
         if reward is None:
             raise RequestRefused("reward is missing")
         episode = self.episodes.find(identity)
@@ -143,14 +153,17 @@ class AgentEndpoint:
         return Response(status_code=204)
 
     async def end_session(self, request: Request) -> Response:
-        """End the episode, with a reward or the reason of a failure in the body, if it has any."""
+        """End the episode, with the reason of a failure in the body, or with a reward, which
+        replaces an earlier one; without both, with the reward that it has.
+        """
         identity = self._identity(request)
         body = await self._body(request)
-        failure, reward = body.get("failed"), reward_in(body)
-        reason = f"failed: {failure}"[:300] if failure else ""
+        reason, reward, scores = failure_in(body), reward_in(body), scores_in(body)
+        if scores and reward is None:
+            raise RequestRefused("scores without a reward: they are recorded beside it")
         episode = self.episodes.find(identity)
         if episode is not None:
-            ticket = EndTicket(episode, reward, reason)
+            ticket = EndTicket(episode, reward, reason, scores)
             await self._outcome(ticket, ticket.outcome)
         elif not (await self._end_of(identity)).agrees(reward, reason):
             raise SessionSealed(f"episode {identity.trajectory} has ended otherwise")
@@ -209,12 +222,10 @@ class AgentEndpoint:
             yield ": generating\n\n"
             await asyncio.wait({turn}, timeout=KEEPALIVE_S)
         try:
-            answer = turn.result()
-        except RollstreamError as error:
-            yield f"data: {json.dumps(error_body(error)[1])}\n\n"
-            return
-        for event in answer_events(asked, answer):
-            yield event
+            for event in answer_events(asked, turn.result()):
+                yield event
+        except Exception as error:  # noqa: BLE001 (the boundary of one request)
+            yield f"data: {json.dumps(error_body(self._noted(error))[1])}\n\n"
 
     # ---- turns ---------------------------------------------------------------------------------
 
@@ -242,7 +253,9 @@ class AgentEndpoint:
             raise EndpointBusy(f"{len(episode.asked)} requests of this episode are being answered")
         asked_s = self.episodes.clock()
         pending = PendingTurn(asked, self._planned(episode, asked), asked_s)
-        pending.outcome.add_done_callback(partial(_resolve_soon, own.get_loop(), episode, asked))
+        pending.outcome.add_done_callback(
+            partial(resolve_soon, own.get_loop(), episode.asked, asked.digest)
+        )
         episode.asked[asked.digest] = [own]
         try:
             self.episodes.inbox.put(TurnTicket(episode, pending))  # the loop runs from here on
@@ -318,11 +331,11 @@ class AgentEndpoint:
         async for chunk in request.stream():
             data += chunk
             if len(data) > most:
-                raise RequestRefused(f"a body of more than {most} bytes (agent.body_bytes_max)")
+                raise BodyTooLarge(f"a body of more than {most} bytes (agent.body_bytes_max)")
         try:
-            body: Any = json.loads(data) if data else {}
-        except ValueError as error:
-            raise RequestRefused(f"the body is not JSON: {error}") from error
+            body: Any = read_json(data) if data else {}
+        except ForeignValueRefused as error:
+            raise RequestRefused(f"the body cannot be read: {error}") from error
         if not isinstance(body, dict):
             raise RequestRefused("the body is not a JSON object")
         return body  # pyright: ignore[reportUnknownVariableType]
@@ -335,37 +348,29 @@ class AgentEndpoint:
         async def guarded(request: Request) -> Response:
             try:
                 return await answer(request)
-            except RollstreamError as error:
-                return error_response(error)
             except ClientDisconnect:  # there is no one to answer
                 return Response(status_code=400)
             except asyncio.CancelledError:  # the endpoint closes
                 return error_response(EpisodeMoved("the rollout is leaving"))
+            except Exception as error:  # noqa: BLE001 (the boundary of one request)
+                return error_response(self._noted(error))
 
         return guarded
 
-
-def _resolve_soon(
-    loop: asyncio.AbstractEventLoop, episode: Episode, asked: TurnRequest, outcome: "Future[Turn]"
-) -> None:
-    """Let the endpoint's loop answer all that wait for a turn. Called in the thread that ended it,
-    once the log has it: one wake-up, whose callback resolves what the requests await.
-    """
-    with suppress(RuntimeError):  # the endpoint's loop is closed
-        loop.call_soon_threadsafe(_resolve, episode.asked, asked.digest, outcome)
-
-
-def _resolve(
-    waiting: "dict[str, list[asyncio.Future[Turn]]]", digest: str, outcome: "Future[Turn]"
-) -> None:
-    error = outcome.exception()
-    for own in waiting.pop(digest):
-        if own.done():  # its client went away
-            continue
-        if error is None:
-            own.set_result(outcome.result())
-        else:
-            own.set_exception(error)
+    def _noted(self, error: Exception) -> RollstreamError:
+        """Return the error of a request, counted by its code. One that nothing foresaw is logged
+        and becomes a `RequestRefused`: what one request does wrong ends that request.
+        """
+        refused = error
+        if not isinstance(error, RollstreamError):
+            log.error("a request could not be served", exc_info=error)
+            refused = RequestRefused(
+                f"this request cannot be served: {type(error).__name__}: {reason_text(error)}"
+            )
+        assert isinstance(refused, RollstreamError)
+        code = "unforeseen" if refused is not error else refusal_code(refused)
+        self.episodes.counts.refused[code] += 1
+        return refused
 
 
 def check_service(request: Request, variable: str) -> None:
@@ -386,6 +391,6 @@ def error_response(error: RollstreamError) -> Response:
     """Return the response of an error: its status, and its message in OpenAI's form."""
     status, body = error_body(error)
     headers = {"retry-after": "1"} if status in (429, 503) else {}
-    if status in (400, 401, 409):
+    if status in (400, 401, 409, 413, 422):
         headers["x-should-retry"] = "false"
     return JSONResponse(body, status, headers)

@@ -11,8 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
+from rollstream.errors import DecodeError
 from rollstream.metric_values import MetricValues
-from rollstream.producers.agents.answers import TurnAnswer
+from rollstream.producers.agents.answers import REFUSAL_CODES, TurnAnswer
 from rollstream.producers.agents.conversation import (
     FORK_CAUSES,
     Conversation,
@@ -23,11 +26,17 @@ from rollstream.producers.agents.keys import SessionIdentity
 from rollstream.producers.agents.requests import TurnRequest
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Emission
+from rollstream.producers.rollout.chain import ChainContent
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.streams.branches import continued_tokens, reached_turns
+from rollstream.streams.admissible import is_bounded_number, turns_problem
+from rollstream.streams.branches import branch_problem, continued_tokens, reached_turns
+from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 from rollstream.streams.values import Turn, Version
 
 Result = TypeVar("Result")
+
+
+_CODES = (*REFUSAL_CODES, "unforeseen")
 
 
 def succeed(outcome: "Future[Result]", result: Result) -> None:
@@ -158,8 +167,9 @@ class Episode:
         continued. If it has ended the episode already, they are in the state.
         """
         running = self.running
-        if end_of(running.environment) is not None:
-            return tuple(json.loads(running.environment).get("abandoned", ()))
+        state = read_state(running.environment)
+        if state.ended is not None:
+            return state.abandoned
         inherited = len(running.inherited)
         asked = [
             number
@@ -185,6 +195,10 @@ class AgentCounts:
     failures: int = 0
     retried: int = 0
     """Failed tries of episodes that were tried again."""
+    broken: int = 0
+    """Turns and episodes that ended because what they brought could not be handled."""
+    refused: Counter[str] = field(default_factory=Counter[str])
+    """Refused requests by code; the endpoint's thread counts them."""
     waiting_s: float = 0.0
     generating_s: float = 0.0
 
@@ -209,6 +223,8 @@ class AgentCounts:
             },
             "rollout_agent_failures_total": self.failures,
             "rollout_agent_retried_total": self.retried,
+            "rollout_agent_broken_total": self.broken,
+            "rollout_agent_refused_total": {code: self.refused[code] for code in _CODES},
         }
 
 
@@ -218,14 +234,76 @@ def held_tokens(running: RunningTrajectory) -> HeldTokens:
     return HeldTokens(tokens, sources, running.generated_logprobs(), tuple(running.branches))
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+    type: str = "function"
+
+
+class RecordedAnswer(msgspec.Struct):
+    """Holds the JSON in `Turn.answer`."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[_Call, ...]
+
+
+class EpisodeState(msgspec.Struct, omit_defaults=True):
+    """Holds the JSON in `Partial.environment` of an episode: the reward and the scores that its
+    program has set, and once it has ended the episode, as what failure (`ended`; "": none), and
+    which turns it had abandoned.
+    """
+
+    reward: float | None = None
+    scores: dict[str, float] = {}  # msgspec copies empty defaults
+    ended: str | None = None
+    abandoned: tuple[int, ...] = ()
+
+
+def read_state(environment: str) -> EpisodeState:
+    """Return the state in a partial; a new one for "". Its texts are clean, also where an earlier
+    release wrote others. Raises `DecodeError` for any text that is no state of an episode.
+    """
+    if not environment:
+        return EpisodeState()
+    state = _converted(environment, EpisodeState)
+    if not all(map(is_bounded_number, (state.reward or 0.0, *state.scores.values()))):
+        raise DecodeError("the state of an episode: a reward or a score out of bounds")
+    return state
+
+
+def read_answer(turn: Turn) -> RecordedAnswer:
+    """Return the answer that a turn stores. Raises `DecodeError` for a text that is none."""
+    return _converted(turn.answer, RecordedAnswer)
+
+
+def _converted(text: str, kind: type[Result]) -> Result:
+    try:
+        return msgspec.convert(read_json(text), kind)
+    except (ForeignValueRefused, msgspec.ValidationError) as error:
+        raise DecodeError(f"the state of an episode: {reason_text(error)}") from error
+
+
 def stored_answer(turn: Turn) -> TurnAnswer:
     """Return the answer that a turn stores, without its tokens."""
-    stored: dict[str, Any] = json.loads(turn.answer)
+    stored = read_answer(turn)
     return TurnAnswer(
         digest=turn.digest,
-        content=str(stored["content"]),
-        reasoning=str(stored["reasoning"]),
-        tool_calls=tuple(stored["tool_calls"]),
+        content=stored.content,
+        reasoning=stored.reasoning,
+        tool_calls=tuple(
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in stored.tool_calls
+        ),
         finish=turn.finish,
         prompt_ids=(),
         token_ids=(),
@@ -233,6 +311,25 @@ def stored_answer(turn: Turn) -> TurnAnswer:
         pieces=(),
         created_s=0.0,
     )
+
+
+def unusable_chain(content: ChainContent) -> str:
+    """Return why an episode cannot continue from its chain of partials, or "" if it can. Any
+    process can append a partial, and only an episode knows what these fields mean.
+    """
+    turns, length = content.turns, len(content.tokens)
+    problem = branch_problem(length, content.branches) or turns_problem(turns, content.sources)
+    if problem:
+        return problem
+    try:
+        state = read_state(content.environment)
+        for turn in turns:
+            read_answer(turn)
+    except DecodeError as error:
+        return str(error)
+    if not all(0 <= number < len(turns) for number in state.abandoned):
+        return f"abandoned turns of an episode of {len(turns)}"
+    return ""
 
 
 def failure_of(episode: Episode, reason: str) -> str:
@@ -263,29 +360,32 @@ def overdue(episode: Episode, settings: AgentSettings, now_s: float) -> str:
     return ""
 
 
-def reward_of(environment: str) -> tuple[float | None, Mapping[str, float]]:
-    """Return the reward and the scores that an episode's program has set."""
-    if not environment:
-        return None, {}
-    state: dict[str, Any] = json.loads(environment)
-    return state["reward"], state["scores"]
-
-
 def ended_state(
-    environment: str, reward: float | None, failure: str, abandoned: Collection[int]
+    environment: str,
+    reward: float | None,
+    scores: Mapping[str, float],
+    failure: str,
+    abandoned: Collection[int],
 ) -> str:
-    """Return the state of an episode that its program has ended: with this reward, else the one
-    that it set before, or as a `failure`. It keeps the turns that the program abandoned, because
-    none runs any more that could tell.
+    """Return the state of an episode that its program has ended: with this reward and its scores,
+    else those that it set before, or as a `failure`. It keeps the turns that the program abandoned,
+    because none runs any more that could tell.
     """
-    before, scores = reward_of(environment)
-    chosen = before if reward is None else reward
-    left = {"abandoned": list(abandoned)} if abandoned else {}
-    return json.dumps({"reward": chosen, "scores": dict(scores), "ended": failure, **left})
+    before = read_state(environment)
+    chosen = (before.reward, before.scores) if reward is None else (reward, dict(scores))
+    return state_text(EpisodeState(*chosen, failure, tuple(abandoned)))
+
+
+def state_text(state: EpisodeState) -> str:
+    """Return the state as the text that a partial has. Earlier releases need `reward` and `scores`
+    in it.
+    """
+    fields = msgspec.to_builtins(state)
+    return json.dumps({"reward": state.reward, "scores": state.scores, **fields})
 
 
 def end_of(environment: str) -> str | None:
     """Return why the episode's program ended it as a failure, "" if it simply ended it, and None if
     it has not ended it.
     """
-    return json.loads(environment).get("ended") if environment else None
+    return read_state(environment).ended

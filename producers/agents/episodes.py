@@ -24,19 +24,23 @@ fresh program and another key, so that the program of the failed try is refused.
 the failure before that program starts.
 """
 
-import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+from rollstream.errors import RollstreamError
 from rollstream.metric_values import MetricValues
 from rollstream.producers.agents.chat_format import ChatFormat
 from rollstream.producers.agents.conversation import Conversation
 from rollstream.producers.agents.episode import (
     AgentCounts,
     Episode,
+    EpisodeState,
     end_of,
     ended_state,
     fail,
@@ -44,7 +48,8 @@ from rollstream.producers.agents.episode import (
     held_tokens,
     is_retried,
     overdue,
-    reward_of,
+    read_state,
+    state_text,
     succeed,
 )
 from rollstream.producers.agents.inbox import (
@@ -57,18 +62,21 @@ from rollstream.producers.agents.inbox import (
 from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.agents.program_process import EpisodeOrder
 from rollstream.producers.agents.programs import Programs, ServicePrograms, task_of
-from rollstream.producers.agents.requests import EpisodeMoved, SessionSealed
+from rollstream.producers.agents.requests import EpisodeMoved, SessionSealed, TurnFailed
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.agents.turns import EpisodeTurns
 from rollstream.producers.engines.base import Engine
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.streams.foreign_text import reason_text
 from rollstream.streams.records import Trajectory
 
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.1  # between two checks of deadlines
+VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a value that nothing foresaw raises; a failure of a device or a network raises others."""
 
 
 @dataclass(slots=True)
@@ -209,31 +217,64 @@ class AgentEpisodes:
         tickets = self.inbox.take()
         self.turns.commit_waiting()  # a partial that is durable after this wakes the inbox again
         for ticket in tickets:
-            if isinstance(ticket, TurnTicket):
-                self._begin_turn(ticket)
-            elif isinstance(ticket, OpenTicket):
+            if isinstance(ticket, OpenTicket):
                 self._open_next(ticket)
-            elif ticket.episode.running.flushing:
+                continue
+            is_turn = isinstance(ticket, TurnTicket)
+            if not is_turn and ticket.episode.running.flushing:
                 self.inbox.defer(ticket)  # until the log has what the episode gained before
-            elif isinstance(ticket, RewardTicket):
-                self._set_reward(ticket)
-            else:
-                self._end_by_request(ticket)
+                continue
+            outcome = ticket.turn.outcome if is_turn else ticket.outcome
+            with self._boundary(ticket.episode, outcome):
+                self._handle(ticket)
         for ended in self.programs.poll():
             if (episode := self._by_key(ended.key)) is not None:
-                self._end(episode, ended.reward, ended.reason)
+                with self._boundary(episode):
+                    self._end(episode, ended.reward, ended.reason)
         now = self.clock()
         if now - self._checked_s >= CHECK_S:
             self._checked_s = now
             for episode in list(self.open.values()):
                 if reason := overdue(episode, self.settings, now):
-                    self._end(episode, None, reason)
+                    with self._boundary(episode):
+                        self._end(episode, None, reason)
         waiting, self.retrying = self.retrying, []
         for episode in waiting:
             if episode.running.flushing:
                 self.retrying.append(episode)
             elif episode.seal is None:
-                self.programs.start(self.order_of(episode))
+                with self._boundary(episode):
+                    self.programs.start(self.order_of(episode))
+
+    def _handle(self, ticket: TurnTicket | RewardTicket | EndTicket) -> None:
+        if isinstance(ticket, TurnTicket):
+            self._begin_turn(ticket)
+        elif isinstance(ticket, RewardTicket):
+            self._set_reward(ticket)
+        else:
+            self._end_by_request(ticket)
+
+    @contextmanager
+    def _boundary(self, episode: Episode, outcome: "Future[Any] | None" = None) -> Generator[None]:
+        """End this episode alone, dead with the reason, if what it brought cannot be handled.
+        Errors of the engine, of the log and of settings pass: they concern every episode.
+        """
+        try:
+            yield
+        except VALUE_ERRORS as error:
+            if isinstance(error, RollstreamError):
+                raise
+            self.give_up(episode, f"{type(error).__name__}: {reason_text(error)}", error)
+            if outcome is not None:
+                fail(outcome, TurnFailed(f"the episode has ended: {reason_text(error)}"))
+
+    def give_up(self, episode: Episode, reason: str, error: Exception | None = None) -> None:
+        """End an episode dead, for this reason: there is no other way to end it."""
+        log.error("episode %s is given up: %s", episode.name, reason, exc_info=error)
+        self.counts.broken += 1
+        self.counts.failures += 1
+        self.drop(episode.name)
+        self.finished.append(self.ended_turns.dead_record(episode.running, f"agent: {reason}"))
 
     def _by_key(self, key: str) -> Episode | None:
         identity = self.keys.identity(key)
@@ -266,9 +307,13 @@ class AgentEpisodes:
         if episode.seal is not None:
             fail(ticket.outcome, episode.seal)
             return
-        state = {"reward": ticket.reward, "scores": dict(ticket.scores)}
-        episode.running.environment = json.dumps(state)
-        self.publisher.episode(episode.running, lambda: succeed(ticket.outcome, None))
+        state = EpisodeState(ticket.reward, dict(ticket.scores))
+        episode.running.environment = state_text(state)
+        self.publisher.episode(
+            episode.running,
+            lambda: succeed(ticket.outcome, None),
+            lambda reason: fail(ticket.outcome, TurnFailed(reason)),
+        )
 
     def _end_by_request(self, ticket: EndTicket) -> None:
         """End the episode for its program. That goes to the log at once: if the rollout is killed
@@ -278,24 +323,28 @@ class AgentEpisodes:
         if episode.seal is not None:
             fail(ticket.outcome, episode.seal)
             return
-        state = ended_state(
-            episode.running.environment, ticket.reward, ticket.failure, episode.abandoned()
-        )
-        durable = partial(succeed, ticket.outcome, None)
-        self._end(episode, ticket.reward, ticket.failure, durable, state)
+        before, abandoned = episode.running.environment, episode.abandoned()
+        state = ended_state(before, ticket.reward, ticket.scores, ticket.failure, abandoned)
+        self._end(episode, ticket.reward, ticket.failure, ticket.outcome, state)
 
     def _end(
         self,
         episode: Episode,
         reward: float | None,
         reason: str,
-        on_durable: Callable[[], None] = lambda: None,
+        outcome: "Future[None] | None" = None,
         state: str = "",
     ) -> None:
         """End the episode: with the reward that its program gave, else the task judges; or as a
-        failure for this reason, after which it is tried again or dead. `on_durable` is called when
+        failure for this reason, after which it is tried again or dead. The `outcome` is set when
         the log has that, or the `state`, if one is given.
         """
+        asked = outcome or Future[None]()
+        on_durable = partial(succeed, asked, None)
+
+        def on_refused(why: str) -> None:
+            fail(asked, TurnFailed(why))
+
         self._close(episode, SessionSealed(f"episode {episode.name} has ended"))
         running = episode.running
         running.abandoned = episode.abandoned()
@@ -304,12 +353,12 @@ class AgentEpisodes:
             log.info("episode %s is tried again: %s", episode.name, reason)
             self.counts.retried += 1
             again = running.retried(f"agent: {reason}", self.clock())
-            self.publisher.episode(again, on_durable)
+            self.publisher.episode(again, on_durable, on_refused)
             self.start(again)
             return
         if state:
             running.environment = state
-            self.publisher.episode(running, on_durable)
+            self.publisher.episode(running, on_durable, on_refused)
         self.counts.abandoned += len(running.abandoned)
         self._finish(episode, reward, reason)
 
@@ -322,12 +371,14 @@ class AgentEpisodes:
             return
         last = max(set(range(len(running.turns))) - set(running.abandoned))
         finish = "length" if running.turns[last].finish == "length" else "stop"
-        given = reward_of(running.environment)
-        reward = given[0] if reward is None else reward
+        state = read_state(running.environment)
+        reward = state.reward if reward is None else reward
         if reward is None:
             self.ended_turns.judge(running, finish)
             return
-        self.finished.append(self.ended_turns.rewarded_record(running, finish, reward, given[1]))
+        self.finished.append(
+            self.ended_turns.rewarded_record(running, finish, reward, state.scores)
+        )
 
     def take_finished(self) -> list[Trajectory]:
         """Return the records of the episodes that ended since the last call."""

@@ -29,6 +29,8 @@ from rollstream.producers.agents.requests import SessionKeyRefused
 WAIT_S = 120.0  # longest wait for a rollout that runs the episode
 PAUSE_S = 0.1
 READ_S = 0.05  # between two reads of the log
+_UNREACHABLE = (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError)
+"""What a request to a rollout raises that is gone, or whose status names no address."""
 _METHODS = ["GET", "POST", "DELETE"]
 _DROPPED = frozenset({"host", "content-length", "connection", "transfer-encoding"})
 
@@ -79,9 +81,9 @@ class EndpointFront:
             url = urls[(self._next + index) % len(urls)]
             try:
                 found = await self._send("POST", f"{url}/sessions", request, body)
-            except httpx2.HTTPError:
+                data = await found.aread()
+            except _UNREACHABLE:
                 continue
-            data = await found.aread()
             if found.status_code == 200:
                 base = str(request.base_url).rstrip("/")
                 return JSONResponse({**json.loads(data), "base_url": f"{base}/v1"})
@@ -96,7 +98,7 @@ class EndpointFront:
             return _error(401, "send the session's key as the API key", "invalid_api_key")
         body = await self._body(request)
         if body is None:
-            return _error(400, f"a body of more than {self.body_bytes_max} bytes", "too_large")
+            return _error(413, f"a body of more than {self.body_bytes_max} bytes", "too_large")
         give_up = time.monotonic() + self.wait_s
         while True:
             await self._read()
@@ -124,7 +126,7 @@ class EndpointFront:
             if "text/event-stream" in found.headers.get("content-type", ""):
                 return StreamingResponse(_chunks(found), found.status_code, headers)
             data = await found.aread()
-        except httpx2.HTTPError:
+        except _UNREACHABLE:
             return None
         self.forwarded += 1
         return Response(data, found.status_code, headers)

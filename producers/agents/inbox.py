@@ -1,16 +1,19 @@
 """Hands the requests of programs from the endpoint's thread to the rollout's loop (`AgentInbox`),
 which alone changes episodes. Each ticket has a future for its outcome; a ticket that is not taken
-before the loop ends fails.
+before the loop ends fails. `resolve_soon` hands the outcome of a turn back.
 """
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollstream.producers.agents.episode import Episode, PendingTurn, fail
 from rollstream.producers.agents.requests import EndpointBusy, EpisodeMoved
+from rollstream.streams.values import Turn
 
 WAITING_MAX = 8192  # tickets
 
@@ -35,11 +38,12 @@ class RewardTicket:
 
 @dataclass(frozen=True, slots=True)
 class EndTicket:
-    """Ends an episode, with a `reward`, or with the reason of a `failure`."""
+    """Ends an episode, with a `reward` and its `scores`, or with the reason of a `failure`."""
 
     episode: Episode
     reward: float | None = None
     failure: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
     outcome: "Future[None]" = field(default_factory=lambda: Future[None]())
 
 
@@ -96,3 +100,30 @@ class AgentInbox:
         for ticket in self.take():
             outcome = ticket.turn.outcome if isinstance(ticket, TurnTicket) else ticket.outcome
             fail(outcome, EpisodeMoved("the rollout is leaving"))
+
+
+def resolve_soon(
+    loop: asyncio.AbstractEventLoop,
+    waiting: "dict[str, list[asyncio.Future[Turn]]]",
+    digest: str,
+    outcome: "Future[Turn]",
+) -> None:
+    """Let the endpoint's loop answer all that wait for a turn (`waiting`, by digest). Called in the
+    thread that ended it, once the log has it: one wake-up, whose callback resolves what the
+    requests await.
+    """
+    with suppress(RuntimeError):  # the endpoint's loop is closed
+        loop.call_soon_threadsafe(_resolve, waiting, digest, outcome)
+
+
+def _resolve(
+    waiting: "dict[str, list[asyncio.Future[Turn]]]", digest: str, outcome: "Future[Turn]"
+) -> None:
+    error = outcome.exception()
+    for own in waiting.pop(digest):
+        if own.done():  # its client went away
+            continue
+        if error is None:
+            own.set_result(outcome.result())
+        else:
+            own.set_exception(error)

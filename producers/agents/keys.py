@@ -9,13 +9,17 @@ key while rollouts restart. Neither keys nor secret are ever logged.
 import base64
 import hmac
 import json
+import re
 import secrets
 from dataclasses import dataclass
 
 from rollstream.errors import ObjectExists, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.run_keys import RunKeys
 
 SECRET_KEY = "agents/secret"
+RUN_KEYS = (RunKeys(re.compile(re.escape(SECRET_KEY)), "cut", private=True),)
 _PREFIX = "rs-"
 _MAC_BYTES = 18  # 144 bits
 KNOWN_MAX = 8192  # keys of open episodes, about 1 MB
@@ -85,7 +89,9 @@ def run_session_keys(store: ObjectStore) -> SessionKeys:
         pass
     try:
         secret = secrets.token_bytes(32)
-        store.create(SECRET_KEY, secret)
+        # On a machine of several users nobody else may read it.
+        create = store.create_private if isinstance(store, FileStore) else store.create
+        create(SECRET_KEY, secret)
     except ObjectExists:  # another process was first
         secret = store.get(SECRET_KEY)
     return SessionKeys(secret)

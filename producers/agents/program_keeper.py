@@ -1,7 +1,7 @@
 """Runs a command for one episode and ends with its exit code:
 `python -m rollstream.producers.agents.program_keeper COMMAND …`. When its standard input ends (the
 rollout was killed), it kills the command and all its child processes, which share its process
-group.
+group. What the command prints becomes lines of the rollout's log (`program_output.py`).
 """
 
 import os
@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+
+from rollstream.producers.program_output import OutputPipe
 
 
 def main(command: list[str]) -> int:
@@ -20,12 +22,16 @@ def main(command: list[str]) -> int:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
+    printed = OutputPipe(2)
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=printed.writer, stderr=printed.writer
+        )
     except OSError as error:
         print(f"agent.command: {command[0]} cannot be started: {error}", file=sys.stderr)
         return 127
     code = process.wait()
+    printed.close()
     return code if code >= 0 else 128 - code
 
 

@@ -9,21 +9,24 @@ exception is an outcome with a reason. When stdin ends, the process exits.
 """
 
 import asyncio
-import math
+import atexit
 import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from numbers import Real
+from inspect import iscoroutinefunction, unwrap
 from traceback import extract_tb
 from typing import Any, cast
 
 import msgspec
 
 from rollstream.errors import ConfigurationError
-from rollstream.import_path import find_callable
+from rollstream.foreign_number import NoFiniteNumber, finite_number
+from rollstream.import_path import find_function
+from rollstream.producers.program_output import OutputPipe, ProgramOutput
 from rollstream.producers.sandbox.factory import configure, plan_of
 from rollstream.producers.tasks.base import PlainSandbox
+from rollstream.streams.foreign_text import reason_text
 
 REASON_MAX = 300  # characters
 RETRIES = 4  # of the client: a request waits for the rollout, and is answered once
@@ -63,7 +66,9 @@ Episode = Callable[[Any, dict[str, Any]], Awaitable[object]]
 
 
 async def run_episode(function: Episode, order: _Line, http: Any) -> EpisodeOutcome:
-    """Call the function for one episode; any exception of it becomes an outcome."""
+    """Call the function for one episode; any exception of it becomes an outcome, `SystemExit` too:
+    the process runs other episodes.
+    """
     from openai import AsyncOpenAI
 
     # No time-out of its own: the rollout alone ends an episode (agent.episode_s).
@@ -76,23 +81,54 @@ async def run_episode(function: Episode, order: _Line, http: Any) -> EpisodeOutc
     )
     try:
         reward = await function(client, order.task)
-    except Exception as error:  # noqa: BLE001 (the user's code: any failure is an outcome)
-        frame = extract_tb(error.__traceback__)[-1]
-        where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-        reason = f"{type(error).__name__} at {where}: {error}"[:REASON_MAX]
-        return EpisodeOutcome(order.key, reason=reason.encode(errors="replace").decode())
-    if reward is None:
-        return EpisodeOutcome(order.key)
-    if not isinstance(reward, Real) or not math.isfinite(float(reward)):
-        return EpisodeOutcome(order.key, reason=f"it returned {reward!r}, not a finite number")
-    return EpisodeOutcome(order.key, float(reward))
+        return EpisodeOutcome(order.key, _reward(reward))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return EpisodeOutcome(order.key, reason=failure_text(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's code: any failure counts)
+        return EpisodeOutcome(order.key, reason=failure_text(error))
+
+
+def _reward(returned: object) -> float | None:
+    return None if returned is None else finite_number(returned, "the returned reward")
+
+
+def failure_text(error: BaseException) -> str:
+    """Return what an exception of the user's code was, and where it was raised."""
+    if isinstance(error, NoFiniteNumber):
+        return reason_text(str(error), REASON_MAX)
+    frame = extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return reason_text(f"{type(error).__name__} at {where}: {reason_text(error)}", REASON_MAX)
+
+
+def find_episode(path: str) -> Episode:
+    """Import the function that `agent.episode` names. Raises `ConfigurationError` if it is not
+    there, takes other arguments, or is no `async def`.
+    """
+    function = find_function(path, "agent.episode", ("client", "task"))
+    forms = (function, unwrap(function), type(function).__call__)  # decorated, or an object
+    if not any(map(iscoroutinefunction, forms)):
+        raise ConfigurationError(
+            f"agent.episode = {path!r} is no `async def`: an episode awaits its turns; write "
+            f"`async def {path.rpartition(':')[2]}(client, task)`"
+        )
+    return cast("Episode", function)
 
 
 class _EpisodeRunner:
     """Runs the ordered episodes as tasks of one event loop."""
 
-    def __init__(self, function: Episode, http: Any, write: Callable[[bytes], None]) -> None:
-        self._function, self._http, self._write = function, http, write
+    def __init__(
+        self,
+        function: Episode,
+        http: Any,
+        write: Callable[[bytes], None],
+        printed: ProgramOutput,
+    ) -> None:
+        self._function, self._http, self._write, self._printed = function, http, write, printed
         self._running: dict[str, asyncio.Task[None]] = {}
         self._encode = msgspec.json.Encoder().encode
 
@@ -103,6 +139,7 @@ class _EpisodeRunner:
             if task is not None:
                 task.cancel()
             return
+        self._printed.allow()
         task = asyncio.get_running_loop().create_task(self._run(line))
         self._running[line.key] = task
         task.add_done_callback(lambda _: self._running.pop(line.key, None))
@@ -112,12 +149,14 @@ class _EpisodeRunner:
         self._write(self._encode(outcome) + b"\n")
 
 
-async def _serve(function: Episode, source: int, write: Callable[[bytes], None]) -> None:
+async def _serve(
+    function: Episode, source: int, write: Callable[[bytes], None], printed: ProgramOutput
+) -> None:
     from openai import DefaultAsyncHttpxClient
 
     http = DefaultAsyncHttpxClient(trust_env=False, timeout=None)
     loop, decode = asyncio.get_running_loop(), msgspec.json.Decoder(_Line).decode
-    runner = _EpisodeRunner(function, http, write)
+    runner = _EpisodeRunner(function, http, write, printed)
 
     def read() -> None:
         with open(source, "rb") as lines:
@@ -129,6 +168,13 @@ async def _serve(function: Episode, source: int, write: Callable[[bytes], None])
     await asyncio.Event().wait()
 
 
+def _pass_on(printed: OutputPipe, stderr: int) -> None:
+    """Pass on the rest of what was printed, such as the traceback with which this process ends."""
+    for descriptor in (1, 2):
+        os.dup2(stderr, descriptor)
+    printed.close()
+
+
 def main(path: str, sandbox: str) -> None:
     """Import the function and run its episodes until the pipe closes."""
     if sandbox:
@@ -136,10 +182,14 @@ def main(path: str, sandbox: str) -> None:
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what the user's code prints goes to stderr
+    stderr = os.dup(2)
+    printed = OutputPipe(stderr)
+    for descriptor in (1, 2):  # what the user's code prints
+        os.dup2(printed.writer, descriptor)
+    atexit.register(_pass_on, printed, stderr)
     with open(sink, "wb", buffering=0) as out:
         try:
-            function = cast("Episode", find_callable(path, "agent.episode"))
+            function = find_episode(path)
             import openai  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ConfigurationError as error:
             out.write(msgspec.json.encode(EpisodeOutcome(refused=str(error))) + b"\n")
@@ -152,7 +202,7 @@ def main(path: str, sandbox: str) -> None:
         def write(line: bytes) -> None:
             out.write(line)
 
-        asyncio.run(_serve(function, source, write))
+        asyncio.run(_serve(function, source, write, printed.output))
 
 
 if __name__ == "__main__":

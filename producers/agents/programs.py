@@ -22,11 +22,13 @@ from typing import Protocol
 import msgspec
 
 from rollstream.errors import ConfigurationError
+from rollstream.http_proxies import without_proxy
 from rollstream.import_path import module_command
 from rollstream.producers.agents.program_process import EpisodeOrder, EpisodeOutcome
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.rewards.worker import allowed_variables
 from rollstream.producers.settings import TaskSettings
+from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 
 POLL_S = 0.02  # between two looks at processes
 
@@ -100,7 +102,10 @@ class ServicePrograms:
 
 def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, str]:
     """Return the environment of a program: that of a task's code, and its episode's."""
-    return allowed_variables(os.environ, named) | {
+    variables = allowed_variables(os.environ, named)
+    return {
+        **variables,
+        **without_proxy(variables, order.base_url),
         "OPENAI_BASE_URL": order.base_url,
         "OPENAI_API_KEY": order.key,
         "ROLLSTREAM_TASK": json.dumps(order.task),
@@ -119,7 +124,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 @dataclass(slots=True)
 class CommandPrograms:
     """Implements `Programs` with a process for each episode: `command`. What it prints goes to the
-    rollout's standard error. A keeper process ends it should the rollout be killed.
+    rollout's standard error, printable and bounded (`program_output.py`). A keeper process ends it
+    should the rollout be killed.
     """
 
     command: Sequence[str]
@@ -127,20 +133,26 @@ class CommandPrograms:
     _running: dict[str, subprocess.Popen[bytes]] = field(
         default_factory=dict[str, subprocess.Popen[bytes]]
     )
+    _unstarted: dict[str, ProgramEnd] = field(default_factory=dict[str, ProgramEnd])
     _polled_s: float = 0.0
 
     def start(self, order: EpisodeOrder) -> None:
         self.kill(order.key)
         keeper = module_command("rollstream.producers.agents.program_keeper", *self.command)
-        self._running[order.key] = subprocess.Popen(
-            keeper,
-            stdin=subprocess.PIPE,  # its end is how the keeper learns that the rollout ended
-            stdout=2,
-            env=program_variables(order, self.named),
-            start_new_session=True,
-        )
+        try:
+            self._running[order.key] = subprocess.Popen(
+                keeper,
+                stdin=subprocess.PIPE,  # its end is how the keeper learns that the rollout ended
+                stdout=2,
+                env=program_variables(order, self.named),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # a task above what a variable holds, say
+            reason = f"its program cannot be started: {reason_text(error)}"
+            self._unstarted[order.key] = ProgramEnd(order.key, reason=reason)
 
     def kill(self, key: str) -> None:
+        self._unstarted.pop(key, None)
         process = self._running.pop(key, None)
         if process is not None:
             _close(process)
@@ -151,9 +163,11 @@ class CommandPrograms:
             return []
         self._polled_s = now
         ended = [key for key, process in self._running.items() if process.poll() is not None]
-        return [ProgramEnd(key, reason=self._reason(key)) for key in ended]
+        unstarted, self._unstarted = list(self._unstarted.values()), {}
+        return [*unstarted, *(ProgramEnd(key, reason=self._reason(key)) for key in ended)]
 
     def close(self) -> None:
+        self._unstarted.clear()
         for key in list(self._running):
             self.kill(key)
 
@@ -233,6 +247,7 @@ class FunctionPrograms:
         self._slots: list[_FunctionProcess | None] = [None] * processes
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(EpisodeOutcome).decode
+        self._unstarted: dict[str, ProgramEnd] = {}
         self._starts_failed = 0
         self._polled_s = 0.0
 
@@ -240,14 +255,19 @@ class FunctionPrograms:
         index = min(range(len(self._slots)), key=self._load)
         process = self._slots[index]
         if process is None:
-            process = self._slots[index] = _FunctionProcess(
-                self._function, self._named, self._sandbox
-            )
+            try:
+                process = _FunctionProcess(self._function, self._named, self._sandbox)
+            except OSError as error:  # the machine has no room for a process now
+                reason = f"its process cannot be started: {reason_text(error)}"
+                self._unstarted[order.key] = ProgramEnd(order.key, reason=reason)
+                return
+            self._slots[index] = process
         process.keys.add(order.key)
         process.outgoing += self._encode(order) + b"\n"
         process.write()
 
     def kill(self, key: str) -> None:
+        self._unstarted.pop(key, None)
         for process in self._slots:
             if process is not None and key in process.keys:
                 process.keys.discard(key)
@@ -259,7 +279,7 @@ class FunctionPrograms:
         if now - self._polled_s < POLL_S / 4:
             return []
         self._polled_s = now
-        ended: list[ProgramEnd] = []
+        ended, self._unstarted = list(self._unstarted.values()), {}
         for index, process in enumerate(self._slots):
             if process is not None:
                 ended += self._serve(index, process)
@@ -280,7 +300,10 @@ class FunctionPrograms:
         process.write()
         ended: list[ProgramEnd] = []
         for line in process.read():
-            outcome = self._decode(line)
+            try:
+                outcome = self._decode(line)
+            except (ValueError, RecursionError):  # what the user's code wrote into the pipe
+                continue
             if outcome.refused:
                 self.close()
                 raise ConfigurationError(outcome.refused)
@@ -316,7 +339,7 @@ def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
 def task_of(prompt: str, reference: str) -> Mapping[str, object]:
     """Return the task that a program gets: the text of the prompt, and the task's own JSON."""
     try:
-        decoded: object = msgspec.json.decode(reference) if reference else None
-    except msgspec.DecodeError:
+        decoded: object = read_json(reference) if reference else None
+    except ForeignValueRefused:
         decoded = reference
     return {"prompt": prompt, "reference": decoded}

@@ -209,7 +209,7 @@ def misfit(renderer: Renderer, chat: TemplateChat) -> str:
         if prompt is None or wanted is None:
             continue
         for text in ("5", "</think>\n\n5"):  # a prompt that begins a thought needs its end
-            held = chat.encode(text + chat.end_text)
+            held = chat.encode(text + chat.template.last_text)
             added = RendererBridge(renderer).added_tokens(prompt, held, [message], tools)
             if added is None:
                 continue

@@ -14,7 +14,8 @@ from typing import Any, Literal, cast
 from rollstream.errors import RollstreamError
 from rollstream.producers.agents.chat_format import JsonObject, text_of
 from rollstream.producers.agents.conversation import digest_of
-from rollstream.streams.admissible import is_bounded_number
+from rollstream.streams.admissible import LABEL_MAX, SCORES_MAX, is_bounded_number
+from rollstream.streams.foreign_text import reason_text
 from rollstream.streams.values import Sampling
 
 Route = Literal["chat", "completion", "response", "tokens"]
@@ -22,6 +23,10 @@ Route = Literal["chat", "completion", "response", "tokens"]
 
 class RequestRefused(RollstreamError, ValueError):
     """Raised for a request that cannot be served; the message states why."""
+
+
+class BodyTooLarge(RequestRefused):
+    """Raised for a body above `agent.body_bytes_max`."""
 
 
 class SessionSealed(RollstreamError, PermissionError):
@@ -44,6 +49,15 @@ class EndpointBusy(RollstreamError, BlockingIOError):
 
 class LimitReached(RollstreamError, ValueError):
     """Raised for a turn that a limit of the run does not allow."""
+
+
+class TurnFailed(RollstreamError, ValueError):
+    """Raised for a turn whose answer cannot be made from the model's text; the message states why.
+    The same request would draw the same text again.
+    """
+
+
+SHOWN_MAX = 80  # characters of a client's value in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +106,8 @@ def read_request(
 def _refuse_several(body: JsonObject, parameters: JsonObject) -> None:
     for name in ("n", "best_of"):
         if parameters.get(name) not in (None, 1):
-            raise RequestRefused(f"{name} = {parameters[name]}: one answer is sampled a request")
+            shown = _shown(parameters[name])
+            raise RequestRefused(f"{name} = {shown}: one answer is sampled a request")
     if body.get("previous_response_id"):
         raise RequestRefused("previous_response_id: send the whole history as `input`")
     if body.get("echo"):
@@ -133,8 +148,8 @@ def _chat(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
         raise RequestRefused("messages is empty")
     tools = () if body.get("tool_choice") == "none" else _objects(body.get("tools"), "tools")
     return {
-        "messages": messages,
-        "tools": tools,
+        "messages": _checked_messages(messages, "messages"),
+        "tools": _checked_tools(tools),
         "tokens_max": _count(parameters, "max_completion_tokens", "max_tokens"),
         "with_logprobs": bool(body.get("logprobs")),
     }
@@ -175,8 +190,8 @@ def _response(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
         raise RequestRefused("input is empty")
     tools = [_nested_tool(tool) for tool in _objects(body.get("tools"), "tools")]
     return {
-        "messages": tuple(messages),
-        "tools": tuple(tools),
+        "messages": _checked_messages(messages, "input"),
+        "tools": _checked_tools(tools),
         "tokens_max": _count(parameters, "max_output_tokens"),
     }
 
@@ -202,15 +217,76 @@ def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
         content = text_of(item.get("output"))
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind != "reasoning":
-        raise RequestRefused(f"an input item of type {kind!r} is not served")
+        raise RequestRefused(f"an input item of type {_shown(kind)} is not served")
 
 
 def _nested_tool(tool: JsonObject) -> JsonObject:
     """Return a tool of the route `responses` in the form of chat completions."""
     if tool.get("type") != "function":
-        raise RequestRefused(f"a tool of type {tool.get('type')!r} is not served: run it yourself")
+        kind = _shown(tool.get("type"))
+        raise RequestRefused(f"a tool of type {kind} is not served: run it yourself")
     names = ("name", "description", "parameters")
     return {"type": "function", "function": {name: tool[name] for name in names if name in tool}}
+
+
+def _checked_messages(messages: Sequence[JsonObject], name: str) -> tuple[JsonObject, ...]:
+    """Return the messages, each of which has the types of the protocol: what reads them later, a
+    chat template too, meets no others.
+    """
+    return tuple(_checked_message(each, f"{name}[{at}]") for at, each in enumerate(messages))
+
+
+def _checked_message(message: JsonObject, where: str) -> JsonObject:
+    if not isinstance(message.get("role"), str):
+        raise RequestRefused(f"{where}.role is not text")
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        _check_text(message.get(name), f"{where}.{name}")
+    text_of(message.get("content"))
+    calls = _objects(message.get("tool_calls"), f"{where}.tool_calls")
+    for at, call in enumerate(calls):
+        _check_call(call, f"{where}.tool_calls[{at}]")
+    return message
+
+
+def _check_call(call: JsonObject, where: str) -> None:
+    """Refuse a call of a tool that has no name, or arguments that are neither JSON text nor an
+    object.
+    """
+    _check_text(call.get("id"), f"{where}.id")
+    function = _named_function(call, where)
+    arguments: object = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str | dict):
+        raise RequestRefused(f"{where}.function.arguments is neither text nor an object")
+
+
+def _checked_tools(tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
+    """Return the tools, each of which has a function with a name."""
+    for at, tool in enumerate(tools):
+        function = _named_function(tool, f"tools[{at}]")
+        _check_text(function.get("description"), f"tools[{at}].function.description")
+        schema: object = function.get("parameters")
+        if schema is not None and not isinstance(schema, dict):
+            raise RequestRefused(f"tools[{at}].function.parameters is not an object")
+    return tuple(tools)
+
+
+def _named_function(holder: JsonObject, where: str) -> JsonObject:
+    function: object = holder.get("function")
+    name = cast("JsonObject", function).get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise RequestRefused(f"{where}.function is not an object with a name")
+    return cast("JsonObject", function)
+
+
+def _check_text(value: object, where: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise RequestRefused(f"{where} is not text")
+
+
+def _shown(value: object) -> str:
+    """Return a client's value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
 
 def _objects(value: object, name: str) -> tuple[JsonObject, ...]:
@@ -228,9 +304,15 @@ def _object(value: object) -> JsonObject:
 
 
 def _token_ids(value: object, name: str) -> tuple[int, ...]:
-    numbers = cast("list[object]", value) if isinstance(value, list) else []
-    if not numbers or not all(type(number) is int and 0 <= number < 1 << 32 for number in numbers):
-        raise RequestRefused(f"{name} is neither text nor a list of token ids")
+    what = "a list of token ids" if name == "token_ids" else "text or a list of token ids"
+    if value is None:
+        raise RequestRefused(f"{name} is missing: send {what}")
+    if not isinstance(value, list) or not value:
+        raise RequestRefused(f"{name} = {_shown(cast(object, value))} is not {what}")
+    numbers = cast("list[object]", value)
+    for at, number in enumerate(numbers):
+        if type(number) is not int or not 0 <= number < 1 << 32:
+            raise RequestRefused(f"{name}[{at}] = {_shown(number)} is no token id")
     return tuple(cast("list[int]", numbers))
 
 
@@ -240,26 +322,56 @@ def _count(parameters: JsonObject, *names: str) -> int | None:
         if value is None:
             continue
         if type(value) is not int or value < 1:
-            raise RequestRefused(f"{name} = {value!r} is not a whole number above 0")
+            raise RequestRefused(f"{name} = {_shown(value)} is not a whole number above 0")
         return value
     return None
 
 
 def reward_in(body: JsonObject) -> float | None:
-    """Return the reward in the body of a route of sessions, None without one; checks its `scores`,
-    too. Raises `RequestRefused`.
+    """Return the reward in the body of a route of sessions, None without one. Raises
+    `RequestRefused`.
     """
     reward: object = body.get("reward")
-    if reward is None:
-        return None
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise RequestRefused(f"reward = {reward!r} is not a number")
-    if not is_bounded_number(float(reward)):
-        raise RequestRefused(f"reward = {reward!r} is not finite or too large")
-    scores: object = body.get("scores") or {}
-    if not isinstance(scores, dict) or not all(
-        isinstance(value, int | float)
-        for value in scores.values()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    ):
+    return None if reward is None else _bounded(reward, "reward")
+
+
+def scores_in(body: JsonObject) -> dict[str, float]:
+    """Return the named scores in the body of a route of sessions. Raises `RequestRefused` for what
+    no trajectory may have beside its reward.
+    """
+    scores: object = body.get("scores")
+    if scores is None:
+        return {}
+    if not isinstance(scores, dict):
         raise RequestRefused("scores is not an object of numbers")
-    return float(reward)
+    named = cast("dict[str, object]", scores)
+    for name in named:
+        if not name.strip() or not name.isprintable():
+            raise RequestRefused(f"scores has the name {_shown(name)}; give one of visible signs")
+    if len(named) > SCORES_MAX or any(len(name) > LABEL_MAX for name in named):
+        raise RequestRefused(
+            f"scores has more than {SCORES_MAX} names, or one of more than {LABEL_MAX} characters"
+        )
+    return {name: _bounded(value, f"scores[{name!r}]") for name, value in named.items()}
+
+
+def _bounded(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestRefused(f"{where} = {_shown(value)} is not a number")
+    if not is_bounded_number(value):  # before it becomes a float, which has no room for some
+        raise RequestRefused(f"{where} = {_shown(value)} is not finite or too large")
+    return float(value)
+
+
+def failure_in(body: JsonObject) -> str:
+    """Return the reason of the failure in the body that ends a session; "" without one. Raises
+    `RequestRefused` for one that is no text, or that has a reward beside it.
+    """
+    failure: object = body.get("failed")
+    if failure is None:
+        return ""
+    if not isinstance(failure, str):
+        raise RequestRefused(f"failed = {_shown(failure)} is not a reason in words")
+    if body.get("reward") is not None:
+        raise RequestRefused("reward and failed: an episode that failed has no reward; send one")
+    return reason_text(f"failed: {failure.strip() or 'no reason was sent'}")

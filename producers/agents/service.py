@@ -47,7 +47,7 @@ def serve_agents(
         prompt_text=prompt_text,
     )
     app = AgentEndpoint(agents, model, rollout.settings.context_max).app()
-    endpoint = EndpointThread(app, settings.endpoint)
+    endpoint = EndpointThread(app, settings.endpoint, settings.host)
     agents.url = endpoint_url(settings.endpoint, endpoint.port, settings.host)
     rollout.publisher.url = agents.url
     rollout.in_progress.run_agents(agents)

@@ -1,24 +1,67 @@
-"""Listens for programs in a thread of the rollout's process (`EndpointThread`)."""
+"""Listens for programs in a thread of the rollout's process (`EndpointThread`). Requests of web
+pages are refused (`GuardedApp`): a page could open a session, read its key and set rewards.
+"""
 
 import asyncio
 import socket
 import threading
-from typing import Any
 
 import uvicorn
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollstream.errors import ConfigurationError
+from rollstream.http_connections import ConnectionBounds, bounded_protocol, connections_allowed
+from rollstream.http_guard import HostRule, program_rule
 
 CONNECTIONS_MAX = 4096
+SHOWN_MAX = 200  # characters of a path in a message
 STOP_S = 2.0  # for answers on their way when the endpoint ends
 
 
+class GuardedApp:
+    """Passes the requests that a rule serves on to an ASGI application, and refuses others."""
+
+    def __init__(self, app: ASGIApp, rule: HostRule) -> None:
+        self._app, self._rule = app, rule
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = ""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            refusal = self._rule.refusal(
+                headers.getlist("host"),
+                headers.getlist("origin"),
+                headers.get("sec-fetch-site", ""),
+                headers.get("sec-fetch-mode", ""),
+            )
+        if refusal:
+            error = {"message": refusal, "type": "rollstream", "code": "host_refused"}
+            await JSONResponse({"error": error}, 403)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def answer_unrouted(request: Request, error: Exception) -> Response:
+    """Return the response to a path or a method that no route has, in the form of all errors."""
+    assert isinstance(error, HTTPException)
+    message = f"no route {request.method} {request.url.path[:SHOWN_MAX]}"
+    if error.status_code == 405:
+        message += f"; it takes {(error.headers or {}).get('Allow', 'other methods')}"
+    body = {"error": {"message": message, "type": "rollstream", "code": "no_route"}}
+    headers = {**(error.headers or {}), "x-should-retry": "false"}
+    return JSONResponse(body, error.status_code, headers)
+
+
 class EndpointThread:
-    """Serves an ASGI application at `host:port` from its start to `close`. Raises
-    `ConfigurationError` if the address is unavailable.
+    """Serves an ASGI application at `host:port` from its start to `close`; `name` is a further name
+    of this host. Raises `ConfigurationError` if the address is unavailable.
     """
 
-    def __init__(self, app: Any, address: str) -> None:
+    def __init__(self, app: ASGIApp, address: str, name: str = "") -> None:
         host, _, port = address.rpartition(":")
         try:
             self._socket = socket.create_server((host or "0.0.0.0", int(port)), backlog=512)
@@ -30,12 +73,14 @@ class EndpointThread:
         # which those of `create_server` do not: answers then wait 40 ms for the client's ACK.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._socket.getsockname()[1])
+        most = connections_allowed(CONNECTIONS_MAX)
         settings = uvicorn.Config(
-            app,
+            GuardedApp(app, program_rule(host, [name])),
+            http=bounded_protocol(ConnectionBounds(most)),
             log_level="warning",
             access_log=False,
             lifespan="off",
-            limit_concurrency=CONNECTIONS_MAX,
+            limit_concurrency=most + 1,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(STOP_S),
         )

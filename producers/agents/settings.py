@@ -47,8 +47,14 @@ class AgentSettings(Settings):
     """Most processes of `command` that run together per rollout; `rollouts.episodes_max` bounds the
     open episodes of the other kinds.
     """
-    tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = "auto"
-    """How the model writes calls of tools; `auto`: by the words of its chat template."""
+    tool_format: Literal[
+        "auto", "hermes", "llama3_json", "mistral", "pythonic", "openai", "qwen3_coder", "glm45",
+        "deepseek_v3", "kimi_k2", "minimax_m2", "seed_oss", "atem", "gemma4", "lfm2",
+        "phi4_mini_json", "granite", "nemotron_json", "hunyuan_a13b", "cohere",
+    ] = "auto"  # fmt: skip
+    """How the model writes calls of tools; `auto`: by the words of its chat template. With a
+    template in which none is recognised, requests with tools are refused.
+    """
     renderer: str = Field(default="none", pattern=r"^[a-z0-9][a-z0-9.\-]*$")
     """Renderer of the library `renderers` that finds the tokens between two turns: its name, `auto`
     for one that renders chats as the model's chat template does, or `none`. What it does not bridge

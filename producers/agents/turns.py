@@ -18,11 +18,12 @@ draws the same ones, whatever else was generated before or beside it.
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from rollstream.errors import EngineRefused
+from rollstream.errors import ContextFull, EngineRefused
 from rollstream.producers.agents.answers import assistant_message
 from rollstream.producers.agents.conversation import history_hashes
 from rollstream.producers.agents.episode import (
@@ -34,12 +35,15 @@ from rollstream.producers.agents.episode import (
     held_tokens,
     succeed,
 )
-from rollstream.producers.agents.requests import LimitReached
+from rollstream.producers.agents.requests import LimitReached, RequestRefused, TurnFailed
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.streams.foreign_text import clean_text, reason_text
 from rollstream.streams.values import Turn
+
+log = logging.getLogger(__name__)
 
 SHORT_TOKENS = 32
 """Fewest tokens of a request for which the engine keeps the KV for the next one. It may generate as
@@ -82,10 +86,14 @@ class EpisodeTurns:
         turn = OpenTurn(pending, self._name(episode, at, fork), fork, waiting_s)
         try:
             self._submit(episode, turn)
-        except EngineRefused as error:
+        except ContextFull as error:
             self._drop(episode, turn)
             episode.limit = str(error)
             fail(pending.outcome, LimitReached(str(error)))
+            return
+        except EngineRefused as error:  # a fault of this request, such as a token of another model
+            self._drop(episode, turn)
+            fail(pending.outcome, RequestRefused(str(error)))
             return
         episode.generating[turn.engine_name] = turn
         self._episodes[turn.engine_name] = episode
@@ -190,7 +198,12 @@ class EpisodeTurns:
                 succeed(pending.outcome, turn)
             self.wake()
 
-        self.publisher.episode(running, on_durable)
+        def on_refused(reason: str) -> None:
+            for pending, _ in answered:
+                fail(pending.outcome, TurnFailed(f"its turn cannot be recorded: {reason}"))
+            self.wake()
+
+        self.publisher.episode(running, on_durable, on_refused)
 
     def _taken(self, episode: Episode, ended: OpenTurn) -> Turn | None:
         """Append an ended turn's tokens to the episode, at most as many as it may still have; None
@@ -204,15 +217,26 @@ class EpisodeTurns:
         if ended.count > left:
             self._drop(episode, ended)
             _shorten(ended, left)
-        start = running.length
+        try:
+            turn = answered_turn(episode, ended)
+        except Exception as error:  # noqa: BLE001 (the boundary of one turn: text of a model)
+            self._fail(episode, ended, error)
+            return None
         running.extend_prompt(plan.tokens, plan.at)
         for emission in ended.emissions:
             running.extend(emission)
-        turn = answered_turn(episode, ended, start)
         if ended.is_kept:
             episode.held[running.length - 1] = ended.engine_name
         self.counts.add(turn)
         return turn
+
+    def _fail(self, episode: Episode, turn: OpenTurn, error: Exception) -> None:
+        """End a turn whose answer cannot be made; nothing of it becomes the episode's."""
+        log.error("a turn of episode %s has no answer", episode.name, exc_info=error)
+        self._drop(episode, turn)
+        self.counts.broken += 1
+        reason = f"the model's answer cannot be read: {type(error).__name__}: {reason_text(error)}"
+        fail(turn.pending.outcome, TurnFailed(reason))
 
     def _drop(self, episode: Episode, turn: OpenTurn) -> None:
         """Drop a turn from the engine, if it is there."""
@@ -296,15 +320,15 @@ def _shorten(turn: OpenTurn, most: int) -> None:
     turn.emissions, turn.finish = kept, "length"
 
 
-def answered_turn(episode: Episode, ended: OpenTurn, start: int) -> Turn:
-    """Return the turn that answers a request: the episode's newest tokens, from index `start` on,
-    parsed, with the hash of the history that they end.
+def answered_turn(episode: Episode, ended: OpenTurn) -> Turn:
+    """Return the turn that answers a request: what the engine generated for it, parsed, with the
+    hash of the history that it ends, as the next tokens of the episode, which is not changed.
     """
-    request, running, plan = ended.pending.request, episode.running, ended.pending.plan
+    request, start, plan = ended.pending.request, episode.running.length, ended.pending.plan
     chat = episode.conversation.chat
     generated = start + len(plan.tokens)
-    tokens = running.newest_tokens(running.length - generated).tolist()
-    parsed = chat.parse(chat.decode(tokens), request.tools, f"call_{request.digest[:12]}_")
+    tokens = [token for emission in ended.emissions for token in emission.tokens.tolist()]
+    parsed = chat.parse(tokens, request.tools, f"call_{request.digest[:12]}_")
     calls = tuple(
         {
             "id": call.id,
@@ -313,17 +337,18 @@ def answered_turn(episode: Episode, ended: OpenTurn, start: int) -> Turn:
         }
         for call in parsed.tool_calls
     )
-    answer = {"content": parsed.content, "reasoning": parsed.reasoning, "tool_calls": calls}
+    content, reasoning = clean_text(parsed.content), clean_text(parsed.reasoning)
+    answer = {"content": content, "reasoning": reasoning, "tool_calls": calls}
     history = ""
     if request.messages:
-        said = assistant_message(parsed.content, parsed.reasoning, calls)
+        said = assistant_message(content, reasoning, calls)
         history = history_hashes([*request.messages, said], request.tools)[-1]
     return Turn(
         digest=request.digest,
         history=history,
         start=start,
         generated=generated,
-        end=running.length,
+        end=generated + len(tokens),
         finish="length" if ended.finish == "length" else "tool_calls" if calls else "stop",
         waiting_s=ended.waiting_s,
         generating_s=max(0.0, ended.ended_s - ended.pending.asked_s),

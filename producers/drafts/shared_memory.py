@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from rollstream.errors import StoreError
+from rollstream.os_failures import explain_os_error
 from rollstream.storage.stores.file import is_own_file
 
 NGRAM_LENGTHS = (3, 4, 5, 6, 7)  # newest tokens by which a place in the history is looked up
@@ -199,7 +200,7 @@ def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
             raise
     except OSError as error:
         raise StoreError(
-            f"no room for a history of {size} bytes in {folder}: {error.strerror} "
+            f"no room for a history of {size} bytes in {folder}: {explain_os_error(error)} "
             "(rollouts.drafts_tokens)"
         ) from error
     return found
@@ -216,7 +217,7 @@ def lock_folder(folder: Path) -> int | None:
     except FileNotFoundError:  # its last user removed it just now
         return None
     except OSError as error:
-        raise StoreError(f"folder {folder} cannot be used: {error.strerror}") from error
+        raise StoreError(f"folder {folder} cannot be used: {explain_os_error(error)}") from error
     here = os.fstat(descriptor)
     if here.st_uid != os.getuid():
         os.close(descriptor)

@@ -14,16 +14,17 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from rollstream.errors import ConfigurationError
+from rollstream.foreign_json import parse_json
 from rollstream.producers.engines.base import Engine, GenerationRequest
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sampling
+from rollstream.whole_file import output_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -70,19 +71,18 @@ def profile_path(folder: Path, engine: str, model: str) -> Path:
     return folder / "profiles" / f"{engine}-{model}.json"
 
 
-def write_profile(path: Path, profile: EngineProfile) -> None:
-    """Write a profile to `path`, atomically; an earlier one there is replaced."""
+def write_profile(path: Path, profile: EngineProfile, is_typed: bool = False) -> None:
+    """Write a profile to `path` (`output_file`); an earlier one there is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with output_file(path, is_typed) as partial:
+        partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
 
 
 def read_profile(path: str | Path) -> EngineProfile:
     """Read a profile. Raises `ConfigurationError` if the file is missing or holds no profile."""
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=EngineProfile)
-    except (OSError, msgspec.DecodeError) as error:
+        found = parse_json(Path(path).read_bytes(), EngineProfile)
+    except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{path} is no profile ({error}); `rollstream profile CONFIG` writes one"
         ) from None

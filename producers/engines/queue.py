@@ -15,7 +15,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import numpy as np
 import torch
 
-from rollstream.errors import EngineRefused
+from rollstream.errors import ContextFull, EngineRefused
 from rollstream.producers.engines.base import (
     DraftStats,
     Emission,
@@ -340,7 +340,7 @@ def check_request(request: GenerationRequest, context_max: int, vocabulary: int)
     _check_tokens(name, request.tokens, vocabulary)
     _check_sampling(request.sampling, vocabulary)
     if count > context_max - (not len(request.logprobs)):
-        raise EngineRefused(
+        raise ContextFull(
             f"trajectory {name!r}: {count} tokens leave no room to generate in a context of "
             f"{context_max}"
         )

@@ -104,9 +104,9 @@ class ReplyLoop:
             self.write(question.number, answer)
 
     async def _reply(self, question: ReplyQuestion) -> RewardAnswer:
-        asked = self._environment.reply(question.reference, question.state, question.turns)
         limit = asyncio.timeout(self._limit_s)
         try:
+            asked = self._environment.reply(question.reference, question.state, question.turns)
             async with limit:
                 return reply_answer(await cast("Awaitable[object]", asked))
         except SandboxRefused as error:

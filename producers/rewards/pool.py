@@ -28,6 +28,7 @@ from rollstream.producers.rewards.worker import (
 from rollstream.producers.scoring.functions import TrajectoryFacts
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply, Turns
+from rollstream.streams.foreign_text import reason_text
 from rollstream.streams.values import Floats
 
 
@@ -185,7 +186,13 @@ class RewardPool:
     def _check_greeting(self, worker: RewardWorker) -> None:
         """Raise `ConfigurationError` if the greeting states that the task could not be built."""
         if worker.greeting:
-            refusal = self._decoder.decode(worker.greeting).reason
+            try:
+                refusal = self._decoder.decode(worker.greeting).reason
+            except (ValueError, RecursionError):
+                refusal = (
+                    f"task {self._task.name!r}: something wrote to the pipe of its reward process "
+                    f"before the task did: {reason_text(worker.greeting[:80])}"
+                )
             if refusal:
                 self.close()
                 raise ConfigurationError(refusal)
@@ -194,8 +201,8 @@ class RewardPool:
     def _outcome(self, line: bytes) -> RewardOutcome:
         try:
             answer = self._decoder.decode(line)
-        except msgspec.MsgspecError as error:  # only if the task's code wrote to the pipe
-            return RewardVerdict(reason=f"its answer cannot be read: {error}")
+        except (ValueError, RecursionError) as error:  # the task's code wrote to the pipe
+            return RewardVerdict(reason=f"its answer cannot be read: {reason_text(error)}")
         if answer.kind == "refused":  # this machine has no sandbox: no other question can succeed
             self.close()
             raise ConfigurationError(answer.reason)

@@ -7,12 +7,13 @@ Questions arrive as JSON lines on stdin and are answered in order as JSON lines 
 end the role that asked. The pool replaces a process that hangs or ends.
 """
 
-import math
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from inspect import iscoroutine
 from itertools import islice
 from numbers import Integral, Real
 from queue import SimpleQueue
@@ -22,6 +23,7 @@ from typing import Literal, cast
 import msgspec
 
 from rollstream.errors import ConfigurationError
+from rollstream.foreign_number import NoFiniteNumber, finite_number
 from rollstream.producers.sandbox.base import SandboxRefused
 from rollstream.producers.sandbox.factory import configure, plan_of
 from rollstream.producers.scoring.functions import (
@@ -30,10 +32,20 @@ from rollstream.producers.scoring.functions import (
     TrajectoryFacts,
     load_function,
 )
-from rollstream.producers.tasks.base import Environment, PlainTask, Prepared, Reply, Score, Task
+from rollstream.producers.tasks.base import (
+    Environment,
+    PlainTask,
+    Prepared,
+    Reply,
+    Score,
+    Task,
+    UnusableScore,
+)
 from rollstream.producers.tasks.registry import load_task
+from rollstream.streams.foreign_text import reason_text
 
 _REASON_MAX = 300  # most characters of the reason for a failure; the rest is cut off
+_NAME_MAX = 1000  # of a score's name, far above what a trajectory may have
 _STATE_MAX = 1 << 16  # most characters of an environment's state, which every partial carries
 _REPLY_MAX = 1 << 16  # most tokens of one reply; the engine's context is the real limit
 _TOKENS = 1 << 32  # tokens are uint32 in records; the engine checks its own vocabulary
@@ -71,7 +83,7 @@ def failed_answer(reason: str) -> RewardAnswer:
     """Return an answer of kind `failed` with this reason, cut off at `_REASON_MAX` characters and
     with characters that UTF-8 cannot encode replaced.
     """
-    return RewardAnswer("failed", reason=reason[:_REASON_MAX].encode(errors="replace").decode())
+    return RewardAnswer("failed", reason=reason_text(reason, _REASON_MAX))
 
 
 def answer_question(
@@ -103,11 +115,11 @@ def error_answer(error: Exception) -> RewardAnswer:
     """Return the answer of kind `failed` for an exception that the task's code raised, or that its
     result caused.
     """
-    if isinstance(error, _UnusableResult):
+    if isinstance(error, _UnusableResult | UnusableScore | NoFiniteNumber):
         return failed_answer(str(error))
     frame = extract_tb(error.__traceback__)[-1]
     where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-    return failed_answer(f"{type(error).__name__} at {where}: {error}")
+    return failed_answer(f"{type(error).__name__} at {where}: {reason_text(error, _REASON_MAX)}")
 
 
 class _UnusableResult(ValueError):
@@ -118,9 +130,26 @@ class _UnusableResult(ValueError):
 
 
 def _judge_answer(score: object) -> RewardAnswer:
+    """Return the answer for a task's judgement, which may be a plain number, or a pair of it and
+    named scores, as a verifier's is.
+    """
+    if isinstance(score, tuple):
+        pair = cast("tuple[object, ...]", score)
+        if len(pair) != 2 or not isinstance(pair[1], Mapping):
+            raise _UnusableResult(f"judge() returned {pair!r}, not a Score or (reward, scores)")
+        score = Score(cast(float, pair[0]), cast("Mapping[str, float]", pair[1]))
     if not isinstance(score, Score):
-        raise _UnusableResult(f"judge() returned a {type(score).__name__}, not a Score")
-    return RewardAnswer("score", _number(score.reward, "the reward"), _numbers(score.scores))
+        if iscoroutine(score):
+            score.close()
+            raise _UnusableResult("judge() is an `async def`; it returns a Score")
+        try:
+            return RewardAnswer("score", finite_number(score, "the reward"))
+        except NoFiniteNumber as error:
+            if isinstance(score, Real | Decimal):
+                raise
+            kind = type(score).__name__
+            raise _UnusableResult(f"judge() returned a {kind}, not a Score or a number") from error
+    return RewardAnswer("score", finite_number(score.reward, "the reward"), _numbers(score.scores))
 
 
 def _function_answer(result: object) -> RewardAnswer:
@@ -129,7 +158,7 @@ def _function_answer(result: object) -> RewardAnswer:
     """
     if isinstance(result, Mapping):
         return RewardAnswer("score", scores=_numbers(cast("Mapping[object, object]", result)))
-    return RewardAnswer("score", scores={"": _number(result, "the result")})
+    return RewardAnswer("score", scores={"": finite_number(result, "the result")})
 
 
 def reply_answer(reply: object) -> RewardAnswer:
@@ -174,16 +203,8 @@ def _token(token: object) -> int:
 
 
 def _numbers(values: Mapping[object, object] | Mapping[str, float]) -> dict[str, float]:
-    return {str(name): _number(value, str(name)) for name, value in values.items()}
-
-
-def _number(value: object, name: str) -> float:
-    if not isinstance(value, Real):
-        raise _UnusableResult(f"{name} is a {type(value).__name__}, not a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise _UnusableResult(f"{name} is {number}")
-    return number
+    named = {reason_text(name, _NAME_MAX): value for name, value in values.items()}
+    return {name: finite_number(value, f"the score {name!r}") for name, value in named.items()}
 
 
 def _read_questions(source: int) -> Iterator[RewardQuestion]:

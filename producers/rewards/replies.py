@@ -198,7 +198,7 @@ class _EnvironmentProcess:
         self._incoming[:] = rest
         found: list[NumberedAnswer] = []
         for line in lines:
-            with suppress(msgspec.MsgspecError):
+            with suppress(ValueError, RecursionError):
                 found.append(self._decoder.decode(line))
         if found and not self.is_ready:
             greeting = found.pop(0)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import IO
 
 from rollstream.import_path import module_command
 from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
@@ -116,6 +117,9 @@ class RewardWorker:
         if not self.greeting:
             self.greeting = lines.pop(0)
         for line in lines:
+            if not self.held:  # the task's code wrote more lines into the pipe than were asked for
+                self._incoming.clear()
+                return
             yield self.held.popleft(), line
 
     def has_ended(self) -> bool:
@@ -143,15 +147,18 @@ class RewardWorker:
         end_process(self._process)
 
 
-def spawn_process(module: str, task: TaskSettings, *arguments: str) -> subprocess.Popen[bytes]:
+def spawn_process(
+    module: str, task: TaskSettings, *arguments: str, stderr: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a process that runs this module with the task's settings and the arguments. It is in a
-    session of its own, so that Ctrl-C in the terminal reaches
-    only the parent.
+    session of its own, so that Ctrl-C in the terminal reaches only the parent. `stderr` gets what
+    the user's code prints; None: the parent's.
     """
     return subprocess.Popen(
         module_command(module, task.model_dump_json(), *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         bufsize=0,
         env=allowed_variables(os.environ, task.environment)
         | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

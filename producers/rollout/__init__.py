@@ -4,8 +4,8 @@
 taken, `tail_filling` decides what starts beside the last long answers. `in_progress` holds the
 running trajectories (`trajectory`), `chain` reads the partials of one that is resumed,
 `ended_turns` waits for rewards and replies. `weights` fetches versions, `read_back` compares the
-served tensors. `publisher` writes all records in a thread of its own and has the metrics;
-`heartbeat` sends the status.
+served tensors. `publisher` writes all records in a thread of its own, `heartbeat` sends the status,
+`loop_metrics` collects the metrics.
 """
 
 from typing import TYPE_CHECKING

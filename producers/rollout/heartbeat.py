@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import RolloutStatus
-from rollstream.streams.writer import publish_all
+from rollstream.streams.writer import KeyedRecord, append_encoded, encode_each
 
 Health = Literal["starting", "generating", "draining", "pulling", "leaving"]
 log = logging.getLogger(__name__)
@@ -163,10 +163,20 @@ class Heartbeat:
     def _run(self) -> None:
         try:
             while records := self._next():
-                publish_all(self._bus, "status", [(f"{r.rollout}/{r.term}", r) for r in records])
+                self._publish(records)
         except Exception as error:
             log.exception("the rollout's status cannot be published")
             self._failed = error
+
+    def _publish(self, records: list[RolloutStatus]) -> None:
+        """Publish the records; one that cannot be encoded is left out and logged, so that one odd
+        value does not make the rollout look dead.
+        """
+        keyed: list[KeyedRecord] = [(f"{r.rollout}/{r.term}", r) for r in records]
+        entries, refused = encode_each(self._bus, "status", keyed)
+        for reason in refused.values():
+            log.error("a status of the rollout is refused: %s", reason)
+        append_encoded(self._bus, "status", entries)
 
     def _next(self) -> list[RolloutStatus]:
         """Wait until there are queued records or a repeat is due, and return these; [] once the

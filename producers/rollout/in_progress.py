@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec.structs import replace
 
 from rollstream.errors import DecodeError, EngineRefused
+from rollstream.producers.agents.episode import unusable_chain
 from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.chain import (
@@ -28,6 +30,8 @@ from rollstream.producers.rollout.ended_turns import ContinuedTurn, EndedTurns
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.streams.admissible import TrainingBounds, refusal
+from rollstream.streams.codec import encoding_problem
+from rollstream.streams.foreign_text import clean_text
 from rollstream.streams.records import Assignment, Trajectory
 
 log = logging.getLogger(__name__)
@@ -143,11 +147,14 @@ class InProgress:
         if _attempt_of(assignment) not in self.chains:
             self._read_chains([assignment])
         found = self.chains.pop(_attempt_of(assignment))
-        if isinstance(found, DecodeError):
-            self.broken_chains += 1
-            log.warning("%s restarts from its prompt: %s", assignment.trajectory, found)
-            return None
-        return found
+        if isinstance(found, ChainContent):
+            reason = unusable_chain(found) if self.agents is not None else _turns_of_none(found)
+            if not reason:
+                return found
+            found = DecodeError(reason)
+        self.broken_chains += 1
+        log.warning("%s restarts from its prompt: %s", assignment.trajectory, found)
+        return None
 
     def _can_resume(self, running: RunningTrajectory) -> bool:
         """Submit the trajectory with the content of its chain. Returns False, with a warning, if
@@ -244,8 +251,10 @@ class InProgress:
 
     def collect_outcomes(self) -> None:
         """Take the outcomes of ended turns: finished trajectories move to `done`, and trajectories
-        with a reply continue in the next free slot.
+        with a reply continue in the next free slot. A trajectory whose partial was refused ends.
         """
+        for running, reason in self.publisher.take_refused():
+            self._end_refused(running, reason)
         for decided in self.ended_turns.poll():
             if isinstance(decided, ContinuedTurn):
                 self._continue(decided)
@@ -266,15 +275,33 @@ class InProgress:
             self.publisher.partials([*self.running.values(), *self.parked.values()])
         self.publisher.give_up(())
 
+    def _end_refused(self, running: RunningTrajectory, reason: str) -> None:
+        """End a trajectory of which a partial cannot be in the log: no other rollout could resume
+        it. One that has ended meanwhile, or runs again under another attempt, is left alone.
+        """
+        name = running.assignment.trajectory
+        if self.agents is not None:
+            episode = self.agents.open.get(name)
+            here = running if episode is None and running.leaving else episode and episode.running
+            if here is not running:
+                return
+        elif self._here(name) not in (None, running):
+            return
+        self.drop(name)
+        self.done.append(self.ended_turns.dead_record(running, f"partial: {reason}"))
+
     def _admissible(self, record: Trajectory) -> Trajectory:
-        """Return the record or, if the trainer would refuse it, a dead one with the reason
-        (invariant 12).
+        """Return the record or, if the trainer would refuse it or it cannot be encoded, a dead one
+        with the reason (invariant 12).
         """
         refused = None if record.finish == "dead" else refusal(record, self.bounds)
-        if refused is None:
-            return record
-        log.warning("%s died: %s", record.trajectory, refused)
-        return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
+        if refused is not None:
+            log.warning("%s died: %s", record.trajectory, refused)
+            record = replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
+        if problem := encoding_problem(record):
+            log.error("%s died: its record cannot be encoded: %s", record.trajectory, problem)
+            return _bare_failure(record, problem)
+        return record
 
     def _here(self, trajectory: str) -> RunningTrajectory | None:
         return self.running.get(trajectory) or self.parked.get(trajectory)
@@ -313,6 +340,44 @@ class InProgress:
         except EngineRefused as error:  # the environment's error ends one sample
             self.engine.abort(decided.trajectory)
             self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
+
+
+def _bare_failure(record: Trajectory, problem: str) -> Trajectory:
+    """Return the failure of a trajectory whose record cannot be encoded, with what its assignment
+    states and its tokens alone: the assignment was decoded, so it can be encoded.
+    """
+    bare = replace(
+        record,
+        finish="dead",
+        reason=clean_text(f"{record.reason}; {problem}" if record.reason else problem),
+        reward=None,
+        scores=None,
+        environment="",
+        failures=tuple(map(clean_text, record.failures)),
+        waiting_s=None,
+        turns=(),
+        branches=(),
+        abandoned=(),
+    )
+    if not encoding_problem(bare):
+        return bare
+    return replace(
+        bare,
+        tokens=np.empty(0, np.uint32),
+        sources=np.empty(0, np.uint8),
+        logprobs=np.empty(0, np.float32),
+        spans=(),
+        drafts=None,
+        failures=(),
+        reason="its record cannot be encoded",
+    )
+
+
+def _turns_of_none(content: ChainContent) -> str:
+    """Return why a chain cannot be that of an answer to a prompt, which has neither turns nor
+    branches of an agent; "" if it can.
+    """
+    return "it has turns of an agent" if content.turns or content.branches else ""
 
 
 def _attempt_of(assignment: Assignment) -> AttemptKey:

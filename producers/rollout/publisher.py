@@ -1,6 +1,6 @@
 """Publishes all records of a rollout (trajectories, partials, status, applied versions), and
-collects its metrics. `RolloutPublisher` makes the records; `BackgroundSender` appends them to the
-log in a thread of its own, so that decoding does not wait for the log.
+counts what its metrics show. `RolloutPublisher` makes the records; `BackgroundSender` appends them
+to the log in a thread of its own, so that decoding does not wait for the log.
 
 A trajectory may be published twice, by this rollout and by its dead predecessor. That does no harm:
 readers count only the first completion (invariant 2), and resume only from the chain of partials
@@ -10,22 +10,21 @@ that an assignment names.
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram, MetricValue, MetricValues
+from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
 from rollstream.producers.engines.base import DraftStats, EngineStats
 from rollstream.producers.rollout.heartbeat import Health, Heartbeat, StatusSchedule
 from rollstream.producers.rollout.read_back import ReadBackResult
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.settings import RolloutSettings
-from rollstream.streams.bus import Bus
+from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.records import Applied, Partial, RolloutStatus, Trajectory
 from rollstream.streams.values import Address, Version
-from rollstream.streams.writer import KeyedRecord, publish_all
+from rollstream.streams.writer import KeyedRecord, append_encoded, encode_each
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,10 @@ GATHER_S = 0.1  # pause between two rounds: records sent meanwhile share an appe
 
 OnPublished = Callable[[list[Address]], None]
 """Is called with the addresses of the records once they are durable, in the sender's thread."""
+OnRefused = Callable[[int, str], None]
+"""Is called with the index of a record that cannot be in the log, and the reason, in the sender's
+thread. The records of the same call, and `on_published`, continue without it.
+"""
 
 
 class RecordSender(Protocol):
@@ -45,9 +48,11 @@ class RecordSender(Protocol):
         records: Sequence[KeyedRecord],
         on_published: OnPublished | None = None,
         is_urgent: bool = False,
+        on_refused: OnRefused | None = None,
     ) -> None:
         """Publish the records, in this order and behind earlier ones of the topic. May return
-        before they are durable. Urgent ones are not held back to share an append with others.
+        before they are durable. Urgent ones are not held back to share an append with others. A
+        record that cannot be encoded, or is too large, is refused: all others are published.
         """
         ...
 
@@ -61,12 +66,14 @@ class _QueuedRecords:
     topic: str
     records: Sequence[KeyedRecord]
     on_published: OnPublished | None
+    on_refused: OnRefused | None
 
 
 class BackgroundSender:
     """Implements `RecordSender` with a thread, because over a network an acknowledgement takes
     longer than one poll of the engine. If an append fails, the thread ends, and every later call of
-    `send` or `flush` raises its error.
+    `send` or `flush` raises its error. A record that the log cannot hold is no such failure: it is
+    refused and logged.
 
     Queued records are lost if the process dies, as are tokens that the engine has not emitted yet.
     A caller may rely on a record only after `on_published` has received its address.
@@ -87,11 +94,12 @@ class BackgroundSender:
         records: Sequence[KeyedRecord],
         on_published: OnPublished | None = None,
         is_urgent: bool = False,
+        on_refused: OnRefused | None = None,
     ) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._count() < RECORDS_MAX)
             self._check()
-            self._waiting.append(_QueuedRecords(topic, records, on_published))
+            self._waiting.append(_QueuedRecords(topic, records, on_published, on_refused))
             self._has_urgent = self._has_urgent or is_urgent
             self._changed.notify_all()
 
@@ -130,19 +138,28 @@ class BackgroundSender:
                 self._failed = error
                 self._changed.notify_all()
 
-    def _post(self, letters: Sequence[_QueuedRecords]) -> None:
+    def _post(self, batches: Sequence[_QueuedRecords]) -> None:
         """Publish with one append per topic, and call each `on_published`."""
         by_topic: dict[str, list[_QueuedRecords]] = {}
-        for queued in letters:
+        for queued in batches:
             by_topic.setdefault(queued.topic, []).append(queued)
         for topic, together in by_topic.items():
-            records = [record for queued in together for record in queued.records]
-            addresses = publish_all(self._bus, topic, records)
-            for queued in together:
-                count = len(queued.records)
-                if queued.on_published is not None:
+            encoded = [self._encoded(queued) for queued in together]
+            addresses = append_encoded(self._bus, topic, [e for part in encoded for e in part])
+            for queued, entries in zip(together, encoded, strict=True):
+                count = len(entries)
+                if queued.on_published is not None and count:
                     queued.on_published(addresses[:count])
                 addresses = addresses[count:]
+
+    def _encoded(self, queued: _QueuedRecords) -> list[AppendEntry]:
+        """Return the records that the log can hold as bytes; the others are refused."""
+        entries, refused = encode_each(self._bus, queued.topic, queued.records)
+        for index, reason in refused.items():
+            log.error("a record of %s is refused: %s", queued.topic, reason)
+            if queued.on_refused is not None:
+                queued.on_refused(index, reason)
+        return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +196,13 @@ class RolloutPublisher:
     clock: Callable[[], float] = time.time
     last_status: RolloutStatus | None = None
     finishes: Counter[str] = field(default_factory=Counter[str])
+    refused: Counter[str] = field(default_factory=Counter[str])
+    """Records that the log cannot hold, by topic."""
     apply_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
     _given_up: list[RunningTrajectory] = field(default_factory=list[RunningTrajectory])
+    _refused: "deque[tuple[RunningTrajectory, str]]" = field(
+        default_factory=lambda: deque[tuple[RunningTrajectory, str]]()
+    )
     batch_max: int | None = None
     """The engine's B_max, the most rows at which one more is nearly free in a decode step; None:
     the number of its slots.
@@ -199,7 +221,12 @@ class RolloutPublisher:
         if done:
             finishes = [t.finish for t in done]
             records = [(str(t.group), t) for t in done]
-            self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
+            self.sender.send(
+                "trajectories",
+                records,
+                lambda _: self.finishes.update(finishes),
+                on_refused=self._counted("trajectories"),
+            )
 
     def partials(self, running: Sequence[RunningTrajectory]) -> None:
         """Publish the partials that are due: a trajectory has `partial_tokens` new tokens, or any
@@ -211,9 +238,15 @@ class RolloutPublisher:
             return
         self._send(due, [each.take_partial(self.name, self.term, now) for each in due])
 
-    def episode(self, running: RunningTrajectory, on_durable: Callable[[], None]) -> None:
-        """Publish at once what an episode of an agent gained: a turn, or its reward. `on_durable`
-        is called in the sender's thread when the log has acknowledged it.
+    def episode(
+        self,
+        running: RunningTrajectory,
+        on_durable: Callable[[], None],
+        on_refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Publish at once what an episode of an agent gained: a turn, or its reward. In the
+        sender's thread `on_durable` is called when the log has acknowledged it, or `on_refused`
+        with the reason why the log cannot hold it, which ends the episode.
         """
         record = running.take_partial(self.name, self.term, self.clock())
 
@@ -221,16 +254,48 @@ class RolloutPublisher:
             running.partial_published(addresses[0])
             on_durable()
 
-        self.sender.send("partials", [(record.trajectory, record)], on_published, is_urgent=True)
+        def refuse(_: int, reason: str) -> None:
+            self._refuse(running, reason)
+            on_refused(reason)
+
+        self.sender.send(
+            "partials",
+            [(record.trajectory, record)],
+            on_published,
+            is_urgent=True,
+            on_refused=refuse,
+        )
+
+    def _refuse(self, running: RunningTrajectory, reason: str) -> None:
+        """Note, in the sender's thread, that a partial of the trajectory cannot be in the log."""
+        self.refused["partials"] += 1
+        self._refused.append((running, reason))
+
+    def _counted(self, topic: str) -> OnRefused:
+        """Return what counts the refused records of a topic."""
+        return lambda index, reason: self.refused.update([topic])
+
+    def take_refused(self) -> list[tuple[RunningTrajectory, str]]:
+        """Return the trajectories of which a partial was refused since the last call, with the
+        reason: their chain cannot continue, so they end.
+        """
+        taken: list[tuple[RunningTrajectory, str]] = []
+        while self._refused:
+            taken.append(self._refused.popleft())
+        return taken
 
     def _send(self, due: Sequence[RunningTrajectory], records: Sequence[Partial]) -> None:
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
+        published = dict(enumerate(due))
+
+        def on_refused(index: int, reason: str) -> None:
+            self._refuse(published.pop(index), reason)
 
         def on_published(addresses: list[Address]) -> None:
-            for trajectory, address in zip(due, addresses, strict=True):
+            for trajectory, address in zip(published.values(), addresses, strict=True):
                 trajectory.partial_published(address)
 
-        self.sender.send("partials", entries, on_published)
+        self.sender.send("partials", entries, on_published, on_refused=on_refused)
 
     def give_up(self, running: Sequence[RunningTrajectory]) -> None:
         """Publish the last partial of these trajectories, which other rollouts may then resume. A
@@ -268,7 +333,7 @@ class RolloutPublisher:
             time_s=self.clock(),
             compared=count,
         )
-        self.sender.send("applied", [(self.name, record)])
+        self.sender.send("applied", [(self.name, record)], on_refused=self._counted("applied"))
         self.apply_s.add(verdict.seconds)
 
     def status(self, condition: RolloutCondition, stats: EngineStats) -> None:
@@ -302,7 +367,8 @@ class RolloutPublisher:
             parked_max=condition.parked_max,
         )
         if self.heartbeat is None:
-            self.sender.send("status", [(f"{self.name}/{self.term}", record)])
+            key = f"{self.name}/{self.term}"
+            self.sender.send("status", [(key, record)], on_refused=self._counted("status"))
         else:
             self.heartbeat.send(record)
         self.last_status, self.drafts = record, stats.drafts
@@ -328,59 +394,3 @@ class RolloutPublisher:
     def _is_due(self, running: RunningTrajectory, now_s: float) -> bool:
         late = now_s - running.flushed_s >= self.settings.partial_s
         return late or running.unpublished >= self.settings.partial_tokens
-
-
-FINISHES = ("stop", "length", "dead")  # how a trajectory can end
-
-
-def rollout_metrics(
-    publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
-) -> MetricValues:
-    """Return the rollout's metrics. `judged` is the number of trajectories that wait for a reward
-    or for the environment's reply, `oldest_s` the age of the oldest running trajectory in seconds.
-    """
-    newest = follower.newest
-    values: dict[str, MetricValue] = {
-        "rollout_term": publisher.term,
-        "rollout_trajectories_total": {name: publisher.finishes[name] for name in FINISHES},
-        "rollout_rewards_outstanding": judged,
-        "rollout_oldest_trajectory_age_seconds": max(0.0, oldest_s),
-        "rollout_version_newest": 0 if newest is None else newest.version.number,
-        "rollout_fetched_bytes_total": follower.fetched_bytes,
-        "rollout_fetch_seconds": follower.fetch_s,
-        "rollout_apply_seconds": publisher.apply_s,
-    }
-    values.update(_draft_metrics(publisher.drafts))
-    if publisher.last_status is not None:
-        values.update(_status_metrics(publisher.last_status))
-    return values
-
-
-def _draft_metrics(drafts: DraftStats) -> MetricValues:
-    return {
-        "rollout_draft_tokens_total": {"guessed": drafts.proposed, "right": drafts.accepted},
-        "rollout_draft_lookups_total": {"asked": drafts.asked, "found": drafts.found},
-        "rollout_draft_lookup_seconds_total": drafts.lookup_s,
-        "rollout_draft_passes_total": drafts.passes,
-        "rollout_draft_rows_total": drafts.rows,
-        "rollout_draft_gained_tokens_total": drafts.gained,
-        "rollout_draft_changes_total": drafts.changes,
-    }
-
-
-def _status_metrics(status: RolloutStatus) -> MetricValues:
-    return {
-        "rollout_slots": status.slots,
-        "rollout_running": status.running,
-        "rollout_waiting": status.waiting,
-        "rollout_parked": status.parked,
-        "rollout_kv_used_tokens": status.kv_used,
-        "rollout_kv_capacity_tokens": status.kv_capacity,
-        "rollout_version_held": status.version.number,
-        "rollout_quota_left": status.quota_left,
-        "rollout_health": {status.health: 1},
-        "rollout_tokens_per_second": status.tokens_per_s,
-        "rollout_tokens_generated_total": status.tokens_total,
-        "rollout_idle_seconds_total": status.idle_s,
-        "rollout_busy_seconds_total": status.busy_s,
-    }

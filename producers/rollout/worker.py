@@ -27,11 +27,8 @@ from rollstream.producers.rollout.assignments import (
 from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Health
 from rollstream.producers.rollout.in_progress import InProgress
-from rollstream.producers.rollout.publisher import (
-    RolloutCondition,
-    RolloutPublisher,
-    rollout_metrics,
-)
+from rollstream.producers.rollout.loop_metrics import rollout_metrics
+from rollstream.producers.rollout.publisher import RolloutCondition, RolloutPublisher
 from rollstream.producers.rollout.tail_filling import TailFilling
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.settings import RolloutSettings

@@ -1,17 +1,17 @@
 """Verifiers of the task `dataset` that run the program of an answer: `task.options.verifier =
 "rollstream.producers.sandbox.grading:passes_tests"` (docs/how-to/run-code-in-a-sandbox.md).
 
-Each test runs in a clean sandbox of its own, never in one that an episode used. What is expected is
-compared outside of it and never enters it, so a program can neither read nor change it.
+Each test runs in a clean sandbox of its own, never in one that an episode used. The expected output
+is compared outside of it and never enters it, so a program can neither read nor change it.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
 
+from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.sandbox.base import SandboxResult
 from rollstream.producers.sandbox.factory import LANGUAGES, run
 from rollstream.producers.tasks.base import Score
@@ -115,8 +115,8 @@ def _returns(result: SandboxResult, test: ProgramTest) -> bool:
     """Whether the last line that was printed is the JSON of the expected value."""
     lines = result.text.strip().splitlines()
     try:
-        return bool(lines) and json.loads(lines[-1]) == test.returns
-    except (ValueError, RecursionError):
+        return bool(lines) and parse_loose_json(lines[-1]) == test.returns
+    except ValueError:
         return False
 
 

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rollstream.deadline import Deadline
+from rollstream.foreign_json import parse_json
 from rollstream.producers.sandbox.base import (
     KILLED,
     NOT_STARTED,
@@ -201,7 +202,7 @@ class ConfinedProcess(ClosedAfterBlock):
             found += piece
         for line in reversed(found.splitlines()):
             with suppress(ValueError):
-                code = json.loads(line).get("exit-code")
+                code = parse_json(line, dict[str, Any]).get("exit-code")
                 return None if code is None else int(code)
         return None
 

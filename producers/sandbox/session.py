@@ -6,7 +6,6 @@ bytes and in time, and one that breaks the protocol ends the sandbox. The back e
 `docker` differ only in how they start that process.
 """
 
-import json
 import os
 import select
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from rollstream.deadline import Deadline
+from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.sandbox import inside
 from rollstream.producers.sandbox.base import (
     ENVIRONMENT,
@@ -157,8 +157,8 @@ class SandboxSession(ClosedAfterBlock):
             raise self._broken("its answer is too large")
         text, body = self._exactly(header_size, deadline), self._exactly(body_size, deadline)
         try:
-            header = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            header: object = parse_loose_json(text)
+        except ValueError as error:
             raise self._broken(f"its answer is not JSON ({error})") from error
         if not isinstance(header, dict):
             raise self._broken("its answer is not an object")

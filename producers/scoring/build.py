@@ -44,9 +44,21 @@ def check_scoring(scoring: ScoringSettings, environment: Mapping[str, str] = os.
     it needs. A scorer calls it before it waits for the run's model: a wrong name ends it at once.
     """
     if scoring.function in SERVICES:
-        service_plan(scoring, environment)
+        check_service(scoring, environment)
     elif scoring.function and not scoring.holds_reference:
         load_function(scoring.function)
+
+
+def check_service(scoring: ScoringSettings, environment: Mapping[str, str] | None) -> None:
+    """Raise `ConfigurationError` for a service without what it needs. Without an `environment` the
+    scorers run elsewhere, where its key is.
+    """
+    if scoring.function == "judge":
+        _judge_request(scoring)
+    service = scoring.service
+    if environment is None and service.key_env is not None:
+        environment = {service.key_env: "elsewhere"}
+    service_plan(scoring, environment or {})
 
 
 def window_size(scoring: ScoringSettings, per_process: int) -> int:
@@ -95,6 +107,11 @@ def _judge_request(scoring: ScoringSettings) -> JudgeRequest:
     if groups != 1:
         raise ConfigurationError(
             f"scoring.judge.pattern has {groups} groups; it needs one, which is the number"
+        )
+    if "{answer}" not in judge.prompt:
+        raise ConfigurationError(
+            "scoring.judge.prompt has no {answer}, so the judge would see no answer; the others "
+            "that are replaced are {prompt} and {reference}"
         )
     return JudgeRequest(
         judge.model,

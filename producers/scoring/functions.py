@@ -12,7 +12,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from rollstream.import_path import find_callable
+from rollstream.import_path import find_function
 from rollstream.producers.tasks.base import Turns
 
 
@@ -63,6 +63,6 @@ pool handles both.
 
 def load_function(path: str) -> ScoringFunction:
     """Return the function at the import path `module:function`. Raises `ConfigurationError` if it
-    does not exist.
+    does not exist or does not take one argument.
     """
-    return cast(ScoringFunction, find_callable(path, "scoring.function"))
+    return cast(ScoringFunction, find_function(path, "scoring.function", ("finished",)))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.scoring.functions import Finished
 
 JUDGED_MAX = 1 << 16  # characters of a judge's text that are searched
@@ -145,6 +146,6 @@ def _encoded(value: object) -> bytes:
 
 def _decoded(body: bytes) -> object:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return parse_loose_json(body)
+    except ValueError as error:
         raise UnreadableAnswer(f"not JSON: {error}"[:200]) from None

@@ -4,7 +4,7 @@ A `Scorer` keeps a window of trajectories open: it has them scored by the task's
 function of the user or by a service, publishes the annotations of each as they come, and reads the
 next ones as there is room, so a slow score holds no other. It commits up to the oldest open one.
 Scorers share the partitions of `trajectories` as a consumer group. After a kill the successor reads
-from there again and scores what is not in the log yet (`recorded.py`); of several annotations of a
+from there again and scores what the log lacks (`recorded.py`); of several annotations of a
 (trajectory, name) the first counts, so none is lost or counted twice. One that counts describes the
 tokens that are trained (`first_completions`).
 """
@@ -28,8 +28,9 @@ from rollstream.producers.tasks.base import Turns, turns_of
 from rollstream.streams.admissible import NUMBER_MAX, is_bounded_number
 from rollstream.streams.bus import Bus, GroupReader, Message
 from rollstream.streams.codec import decode
+from rollstream.streams.foreign_text import clean_text
 from rollstream.streams.records import PROMPT, Annotation, Trajectory
-from rollstream.streams.writer import KeyedRecord, publish_all
+from rollstream.streams.writer import KeyedRecord, append_encoded, encode_each
 
 UNNAMED_SCORE = ""  # name of the score in a verdict if a function returns one number
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ def _annotation(
         is_wide = bool(np.isfinite(array).all())
         kind = f"beyond ±{NUMBER_MAX:g}" if is_wide else "not a 32-bit number"
         array, reason = np.empty(0, np.float32), f"{values[name]:g} is {kind}"
-    return Annotation(record.trajectory, record.group, name, array, scorer, reason)
+    return Annotation(record.trajectory, record.group, name, array, scorer, clean_text(reason))
 
 
 @dataclass(slots=True)
@@ -285,8 +286,11 @@ class Scorer:
                 log.warning("%s is not scored: %s", record.trajectory, outcome.reason)
             entries += [(str(record.group), a) for a in annotations(record, outcome, self.writes)]
         if entries:
-            publish_all(self.bus, "annotations", entries)
-            self.counts["annotations"] += len(entries)
+            encoded, refused = encode_each(self.bus, "annotations", entries)
+            for reason in refused.values():
+                log.error("an annotation is refused: %s", reason)
+            append_encoded(self.bus, "annotations", encoded)
+            self.counts["annotations"] += len(encoded)
         for trajectory, _ in decided:
             del self._open[trajectory]
             self._is_ahead = True

@@ -19,6 +19,8 @@ from queue import SimpleQueue
 import httpx2
 
 from rollstream.deadline import Deadline
+from rollstream.errors import ConfigurationError
+from rollstream.http_proxies import may_use_proxy
 from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
 from rollstream.producers.scoring.functions import Finished, TrajectoryFacts
 from rollstream.producers.scoring.requests import ScoreRequest, UnreadableAnswer
@@ -86,7 +88,15 @@ class ServicePool:
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(plan.concurrency, "score")
         limits = httpx2.Limits(max_connections=plan.concurrency)
-        self._client = httpx2.Client(limits=limits, follow_redirects=False)
+        try:
+            self._client = httpx2.Client(
+                limits=limits, follow_redirects=False, trust_env=may_use_proxy(plan.url)
+            )
+        except (ImportError, ValueError) as error:  # SOCKS without its package, a scheme
+            raise ConfigurationError(
+                f"the proxy that the environment names for {plan.url} cannot be used ({error}): "
+                "correct http_proxy, https_proxy or all_proxy, or name the host in no_proxy"
+            ) from None
         # At INFO httpx2 logs every request, with its URL.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
 

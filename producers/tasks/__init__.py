@@ -2,10 +2,11 @@
 
 `base` is the contract, `registry` builds a task by its name or from your own module. Built in:
 `remainder` (arithmetic), `automaton` (answers of unlike lengths), `scripted` (several turns, and
-prompts without content), `dataset` (a file of `rows`), `gym` (reasoning_gym), `tool_dialogue` (the
-tools of an MCP server, by `tool_server`) and `mixture` (several tasks by weight). Tasks of text use
-`text` with `text_tokenizer`, or with `trained_tokenizer` from scratch; the others use
-`character_tokenizer`. `tool_calls` finds the calls of tools in an answer.
+prompts without content), `dataset` (files, read by `row_files` and `dataset_rows`, and looked at
+before a run by `dataset_survey`), `gym` (reasoning_gym), `tool_dialogue` (the tools of an MCP
+server, by `tool_server`) and `mixture` (several tasks by weight). Tasks of text use `text` with
+`text_tokenizer`, or with `trained_tokenizer` from scratch; the others use `character_tokenizer`.
+`tool_calls` finds the calls of tools in an answer.
 """
 
 from typing import TYPE_CHECKING

@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.producers.tasks.base import (
     STYLE_PREFIX,
     Document,
@@ -136,13 +136,13 @@ class Automaton:
         return self._make_prompt(self._training_questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the first `count` held-out prompts of a fixed order. Raises `ConfigurationError`
+        """Return the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
         if there are fewer.
         """
         most = len(self._splits["held_out"])
         if count > most:
-            raise ConfigurationError(
-                f"evaluation.prompts = {count}: automaton holds out {most}; ask for no more"
+            raise TooFewHeldOut(
+                f"evaluation.prompts = {count}: automaton holds out {most}; ask for no more", most
             )
         return [self._make_prompt(one, 0) for one in self._spread("held_out", count)]
 

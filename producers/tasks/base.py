@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from pathlib import Path
+from threading import Event
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rollstream.errors import ConfigurationError, TooFewHeldOut
+from rollstream.storage.skipped_rows import SkippedRecord
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import Sources, Tokens
 
@@ -30,6 +33,8 @@ generated, …
 """
 Option = int | float | bool | str | list[int | float | bool | str]
 """A value in the table `[task.options]` of the configuration, which the task is built from."""
+TemplateValue = int | float | bool | str
+"""A value of a variable of the chat template (`task.template_values`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class Task(Protocol):
 
     def held_out(self, count: int) -> list[TaskPrompt]:
         """Return the first `count` prompts of a fixed list that shares no prompt with a training
-        order or a warm-up document.
+        order or a warm-up document. Raises `TooFewHeldOut` if there are fewer.
         """
         ...
 
@@ -144,6 +149,50 @@ class Environment(Protocol):
         its previous reply in this dialogue, "" at first.
         """
         ...
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A task whose prompts are rows of files, some of which it may skip (`dataset.py`)."""
+
+    def read_rows(self) -> None:
+        """Read the files, unless they were read. Raises `ConfigurationError` if too many rows are
+        bad.
+        """
+        ...
+
+    def count_long_rows(self, stop: Event) -> None:
+        """Count the tokens of all rows that may be too long, the longest first, until `stop` is
+        set, so that too long ones are known before their turn. Raises `ConfigurationError` if too
+        many are.
+        """
+        ...
+
+    def skipped_rows(self) -> Sequence[SkippedRecord]:
+        """Return how many rows of each data set were read, and which are skipped as far as that is
+        known; () before the files were read.
+        """
+        ...
+
+
+def held_out_count(task: Task, asked: int, is_set: bool) -> int:
+    """Return how many held-out prompts an evaluation asks: `asked`, or all that there are if these
+    are fewer and nobody set the number (`is_set`). Raises `ConfigurationError` with both numbers if
+    it was set.
+    """
+    while True:
+        try:
+            count = len(task.held_out(asked))
+        except TooFewHeldOut as error:
+            if is_set:
+                raise
+            asked = min(error.available, asked - 1)
+            continue
+        if count < asked and is_set:
+            raise ConfigurationError(
+                f"evaluation.prompts: {asked} asked for, task {task.name!r} holds out {count}"
+            )
+        return min(count, asked)
 
 
 def is_asynchronous(task: Task) -> bool:
@@ -188,6 +237,10 @@ def _permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
+class UnusableScore(TypeError):
+    """Raised for what a user's verifier returned, if it is no score; the message names it."""
+
+
 class PlainPart(msgspec.Struct, frozen=True):
     """Holds the settings of one part of a mixture (`PartSettings`) without validation."""
 
@@ -221,6 +274,9 @@ class PlainTask(msgspec.Struct, frozen=True):
     parts: tuple[PlainPart, ...]
     template: Literal["chat", "plain"]
     system: str
+    template_values: dict[str, TemplateValue]
+    template_date: str | None
+    verifier_text: Literal["plain", "special", "opened"]
     tokenizer: str | None
     reward_timeout_s: float
     reply_timeout_s: float

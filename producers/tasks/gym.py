@@ -19,7 +19,7 @@ from zlib import crc32
 
 import xxhash
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.import_path import nearest
 from rollstream.producers.tasks.base import Document, Score, TaskPrompt, Turns
 from rollstream.producers.tasks.text import TaskText
@@ -151,13 +151,14 @@ class Gym:
             if entry["question"] in found or not _is_held_out(entry):
                 continue
             tokens = self._text.prompt(entry["question"])
-            if self._text.fits(tokens):
+            if not self._text.length_fault(tokens):
                 found[entry["question"]] = TaskPrompt(tokens, json.dumps(pack(entry)))
             if len(found) == count:
                 return list(found.values())
-        raise ConfigurationError(
+        raise TooFewHeldOut(
             f"evaluation.prompts: {count} asked for, {self._dataset} with these parameters holds "
-            f"out {len(found)} different questions; ask for no more{self._limit()}"
+            f"out {len(found)} different questions; ask for no more{self._limit()}",
+            len(found),
         )
 
     def _training(self, stream: str, position: int) -> tuple[Mapping[str, Any], tuple[int, ...]]:
@@ -169,7 +170,7 @@ class Gym:
             if _is_held_out(entry):
                 continue
             tokens = self._text.prompt(entry["question"])
-            if self._text.fits(tokens):
+            if not self._text.length_fault(tokens):
                 return entry, tokens
         raise ConfigurationError(
             f"{self._dataset} with these parameters: {ATTEMPTS} questions in a row for position "

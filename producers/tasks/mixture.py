@@ -5,6 +5,7 @@ gives the prompt there, and the prompt's position in the part's own order. The r
 prompt names its part, which later judges the answer. All parts share one tokenizer.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +13,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from inspect import isawaitable
 from math import gcd, lcm
+from threading import Event
 from typing import cast
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.producers.tasks.base import (
     Document,
     Environment,
     Prepared,
+    ReadsRows,
     Reply,
     Score,
     Task,
@@ -28,6 +31,7 @@ from rollstream.producers.tasks.base import (
     Turns,
     is_asynchronous,
 )
+from rollstream.storage.skipped_rows import SkippedRecord
 
 CYCLE_MAX = 10_000  # most prompts after which the order of parts repeats
 _PROBE = "".join(map(chr, range(32, 127)))  # equal tokenizers encode it equally
@@ -146,6 +150,16 @@ class TaskMixture:
         self._cycle = MixtureCycle([part.weight for part in parts])
 
     @property
+    def tasks(self) -> list[Task]:
+        """Return the tasks of the parts."""
+        return [part.task for part in self._parts]
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the labels of the parts, in the order of `tasks`."""
+        return [part.label for part in self._parts]
+
+    @property
     def stop(self) -> tuple[int, ...]:
         """Return the stop tokens of all parts. Each prompt has those of its own part."""
         return tuple(sorted({token for part in self._parts for token in part.task.stop}))
@@ -159,10 +173,12 @@ class TaskMixture:
         return _labelled(part, part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return `count` held-out prompts of the parts, mixed as the training prompts are."""
+        """Return `count` held-out prompts of the parts, mixed as the training prompts are. Raises
+        `TooFewHeldOut` if a part has fewer than its share.
+        """
         order = [self._cycle.at(place) for place in range(count)]
         wanted = Counter(at.part for at in order)
-        lists = {number: self._held_out(self._parts[number], n) for number, n in wanted.items()}
+        lists = {number: self._held_out(number, n) for number, n in wanted.items()}
         return [lists[at.part][at.place] for at in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
@@ -186,6 +202,20 @@ class TaskMixture:
         part, own = self._part_of(reference)
         return part.judge(own, turns)
 
+    def read_rows(self) -> None:
+        for part in self._row_parts():
+            part.read_rows()
+
+    def count_long_rows(self, stop: Event) -> None:
+        for part in self._row_parts():
+            part.count_long_rows(stop)
+
+    def skipped_rows(self) -> list[SkippedRecord]:
+        return [record for part in self._row_parts() for record in part.skipped_rows()]
+
+    def _row_parts(self) -> list[ReadsRows]:
+        return [part.task for part in self._parts if isinstance(part.task, ReadsRows)]
+
     def _part_of(self, reference: str) -> tuple[Task, str]:
         """Return the task of the part that a mixture's reference names, and the part's own
         reference.
@@ -193,9 +223,14 @@ class TaskMixture:
         packed = json.loads(reference)
         return self._tasks[packed["part"]], packed["of"]
 
-    def _held_out(self, part: MixturePart, count: int) -> list[TaskPrompt]:
+    def _held_out(self, number: int, count: int) -> list[TaskPrompt]:
+        part = self._parts[number]
         try:
             return [_labelled(part, prompt) for prompt in part.task.held_out(count)]
+        except TooFewHeldOut as error:
+            most = next(n for n in itertools.count()
+                        if self._cycle.at(n) == PartPosition(number, error.available))  # fmt: skip
+            raise TooFewHeldOut(f"task.parts: {part.label}: {error}", most) from error
         except ConfigurationError as error:
             raise ConfigurationError(f"task.parts: {part.label}: {error}") from error
 

@@ -8,7 +8,8 @@ name or option raises `ConfigurationError`, which names the setting and the wron
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -45,12 +46,42 @@ def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | Non
     `settings.tokenizer` is the folder of a text task's tokenizer; None selects the built-in
     byte-level tokenizer. A task of texts refuses or skips prompts longer than `prompt_tokens_max`.
     """
-    folder = Path(settings.tokenizer) if settings.tokenizer is not None else None
+    folder = Path(settings.tokenizer).expanduser() if settings.tokenizer is not None else None
+    if settings.template == "plain" and settings.template_values:
+        raise ConfigurationError(
+            'task.template_values are variables of a chat template: set task.template = "chat", or '
+            "remove them"
+        )
     tokenizer = TextTokenizer(folder)
-    text = TaskText(tokenizer, settings.template, settings.system, prompt_tokens_max)
+    tokenizer.template_values = settings.template_values
+    tokenizer.template_date = settings.template_date or ""
+    text = TaskText(
+        tokenizer, settings.template, settings.system, prompt_tokens_max, settings.verifier_text
+    )
     if settings.name != MIXTURE:
         return _build(settings.name, settings.options, text, "task")
     return mix([_part(part, text, place) for place, part in enumerate(settings.parts)])
+
+
+def largest_token(task: Task, tokens: Sequence[int]) -> int:
+    """Returns the largest token number of the task's tokenizer, of its stop tokens and of `tokens`,
+    those of some prompts. Tokens that were added to a tokenizer (padding, images) do not count
+    until they are used: a model may lack room for them.
+    """
+    tokenizer = task.tokenizer()
+    size = tokenizer.size
+    if isinstance(tokenizer, TextTokenizer):
+        size = max(tokenizer.light.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+    return max(size - 1, *task.stop, *tokens)
+
+
+def too_few_tokens(path: str, size: int, task: str, largest: int) -> ConfigurationError:
+    """Returns the error for a model of `size` tokens that lacks those of the task."""
+    return ConfigurationError(
+        f"model.path: {path!r} has {size} tokens, and the tokenizer of task {task!r} uses ids up "
+        f"to {largest}: it belongs to another model; a text task uses the model's own if "
+        "task.tokenizer is not set"
+    )
 
 
 def task_paths(settings: "TaskSettings | PlainTask") -> tuple[str, ...]:
@@ -72,7 +103,12 @@ def _part(settings: "PartSettings | PlainPart", text: TaskText, place: int) -> M
     where = f"task.parts[{place}]"
     if settings.name == MIXTURE:
         raise ConfigurationError(f"{where}.name: a mixture cannot be a part of a mixture")
-    task = _build(settings.name, settings.options, text, where)
+    own_text = copy(text)  # the tokenizer stays one object
+    own_text.options_where = f"{where}.options"
+    try:
+        task = _build(settings.name, settings.options, own_text, where)
+    except ConfigurationError as error:  # a task of its own knows its options by the usual name
+        raise ConfigurationError(str(error).replace("task.options", f"{where}.options")) from error
     label = settings.label or settings.options.get("dataset") or settings.name.rpartition(":")[2]
     return MixturePart(str(label), settings.weight, task)
 
@@ -99,6 +135,11 @@ def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str)
             f"{where}.name = {name!r} gave a {type(task).__name__} without {', '.join(missing)}; "
             "a task has all of rollstream.producers.tasks.base.Task"
         )
+    for member in ("prompt", "held_out", "judge"):
+        if inspect.iscoroutinefunction(getattr(task, member)):
+            raise ConfigurationError(
+                f"{where}.name = {name!r}: {member}() is an `async def`; only reply() may be one"
+            )
     return cast(Task, task)
 
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.producers.tasks.base import (
     STYLE_PREFIX,
     Document,
@@ -114,14 +114,15 @@ class Remainder:
         return self._make_prompt(questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the first `count` held-out prompts of a fixed order. Raises `ConfigurationError`
+        """Return the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
         if there are fewer.
         """
         questions = self._splits["held_out"]
         if count > len(questions):
-            raise ConfigurationError(
+            raise TooFewHeldOut(
                 f"evaluation.prompts = {count}: remainder holds out {len(questions)}; "
-                "ask for no more"
+                "ask for no more",
+                len(questions),
             )
         order = [shuffled(len(questions), _FIXED_SEED, place)[1] for place in range(count)]
         return [self._make_prompt(questions[index], 0) for index in order]

@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 import xxhash
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.producers.tasks.base import Reply, Score, TaskPrompt, Turns, shuffled
 from rollstream.producers.tasks.character_tokenizer import BOS, EOS, CharacterTokenizer
 from rollstream.producers.tasks.remainder import CHARACTERS
@@ -55,14 +55,15 @@ class Scripted:
         return self._make_prompt(training[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the first prompts of the held-out scripts. Raises `ConfigurationError` if there
+        """Return the first prompts of the held-out scripts. Raises `TooFewHeldOut` if there
         are fewer.
         """
         scripts = self._splits[0]
         if count > len(scripts):
-            raise ConfigurationError(
+            raise TooFewHeldOut(
                 f"evaluation.prompts = {count}: scripted holds out {len(scripts)} of "
-                f"{self._turns} turns"
+                f"{self._turns} turns",
+                len(scripts),
             )
         return [self._make_prompt(script, 0) for script in scripts[:count]]
 

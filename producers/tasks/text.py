@@ -8,22 +8,19 @@ which builds the task only to learn whether it is a dialogue.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.chat_template import ChatTemplate
+from rollstream.producers.dialogue.template_messages import MARK, ChatMessage, ToolSchema
 from rollstream.producers.tasks.base import Turns
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
-ChatMessage = Mapping[str, Any]
-"""One message in the form of OpenAI's protocol: `role` (system, user, assistant, tool), `content`,
-and `tool_calls` of an assistant.
-"""
-ToolSchema = Mapping[str, Any]
-"""One tool in the form of OpenAI's protocol: `{"type": "function", "function": {…}}`."""
 PromptContent = str | Sequence[ChatMessage]
 """The content of a prompt: one text, which is the user's message, or several chat messages."""
 
-_MARK = "rollstream-answer"  # stands for an answer, to find the token that the template puts after
+
+VerifierText = Literal["plain", "special", "opened"]
 
 
 class TaskText:
@@ -39,20 +36,25 @@ class TaskText:
         template: Literal["chat", "plain"] = "chat",
         system: str = "",
         prompt_tokens_max: int | None = None,
+        verifier_text: VerifierText = "plain",
     ) -> None:
         self.tokenizer = tokenizer
+        self.chat = ChatTemplate(tokenizer)
+        self._verifier_text: VerifierText = verifier_text
         self.prompt_tokens_max = prompt_tokens_max
+        self.options_where = "task.options"  # the table of the task's options, for messages
         self._template: Literal["chat", "plain"] = template
         self._system = system
+        self._frames: dict[tuple[str, ...] | None, int] = {}
 
     @cached_property
     def stop(self) -> tuple[int, ...]:
-        """Return the tokens that end an answer: the tokenizer's end tokens, and the token that the
-        chat template puts after an answer. Raises `ConfigurationError` if there is none.
+        """Return the tokens that end an answer: the tokenizer's end tokens, and those that the chat
+        template puts after an answer. Raises `ConfigurationError` if there is none.
         """
         ends = set(self.tokenizer.ends)
         if self._template == "chat":
-            ends |= set(self._turn_end)
+            ends |= self.chat.stop
         if not ends:
             raise ConfigurationError(
                 f"{self.tokenizer.where} names no end token: set eos_token in its "
@@ -79,54 +81,67 @@ class TaskText:
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
         calls: Sequence[Mapping[str, Any]] = (),
+        turns: Turns = (),
     ) -> tuple[int, ...]:
         """Return the tokens of further messages, such as the results of tools, after an answer that
-        ended in its stop token: from there to the place where the next answer starts. `calls` are
-        the `tool_calls` of that answer. The tokens of the answer itself are never made again.
+        ended in a stop token: from there to the place where the next answer starts. `calls` are the
+        `tool_calls` of that answer. The tokens of the answer itself are never made again. `turns`
+        ends with the answer: models with several stop tokens need to know the one that it has.
         """
-        answer: dict[str, Any] = {"role": "assistant", "content": _MARK}
-        if calls:
-            answer["tool_calls"] = [dict(call) for call in calls]
-        chat: list[ChatMessage] = [{"role": "user", "content": "?"}, answer]
-        before = self.render(chat, tools, False)
-        after = self.render([*chat, *messages], tools, True)
-        if after.startswith(before):
-            return tuple(self.tokenizer.encode(self._after_end(before) + after[len(before) :]))
-        _, mark, rest = after.partition(_MARK)  # a template that changes earlier answers
-        if not mark or calls:
-            raise ConfigurationError(
-                f"the chat template of {self.tokenizer.where} renders an answer otherwise once "
-                "messages follow it, so a dialogue cannot be continued by its tokens"
-            )
-        return tuple(self.tokenizer.encode(self._after_end(rest)))
+        last = turns[-1][-1] if turns and len(turns[-1]) else None
+        before: list[ChatMessage] = [{"role": "user", "content": "?"}]
+        text = self.chat.continuation(before, calls, messages, tools, last)
+        return tuple(self.tokenizer.encode(text))
 
-    def _after_end(self, text: str) -> str:
-        """Return the text behind the first token that ends a turn, after the mark."""
-        name = self.tokenizer.light.id_to_token(self._turn_end[0]) if self._turn_end else ""
-        rest = text.rpartition(_MARK)[2]
-        return rest.partition(name)[2] if name and name in rest else rest
-
-    def fits(self, tokens: Sequence[int]) -> bool:
-        """Whether the prompt leaves room in the context for an answer of `sampling.tokens_max`
-        tokens.
+    def length_fault(self, tokens: Sequence[int]) -> str:
+        """Return why a prompt of these tokens cannot be asked: it has none, or it leaves no room in
+        the context for an answer of `sampling.tokens_max` tokens. Return "" if it can.
         """
-        return self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max
+        if not tokens:
+            return "the prompt has no tokens"
+        if self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max:
+            return ""
+        return (
+            f"{len(tokens)} tokens are more than the {self.prompt_tokens_max} that "
+            "rollouts.context_max − sampling.tokens_max leaves for a prompt"
+        )
 
-    def surely_fits(self, content: PromptContent, tools: Sequence[ToolSchema] = ()) -> bool:
-        """Whether the prompt is so short that it fits whatever its tokens are; False if that is not
-        certain. It is not tokenized: a text has at most one token per byte.
+    def likely_tokens_max(self, content: PromptContent) -> int | None:
+        """Return a number of tokens that the prompt most likely stays below; None if there is none,
+        as with calls of tools. It is not rendered: its texts have at most one token per byte, and
+        the rest is what the chat template adds to messages of these roles, rendered once.
+
+        A template may add more to some texts than to others, so a caller that must know counts.
         """
-        if self.prompt_tokens_max is None:
-            return True
-        if tools or (not isinstance(content, str) and any("tool_calls" in one for one in content)):
-            return False
-        contents = [content] if isinstance(content, str) else [m["content"] for m in content]
-        size = sum(len(content.encode()) for content in (*contents, self._system))
-        roles = 64 * (len(contents) + 2)  # 64 covers what a template adds to a message
-        return size + roles <= self.prompt_tokens_max
+        if self._template == "plain":
+            return self._frame(None) + len(content.encode()) if isinstance(content, str) else None
+        messages = self._messages(content)
+        if any(message.keys() - {"role", "content"} for message in messages):
+            return None
+        size = sum(len(message["content"].encode()) for message in messages)
+        return self._frame(tuple(message["role"] for message in messages)) + size
+
+    def _frame(self, roles: tuple[str, ...] | None) -> int:
+        """Return how many tokens a prompt has beside the texts of its messages; `roles` are theirs,
+        None for the template `plain`.
+        """
+        if roles not in self._frames:
+            if roles is None:
+                tokens = tuple(self.tokenizer.light.encode(MARK).ids)
+            else:
+                marked = [{"role": role, "content": MARK} for role in roles]
+                tokens = tuple(self.tokenizer.encode(self.render(marked, (), True)))
+            self._frames[roles] = len(tokens)
+        return self._frames[roles]
 
     def answer(self, turns: Turns) -> str:
-        """Return the text of the last turn, without its end token and other special tokens."""
+        """Return the text of the last turn for a verifier, without its end token: as
+        `task.verifier_text` has it, without other special tokens (`plain`), with them (`special`),
+        or with them behind the thought that the prompt opened (`opened`).
+        """
+        if self._verifier_text != "plain":
+            is_opened = self._verifier_text == "opened" and self._template == "chat"
+            return (self.chat.opened if is_opened else "") + self.written(turns)
         turn = turns[-1] if turns else ()
         if turn and turn[-1] in self.tokenizer.ends:
             turn = turn[:-1]
@@ -145,8 +160,8 @@ class TaskText:
         """Return the tokens of a whole answer, its end token included, as a warm-up document needs
         them.
         """
-        ends = self._turn_end if self._template == "chat" else ()
-        end = ends or tuple(sorted(self.tokenizer.ends))[:1]
+        last = self.chat.last_token if self._template == "chat" else None
+        end = tuple(sorted(self.tokenizer.ends))[:1] if last is None else (last,)
         return (*self.tokenizer.encode(text), *end)
 
     def _messages(self, content: PromptContent) -> list[ChatMessage]:
@@ -158,40 +173,8 @@ class TaskText:
             return [{"role": "system", "content": self._system}, *messages]
         return messages
 
-    @cached_property
-    def _turn_end(self) -> tuple[int, ...]:
-        """Return the special token that the chat template puts after an assistant's message, or
-        nothing. In some models it differs from the token that ends a text.
-        """
-        whole = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        after = self.render(whole, (), False).rpartition(_MARK)[2]
-        first = self.tokenizer.encode(after)[:1]
-        added = self.tokenizer.light.get_added_tokens_decoder()
-        return tuple(token for token in first if token in added and added[token].special)
-
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
     ) -> str:
-        """Return the messages in the chat template's form; `is_asked`: with the beginning of the
-        assistant's answer. Raises `ConfigurationError` if there is no template or it refuses them.
-        """
-        from jinja2 import TemplateError
-
-        tokenizer = self.tokenizer.whole
-        if tokenizer.chat_template is None:  # pyright: ignore[reportUnknownMemberType]
-            raise ConfigurationError(
-                f'task.template = "chat": {self.tokenizer.where} has no chat template; set '
-                'task.template = "plain", or put a chat_template.jinja beside it'
-            )
-        try:
-            rendered = tokenizer.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
-                [dict(each) for each in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=is_asked,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise ConfigurationError(
-                f"the chat template of {self.tokenizer.where} refuses: {error}"
-            ) from error
-        return cast(str, rendered)
+        """Return what `ChatTemplate.render` returns."""
+        return self.chat.render(messages, tools, is_asked)

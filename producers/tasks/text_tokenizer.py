@@ -5,15 +5,24 @@ The built-in tokenizer (`byte_tokenizer`) has one token per byte and six special
 that start from scratch. No file is downloaded.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from rollstream.errors import ConfigurationError
+from rollstream.storage.hf_folder import read_small_file
+from rollstream.storage.hf_tokenizer import (
+    TOKENIZER,
+    end_token,
+    is_exact,
+    load_tokenizer,
+    read_fields,
+)
+from rollstream.streams.foreign_text import clean_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,7 +59,6 @@ CHAT_TEMPLATE = (
 """The built-in tokenizer's chat template: ChatML, but each role is one special token. Written as
 text a role would cost a token per letter. Tools, their calls and answers have Hermes' form.
 """
-_FILE = "tokenizer.json"
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -89,11 +97,17 @@ class TextTokenizer:
     """Tokenizes with the files in `folder`, or with the built-in tokenizer for None. Files are read
     at first use; then a folder without a readable `tokenizer.json` raises `ConfigurationError`.
 
-    Two objects share these files. `light` is that of the library `tokenizers`, which starts fast:
-    it encodes and decodes, also in reward processes. `whole` is that of transformers, imported
-    without torch at first use: it applies chat templates, knows the special tokens by their roles,
-    and writes the files.
+    Two objects share these files, read as `AutoTokenizer` reads them (`storage/hf_tokenizer.py`).
+    `light` is that of the library `tokenizers`, which starts fast: it encodes and decodes, also in
+    reward processes. `whole` is that of transformers, imported at first use: it applies chat
+    templates, knows the special tokens by their roles, and writes the files. Where `tokenizer.json`
+    alone does not give transformers' tokens, `light` is a part of `whole`.
     """
+
+    template_values: Mapping[str, Any] = MappingProxyType({})
+    """Values of the chat template's own variables (`task.template_values`)."""
+    template_date = ""
+    """The day that the chat template writes as the present one (`task.template_date`)."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -126,12 +140,14 @@ class TextTokenizer:
         """
         if self.folder is None:
             return frozenset({byte_token(END)})
-        named = _json(self.folder / "tokenizer_config.json").get("eos_token")
-        if isinstance(named, dict):  # older files write the token as a table
-            named = cast(dict[str, Any], named).get("content")
-        found: list[object] = [self.light.token_to_id(named)] if isinstance(named, str) else []
+        named = end_token(self.folder)
+        found: list[object] = []
+        if named is not None:
+            found.append(self.light.token_to_id(named))
+        elif not is_exact(self.folder.expanduser()):
+            found.append(self.whole.eos_token_id)  # a class of transformers may name one
         for name in ("generation_config.json", "config.json"):
-            numbers = _json(self.folder / name).get("eos_token_id")
+            numbers = read_fields(self.folder / name).get("eos_token_id")
             found += numbers if isinstance(numbers, list) else [numbers]
         return frozenset(number for number in found if isinstance(number, int))
 
@@ -140,35 +156,39 @@ class TextTokenizer:
         """The tokenizer of the library `tokenizers`."""
         if self.folder is None:
             return byte_tokenizer()
-        path = self.folder / _FILE
-        if not path.is_file():
-            raise ConfigurationError(
-                f"{self.folder} has no {_FILE}, which a task of text needs: copy the model's "
-                "tokenizer files there, or set task.tokenizer to a folder that has them "
-                "(save_pretrained of a transformers tokenizer writes it)"
-            )
+        path = _check_file(self.folder)
         try:
-            return Tokenizer.from_file(str(path))
+            made = Tokenizer.from_buffer(read_small_file(path))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        except ConfigurationError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise ConfigurationError(f"{path} cannot be read as a tokenizer: {error}") from error
+        if not is_exact(self.folder.expanduser()):
+            whole = self.whole.backend_tokenizer
+            made = Tokenizer.from_str(whole.to_str())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            made.encode_special_tokens = whole.encode_special_tokens
+        # transformers encodes a text whole, whatever the file states for batches.
+        made.no_truncation()
+        made.no_padding()
+        return made
 
     @cached_property
     def whole(self) -> "PreTrainedTokenizerFast":
         """The tokenizer of transformers."""
         from transformers import PreTrainedTokenizerFast
 
-        assert self.light is not None  # raises our own error for a folder without a tokenizer
         if self.folder is None:
             made = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **NAMES)
             made.chat_template = CHAT_TEMPLATE
             return made
-        return PreTrainedTokenizerFast.from_pretrained(str(self.folder), local_files_only=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        _check_file(self.folder)
+        return load_tokenizer(self.folder)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of the text alone, without the special tokens that the tokenizer would
         add around it. Names of special tokens inside the text become these tokens.
         """
-        return self.light.encode(text, add_special_tokens=False).ids
+        return self.light.encode(clean_text(text), add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text without special tokens. Bytes that are not UTF-8 become replacement
@@ -176,16 +196,24 @@ class TextTokenizer:
         """
         return self.light.decode(list(tokens), skip_special_tokens=True)
 
+    def special_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Return the texts of the special tokens among these, each once."""
+        added = self.light.get_added_tokens_decoder()
+        numbers = dict.fromkeys(token for token in tokens if token in added)
+        return [added[token].content for token in numbers if added[token].special]
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files, which transformers loads, into `folder`."""
         self.whole.save_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not valid JSON: {error}") from error
-    return cast(dict[str, Any], values) if isinstance(values, dict) else {}
+def _check_file(folder: Path) -> Path:
+    """Returns the path of `tokenizer.json`; raises `ConfigurationError` if there is none."""
+    path = folder.expanduser() / TOKENIZER
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{folder} has no {TOKENIZER}, which a task of text needs: copy the model's "
+            "tokenizer files there, or set task.tokenizer to a folder that has them "
+            "(save_pretrained of a transformers tokenizer writes it)"
+        )
+    return path

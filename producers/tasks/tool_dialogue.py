@@ -11,24 +11,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import nearest
+from rollstream.producers.dialogue.template_messages import ToolSchema
+from rollstream.producers.dialogue.tool_formats import (
+    TOOL_FORMATS,
+    UNKNOWN,
+    format_of_template,
+    unknown_format,
+)
 from rollstream.producers.tasks.base import Reply, Turns
 from rollstream.producers.tasks.dataset import Dataset, DatasetOptions
-from rollstream.producers.tasks.text import TaskText, ToolSchema
+from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.tool_calls import (
-    TOOL_FORMATS,
     ParsedAnswer,
     ToolCall,
-    likely_format,
     parse_tool_calls,
 )
 from rollstream.producers.tasks.tool_server import ToolServer, ToolServerFailed
-
-_WHERE = "task.options of tools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +59,33 @@ class ToolDialogue(Dataset):
         super().__init__(text, options)
         if options.calls and options.calls not in TOOL_FORMATS:
             hint = nearest(options.calls, TOOL_FORMATS) or f"; there are {', '.join(TOOL_FORMATS)}"
-            raise ConfigurationError(f"{_WHERE}: no format {options.calls!r}{hint}")
+            raise ConfigurationError(f"{self._where} of tools: no format {options.calls!r}{hint}")
         if options.turns_max < 1 or options.calls_s <= 0:
-            raise ConfigurationError(f"{_WHERE}: turns_max and calls_s must be above 0")
+            raise ConfigurationError(
+                f"{self._where} of tools: turns_max and calls_s must be above 0"
+            )
         self._options, self._server = options, ToolServer(options.server)
 
     def prepare(self) -> None:
-        """Start the server and list its tools."""
+        """Start the server and list its tools; find the format of calls."""
         assert self._listed is not None
+        assert self._format
+
+    def check_template(self) -> None:
+        """Raise `ConfigurationError` if the chat template leaves out the tools, cannot continue a
+        dialogue behind a call, or writes calls in an unknown format; starts the server.
+        """
+        where = self._text.tokenizer.where
+        assert self._format
+        if self._listed and self._text.prompt("?", self._listed) == self._text.prompt("?"):
+            raise ConfigurationError(
+                f"the chat template of {where} does not show the tools of the prompt; choose a "
+                "model whose template takes tools"
+            )
+        function = {"name": "a_tool", "arguments": dict[str, object]()}
+        call = {"id": "call-1", "type": "function", "function": function}
+        content = {"role": "tool", "tool_call_id": "call-1", "name": "a_tool", "content": "done"}
+        self._text.reply([content], self._listed, [call])
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         """Return the results of the calls in the last turn; no tokens, which ends the dialogue, for
@@ -73,8 +95,18 @@ class ToolDialogue(Dataset):
         count = (len(turns) + 1) // 2  # the model's turns and replies alternate
         if not (parsed.tool_calls or parsed.malformed) or count >= self._options.turns_max:
             return Reply(())
-        messages, calls = self._results(parsed), [_as_message(one) for one in parsed.tool_calls]
-        return Reply(self._text.reply(messages, self._listed, calls))
+        results, calls = self._results(parsed), [_as_message(one) for one in parsed.tool_calls]
+        try:
+            return Reply(self._text.reply(results, self._listed, calls, turns))
+        except ConfigurationError:
+            if not parsed.malformed:
+                raise
+        # Some templates refuse a result without a call: the user says what is wrong.
+        results = [
+            each if each["name"] else {"role": "user", "content": each["content"]}
+            for each in results
+        ]
+        return Reply(self._text.reply(results, self._listed, calls, turns))
 
     def _tools(self) -> Sequence[ToolSchema]:
         return self._listed
@@ -85,13 +117,18 @@ class ToolDialogue(Dataset):
             return self._server.tools()
         except ToolServerFailed as error:
             raise ConfigurationError(
-                f"{_WHERE}: server = {self._options.server}: {error}"
+                f"{self._where} of tools: server = {self._options.server}: {error}"
             ) from error
 
     @cached_property
     def _format(self) -> str:
-        template = cast(str | None, self._text.tokenizer.whole.chat_template)  # pyright: ignore[reportUnknownMemberType]
-        return self._options.calls or likely_format(template or "")
+        if self._options.calls:
+            return self._options.calls
+        tool_format = format_of_template("\n".join(self._text.chat.sources))
+        if tool_format == UNKNOWN:
+            reason = unknown_format(self._text.tokenizer.where)
+            raise ConfigurationError(f"{self._where} of tools: {reason}; name one as calls")
+        return tool_format
 
     def _results(self, parsed: ParsedAnswer) -> list[dict[str, Any]]:
         deadline = Deadline(self._options.calls_s)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
-from rollstream.producers.tasks.text import ToolSchema
+from rollstream.producers.dialogue.template_messages import ToolSchema
 
 if TYPE_CHECKING:
     from mcp import Client

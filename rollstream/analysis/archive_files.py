@@ -17,13 +17,12 @@ from pathlib import Path
 import duckdb
 import xxhash
 
-from rollstream.analysis.locate import RunLocation, archived_run
+from rollstream.analysis.locate import ARCHIVE_FOLDER, RunLocation, archived_run
+from rollstream.analysis.looking import open_run_store
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.storage.archive.file_names import ArchiveFile
-from rollstream.storage.archive.reading import LISTINGS_MAX, archived_files
+from rollstream.storage.archive.reading import LISTINGS_MAX, archived_files, local_path
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.connect import open_store
-from rollstream.storage.stores.file import FileStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +109,10 @@ class ArchiveCache:
 
     def paths(self, files: Sequence[ArchiveFile]) -> list[str]:
         """Returns a local path for each file, after fetching missing ones."""
-        if isinstance(self._store, FileStore):
-            return [str(self._store.path(file.key)) for file in files]
-        folder = self._cache / xxhash.xxh3_64_hexdigest(self._url.encode())
+        local = [path for file in files if (path := local_path(self._store, file.key))]
+        if len(local) == len(files):
+            return [str(path) for path in local]
+        folder = self._cache / _cached_name(self._url)
         wanted = {folder / file.key: file for file in files}
         total = sum(file.bytes for file in files)
         if total > self._bytes_max:
@@ -149,6 +149,20 @@ class ArchiveCache:
 def _cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "rollstream" / "archive"
+
+
+def _cached_name(url: str) -> str:
+    return xxhash.xxh3_64_hexdigest(url.encode())
+
+
+def archive_folder(url: str) -> Path:
+    """Returns the local folder below which the archived files of a store are read: of the store
+    itself if it is a `file:` store, else of the cache.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme == "file":
+        return Path(rest.removeprefix("//")) / ARCHIVE_FOLDER
+    return _cache_folder() / _cached_name(url)
 
 
 # The kinds of errors and the paths in DuckDB's messages, which are left out of the reasons.
@@ -230,7 +244,7 @@ class ArchivedFiles:
         if not self.location.has_store:
             return []
         if self._files is None:
-            store = open_store(self.location.store)
+            store = open_run_store(self.location)
             self._fetched = ArchiveCache(store, self.location.store, self.warn)
             self._files = archived_files(store)
         return self._files

@@ -16,6 +16,7 @@ import duckdb
 
 from rollstream.analysis import archive_files
 from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.record_times import with_known_times
 from rollstream.analysis.views import MISPLACED
 from rollstream.streams.topics import is_in_key_partition
 
@@ -120,7 +121,7 @@ class TopicViews:
             reader = view.topic(topic, start, skip_damaged=self.archive.skip_corrupt)
             for table in reader.tables({gap.partition: end}):
                 self._make_table(topic)
-                self._with_rows(f"INSERT INTO live_{topic} BY NAME", topic, table)
+                self._with_rows(f"INSERT INTO live_{topic} BY NAME", topic, with_known_times(table))
             holes = (h for h in reader.holes if h.start < h.end)
             lost += (archive_files.OffsetGap(h.partition, h.start, h.end) for h in holes)
         return lost

@@ -22,6 +22,7 @@ from msgspec.structs import fields
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import nearest
 from rollstream.storage.archive.segments import LogRecord
+from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.records import TOPIC_RECORDS, Dead, Record, Trajectory
 from rollstream.streams.topics import catalogue, is_dead_letter_topic
 
@@ -62,6 +63,8 @@ class FieldCondition:
         if isinstance(found, bool):
             return _COMPARE[self.operator](str(found).lower(), self.wanted.lower())
         if isinstance(found, int | float):
+            if not _is_number(self.wanted):  # of a field whose kind only the record has
+                return self.operator == "!="
             return _COMPARE[self.operator](found, float(self.wanted))
         return _COMPARE[self.operator](str(found), self.wanted)
 
@@ -202,9 +205,9 @@ def _at(values: object, path: Sequence[str]) -> Any:
     for part in path:
         if isinstance(values, Mapping):
             values = cast("Mapping[str, object]", values).get(part)
-        elif isinstance(values, list | tuple) and part.isdigit():
+        elif isinstance(values, list | tuple) and (at := whole_number(part)) is not None:
             items = cast("Sequence[object]", values)
-            values = items[int(part)] if int(part) < len(items) else None
+            values = items[at] if at < len(items) else None
         else:
             return None
     return len(cast("Sequence[object]", values)) if isinstance(values, list | tuple) else values

@@ -1,32 +1,36 @@
 """Locates a run's log, store (which holds the archive) and files from the argument of a command: a
-run's folder, its config.json, an archive, or a store's URL. `open_run_log` and `open_run_view` open
-what was found. Nothing is created; a run whose log is missing is read from its archive alone.
+run's folder, its config.json, an archive, or a store's URL (`locate_run`). `looking.py` opens what
+was located. Nothing is created; a run whose log is missing is read from its archive alone.
 
 The configuration is read as plain JSON, not as `config.settings.Configuration`: a query needs a few
 keys, and importing the validation takes longer than the query.
 """
 
-import json
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing, contextmanager
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from rollstream.errors import ConfigurationError
+from rollstream.analysis.own_runs import folder_key, own_run
+from rollstream.analysis.permissions import folder_of_url, run_id
+from rollstream.contained_folder import ContainedFolder
+from rollstream.errors import ConfigurationError, OutsideRun
+from rollstream.foreign_json import parse_loose_json
 
-if TYPE_CHECKING:  # opening a run imports them
+if TYPE_CHECKING:
     from rollstream.storage.archive.file_names import ArchiveFile
-    from rollstream.storage.log_view import LogView
-    from rollstream.streams.bus import Bus
 
 RUNS_FOLDER = Path("runs")
 ARCHIVE_FOLDER = "archive"
+CONFIGURATION = "config.json"
+_OF_A_MODEL = {"model_type", "architectures"}  # keys of the `config.json` of a model
 REPLAY_FILE = "replay.json"  # marks a folder that a replay wrote, where no role may resume the run
 SIMULATION_FILE = "simulation.json"  # the results of a simulation, in a folder of their own
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunLocation:
     """States where a run's data is. `name` names it in messages; `store` and `bus` are URLs with
     absolute paths. `bus` is None if there is no log, `folder` (the run's or, for a store alone, the
@@ -41,98 +45,128 @@ class RunLocation:
     run: str | None = None
     folder: Path | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    is_trusted: bool = False
+    """Whether the user gave `--trust`: the code that the run names may be imported."""
+    named: tuple[str, ...] = ()
+    """URLs that the user named on the command line."""
+
+    @cached_property
+    def files(self) -> ContainedFolder:
+        """The run's folder, whose links are followed only inside it and into folders that the user
+        named for it. Raises `ConfigurationError` if the run has no folder.
+        """
+        if self.folder is None:
+            raise ConfigurationError(f"{self.name} has no folder, only a store")
+        return ContainedFolder(self.folder, lambda: map(Path, own_run(self.key).folders))
+
+    @cached_property
+    def id(self) -> str:
+        """The run's id in its store; "" if it cannot be read."""
+        found = run_id(self.store, self.named) if self.has_store else ""
+        return "" if len(found) == len(folder_key(Path())) else found
+
+    @property
+    def key(self) -> str:
+        """By what the user's private folder knows the run: its id, or its folder without one."""
+        return self.id or ("" if self.folder is None else folder_key(self.folder))
+
+    def has_file(self, *parts: str) -> bool:
+        """Returns whether the run's folder has this regular file."""
+        return self.folder is not None and self.files.has_file(*parts)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether the folder was written by a replay."""
+        return self.has_file(REPLAY_FILE)
 
     @property
     def evaluations(self) -> Path | None:
-        """Returns the path of `metrics/eval.jsonl`; None without a folder."""
-        return None if self.folder is None else self.folder / "metrics" / "eval.jsonl"
+        """Returns the path of `metrics/eval.jsonl`; None without that file."""
+        parts = ("metrics", "eval.jsonl")
+        return self.files.path(*parts) if self.has_file(*parts) else None
 
     @property
     def has_store(self) -> bool:
-        """Returns False if the store is a missing folder, which opening the store would create."""
-        scheme, _, rest = self.store.partition(":")
-        return scheme != "file" or Path(rest.removeprefix("//")).is_dir()
+        """Returns False if the store is a missing folder."""
+        folder = folder_of_url(self.store)
+        return folder is None or folder.is_dir()
 
     @property
     def max_lag(self) -> int | None:
         """Returns the setting `dispatch.max_lag`; None if it is unbounded or unknown."""
-        return cast("int | None", self.configuration.get("dispatch", {}).get("max_lag"))
+        lag = self.table("dispatch").get("max_lag")
+        return lag if isinstance(lag, int) else None
 
     @property
     def process_rewards(self) -> bool:
         """Returns the setting `trainer.process_rewards`."""
-        return bool(self.configuration.get("trainer", {}).get("process_rewards", False))
+        return bool(self.table("trainer").get("process_rewards", False))
 
-    def tokenizers(self) -> tuple[Path, ...]:
-        """Returns the possible paths of the run's `tokenizer.json`, the preferred one first. If
-        none of them exists, the files of the starting model in the run's store are written into the
-        folder `model`, verified.
-        """
-        if self.folder is None:
-            return ()
-        named = self.configuration.get("model", {}).get("path")
-        folders = (Path(named),) if named else ()
-        model = self.folder / "model"
-        found = tuple(f / "tokenizer.json" for f in (*folders, model, self.folder))
-        if self.configuration and self.has_store and not any(path.is_file() for path in found):
-            _fetch_model_files(self.store, model)
-        return found
+    def table(self, name: str) -> Mapping[str, Any]:
+        """Returns a table of the configuration; {} if it has none."""
+        values = self.configuration.get(name)
+        return cast("Mapping[str, Any]", values) if isinstance(values, dict) else {}
 
 
-def _fetch_model_files(url: str, folder: Path) -> None:
-    """Write configuration and tokenizer of the store's starting model, if it has one."""
-    from rollstream.storage.starting_model.manifest import read_model_manifest
-    from rollstream.storage.starting_model.reading import StoredModel
-    from rollstream.storage.stores.connect import open_store
-
-    store = open_store(url)
-    manifest = read_model_manifest(store)
-    if manifest is not None:
-        StoredModel(store, manifest).host_folder("", None, folder)
-
-
-def locate_run(named: str | None) -> RunLocation:
+def locate_run(named: str | None, is_trusted: bool = False) -> RunLocation:
     """Returns the location of `named` (a path or URL); None means the newest run in `RUNS_FOLDER`.
     Raises `ConfigurationError` if neither a run nor an archive is there. A URL of another scheme
-    than `file:` is taken as the store's, or its archive's, without a check.
+    than `file:` is taken as the store's, or its archive's, without a check. `is_trusted` is
+    `RunLocation.is_trusted`.
     """
     if named is None:
-        return locate_run(str(newest_run(RUNS_FOLDER)))
+        return locate_run(str(newest_run(RUNS_FOLDER)), is_trusted)
     scheme, separator, rest = named.partition(":")
-    if separator and scheme != "file" and not Path(named).exists():
-        return RunLocation(named, named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}"))
+    if separator and scheme != "file" and not os.path.exists(named):
+        store = named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}")
+        return RunLocation(named, store, is_trusted=is_trusted, named=(store,))
     path = Path(rest.removeprefix("//") if separator and scheme == "file" else named).absolute()
     if path.is_file() and path.suffix == ".json":
-        return _configured(path.parent, path)
-    if (path / "config.json").is_file():
-        return _configured(path, path / "config.json")
-    return _archive_alone(path, named)
+        location = _configured(path.parent, path.name)
+    elif may_hold_run(path):
+        location = _configured(path, CONFIGURATION)
+    else:
+        location = _archive_alone(path, named)
+    return replace(location, is_trusted=is_trusted)
 
 
 def locate_asked_run(
-    named: str | None, name: str | None, warn: Callable[[str], None]
+    named: str | None, name: str | None, warn: Callable[[str], None], is_trusted: bool = False
 ) -> RunLocation:
     """Returns the location that a command line names: `named` is its RUN, and `name` selects a run
     in an archive that holds several. Without `named` the newest run is taken, and `warn` receives a
     message with its name.
     """
-    location = locate_run(named)
+    location = locate_run(named, is_trusted)
     if named is None:
         warn(f"using the newest run, {location.name}")
     return location if name is None else replace(location, run=name)
+
+
+def may_hold_run(folder: Path) -> bool:
+    """Returns whether the folder has the `config.json` of a run, and not that of a model. One that
+    cannot be read may be a run's.
+    """
+    if not (folder / CONFIGURATION).exists():
+        return False
+    try:
+        values = parse_loose_json(ContainedFolder(folder).read(CONFIGURATION))
+    except (OSError, ValueError, OutsideRun):
+        return True
+    return not isinstance(values, dict) or "run" in values or not _OF_A_MODEL & values.keys()
 
 
 def newest_run(runs: Path) -> Path:
     """Returns the folder in `runs` with the most recently written config.json. Raises
     `ConfigurationError` if there is none.
     """
-    found = sorted(runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    found = [path for path in runs.glob("*/config.json") if may_hold_run(path.parent)]
     if not found:
         raise ConfigurationError(
             f"{runs.absolute()} holds no run; name one: a run's folder, its config.json, "
             "or an archive (a folder or URL)"
         )
-    return found[-1].parent
+    return max(found, key=lambda path: path.stat().st_mtime).parent
 
 
 def _archive_alone(path: Path, named: str) -> RunLocation:
@@ -152,17 +186,11 @@ def _archive_alone(path: Path, named: str) -> RunLocation:
     )
 
 
-def _configured(folder: Path, path: Path) -> RunLocation:
-    """Returns the location that the configuration at `path` states; relative paths in it are inside
-    `folder`.
+def _configured(folder: Path, file: str) -> RunLocation:
+    """Returns the location that the configuration in `file` of the folder states; relative paths in
+    it are inside `folder`.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} is not a run's configuration: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{path} is not a run's configuration: it holds no table")
-    configuration = cast("dict[str, Any]", values)
+    configuration = read_configuration(folder / file)
     bus = url_inside(str(configuration.get("bus", "sqlite:bus")), folder)
     scheme, _, rest = bus.partition(":")
     return RunLocation(
@@ -176,6 +204,21 @@ def _configured(folder: Path, path: Path) -> RunLocation:
     )
 
 
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Returns the content of a run's `config.json`. Raises `ConfigurationError` if it holds no
+    table, and `OutsideRun` if it is no regular file of its folder.
+    """
+    try:
+        values = parse_loose_json(ContainedFolder(path.parent).read(path.name))
+    except OutsideRun:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} is not a run's configuration: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} is not a run's configuration: it holds no table")
+    return cast("dict[str, Any]", values)
+
+
 def url_inside(url: str, folder: Path) -> str:
     """Returns the URL; a relative path after `sqlite:` or `file:` is made absolute inside the
     folder.
@@ -184,38 +227,6 @@ def url_inside(url: str, folder: Path) -> str:
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url
     return f"{scheme}:{folder / rest}"
-
-
-def open_run_log(location: RunLocation) -> "Bus":
-    """Opens the run's log, which the location must have; creates neither topics nor a missing
-    store. Records too large for the log are read from the store, if there is one. Raises `BusError`
-    within seconds if no Kafka broker accepts a connection.
-    """
-    from rollstream.storage.claim_check import open_log
-    from rollstream.streams.connect import check_reachable, open_bus
-
-    assert location.bus is not None
-    check_reachable(location.bus)
-    sync = cast('Literal["normal", "full"]', location.sync)
-    if not location.has_store:
-        return open_bus(location.bus, sync=sync)
-    return open_log(location.bus, location.store, sync)
-
-
-@contextmanager
-def open_run_view(location: RunLocation) -> Generator["LogView"]:
-    """Opens log and archive of the run as one read-only log (`LogView`); one may be missing."""
-    from rollstream.storage.archive.reading import archived_files
-    from rollstream.storage.log_view import LogView
-    from rollstream.storage.stores.connect import open_store
-
-    store = open_store(location.store) if location.has_store else None
-    run = location.run
-    if run is None:
-        run = "run" if store is None else archived_run(location, archived_files(store))
-    bus = None if location.bus is None else open_run_log(location)
-    with closing(LogView(bus, store, run)) as view:
-        yield view
 
 
 def archived_run(location: RunLocation, files: "Iterable[ArchiveFile]") -> str:

@@ -1,9 +1,10 @@
-"""Formats query results (`QueryResult`) as a table of the terminal's width (`table_lines`), as JSON
-lines (`json_lines`) or as CSV (`write_csv`).
+"""Formats query results (`QueryResult`) as a table of the terminal's width (`table_lines`), as
+lines for a pipe (`tab_lines`), as JSON lines (`json_lines`) or as CSV (`write_csv`).
 
-JSON and CSV have every row and all of each value, and are written batch by batch, so a result of
-any size takes little memory. A table has the first rows, with long values shortened, and notes what
-was left out. `json_value` and `cell_text` format single values, also for other commands.
+All but the table have every row and all of each value, and are written batch by batch, so a result
+of any size takes little memory. A table has the first rows, with long values shortened, and notes
+what was left out. `json_value`, `cell_text` and `tab_separated` format single values and rows, also
+for other commands.
 """
 
 import json
@@ -20,15 +21,19 @@ if TYPE_CHECKING:  # `tail` formats records without duckdb
 CELL_CHARACTERS = 60  # longest text value in a table; a longer one is cut and ends in "…"
 ITEMS_SHOWN = 4  # items of a list or map that a table shows
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
+_NON_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBLE", "DECIMAL"])
 
 
-def json_value(value: Any) -> Any:
-    """Returns a value as JSON types: NaN and infinities become null, times ISO text, durations
-    seconds, bytes hex digits, and values of other types text.
+def json_value(value: Any, is_exact: bool = False) -> Any:
+    """Returns a value as JSON types: times as ISO text, durations as seconds, bytes as hex digits,
+    and values of other types as text. NaN and infinities become null, or with `is_exact` the texts
+    "NaN", "Infinity" and "-Infinity".
     """
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return _NON_FINITE.get(value, "NaN") if is_exact else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Decimal):
@@ -41,9 +46,9 @@ def json_value(value: Any) -> Any:
         return value.hex()
     if isinstance(value, dict):
         pairs = cast("dict[Any, Any]", value)
-        return {str(key): json_value(one) for key, one in pairs.items()}
+        return {str(key): json_value(one, is_exact) for key, one in pairs.items()}
     if isinstance(value, list | tuple):
-        return [json_value(one) for one in cast("Sequence[Any]", value)]
+        return [json_value(one, is_exact) for one in cast("Sequence[Any]", value)]
     return str(value)
 
 
@@ -52,19 +57,34 @@ def json_lines(answer: "QueryResult") -> Iterator[str]:
     for rows in answer.batches:
         for row in rows:
             pairs = zip(answer.names, row, strict=True)
-            yield json.dumps({name: json_value(value) for name, value in pairs})
+            yield json.dumps({name: json_value(value, is_exact=True) for name, value in pairs})
 
 
 def write_csv(answer: "QueryResult", file: TextIO) -> None:
     """Writes a header line, then one line per row. Lists and maps are written as JSON, null as an
-    empty field.
+    empty field, NaN and infinities as `nan` and `inf`.
     """
     import csv  # the import takes a millisecond, which the other formats save
 
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(answer.names)
     for rows in answer.batches:
-        writer.writerows([_field(json_value(value)) for value in row] for row in rows)
+        writer.writerows([_field(value) for value in row] for row in rows)
+
+
+def tab_lines(answer: "QueryResult", rows_max: int | None = None) -> Iterator[str]:
+    """Yields the columns' names and every row, or the first `rows_max`, as lines for a pipe: whole
+    values, separated by tabs. Lists and maps are written as JSON, null as an empty field.
+    """
+    yield tab_separated(answer.names)
+    for row in islice((row for batch in answer.batches for row in batch), rows_max):
+        fields = [_field(value) for value in row]
+        yield tab_separated(["" if field is None else str(field) for field in fields])
+
+
+def tab_separated(cells: Sequence[str]) -> str:
+    """Returns a table's row as one line of a pipe; tabs and line breaks in it become escapes."""
+    return "\t".join(cell.replace("\t", "\\t").replace("\n", "\\n") for cell in cells)
 
 
 def table_lines(answer: "QueryResult", rows_max: int, width: int) -> Iterator[str]:
@@ -132,7 +152,10 @@ def _number(value: float) -> str:
 
 
 def _field(value: Any) -> Any:
-    """Returns a JSON value in the form that is written to CSV."""
+    """Returns a value in the form that is written to CSV; NaN and infinities as `nan` and `inf`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    value = json_value(value, is_exact=True)
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, dict | list) else value

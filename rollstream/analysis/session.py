@@ -9,18 +9,20 @@ out with a warning if `skip_corrupt` is set.
 
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 
-from rollstream.analysis.locate import RunLocation, open_run_view
+from rollstream.analysis.duckdb_calls import distinct_columns, interruptibly
+from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.looking import model_file, open_run_view
 from rollstream.analysis.views import VIEWS, dependency_order, uses_text, views_named_in
 from rollstream.errors import ConfigurationError
+from rollstream.storage.hf_tokenizer import numbered_tokens
 from rollstream.streams.topics import ARCHIVED_TOPICS
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` if
     `sql` is wrong, has several statements, or has one that is no query.
     """
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"the query is not UTF-8: {sql.strip()[:80]!r}") from None
     try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
@@ -96,8 +102,8 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Holds a query's result: the names of the columns, their DuckDB types (`kinds`), and the rows
-    in `batches`, an iterator that can be read once. Times are UTC.
+    """Holds a query's result: distinct names of the columns, their DuckDB types (`kinds`), and the
+    rows in `batches`, an iterator that can be read once. Times are UTC.
     """
 
     names: tuple[str, ...]
@@ -134,10 +140,10 @@ class QuerySession:
         with self._explained(sql):
             text = single_query(self.connection, sql)
             cursor = self._run(text, self._execute)
-            names = tuple(column[0] for column in cursor.description or ())
+            names = distinct_columns([column[0] for column in cursor.description or ()])
             kinds = tuple(str(column[1]) for column in cursor.description or ())
             if ZONED_TIME in kinds:  # DuckDB needs pytz, an optional library, to convert these
-                cursor.execute(_without_zones(text, kinds))
+                interruptibly(cursor, partial(cursor.execute, _without_zones(text, kinds)))
         return QueryResult(names, kinds, self._batches(cursor, sql))
 
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
@@ -146,7 +152,8 @@ class QuerySession:
         """
         with self._explained(sql):
             text = single_query(self.connection, sql)
-            return self._run(text, lambda text: take(self.connection.cursor().sql(text)))
+            query = self.connection.cursor()
+            return self._run(text, lambda sql: interruptibly(query, lambda: take(query.sql(sql))))
 
     def columns(self, view: str) -> dict[str, str]:
         """Returns a view's columns and their types."""
@@ -207,7 +214,7 @@ class QuerySession:
         self, cursor: duckdb.DuckDBPyConnection, sql: str
     ) -> Iterator[list[tuple[Any, ...]]]:
         with self._explained(sql):
-            while rows := cursor.fetchmany(BATCH_ROWS):
+            while rows := interruptibly(cursor, partial(cursor.fetchmany, BATCH_ROWS)):
                 yield rows
 
     @contextmanager
@@ -225,7 +232,7 @@ class QuerySession:
 
     def _execute(self, sql: str) -> duckdb.DuckDBPyConnection:
         self._cursor = self.connection.cursor()
-        return self._cursor.execute(sql)
+        return interruptibly(self._cursor, partial(self._cursor.execute, sql))
 
     def _run(self, sql: str, run: Callable[[str], Converted]) -> Converted:
         """Define the views that the query names, and return `run(sql)`. If that fails because files
@@ -247,7 +254,6 @@ class QuerySession:
         return run(sql)
 
     def _topics(self) -> list[str]:
-        """Returns the topics whose views are defined."""
         return [topic for topic in ARCHIVED_TOPICS if topic in self._defined]
 
     def _define_once(self, name: str, make: Callable[[], None]) -> None:
@@ -288,7 +294,6 @@ class QuerySession:
             define_misplaced(self.connection, view.key_partitions("trajectories"))
 
     def _derive(self, name: str) -> None:
-        """Create or replace a derived view."""
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
 
     def _completed(self) -> bool:
@@ -315,6 +320,10 @@ def _without_zones(sql: str, kinds: Sequence[str]) -> str:
     return f"SELECT {', '.join(chosen)} FROM ({sql}\n) AS t({', '.join(columns)})"
 
 
+TOKENIZER = "tokenizer.json"
+TASK_TOKENIZER = "tokenizer/"
+"""The folder of `task.tokenizer` beside the model's files, in the store and in `RUN/model`."""
+
 # In `sources` 0 marks a token of the prompt and 1 a generated one (`streams/records.py`).
 MACROS = """
 CREATE MACRO prompt_of(tokens, sources) AS list_filter(tokens, lambda t, i: sources[i] = 0);
@@ -323,23 +332,29 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 
 class TokenText:
-    """Converts tokens to text by the first of the `tokenizer.json` files `paths` that exists,
-    without importing transformers or torch. If none exists, `is_known` is False, and the text
-    consists of token numbers.
+    """Converts tokens to text by a `tokenizer.json`, whose content `load` returns at the first use,
+    without importing transformers or torch. If there is none, `is_known` is False, and the text
+    consists of token numbers. `numbered` returns tokens that only the files beside it have.
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._path = next((path for path in paths if path.is_file()), None)
+    def __init__(
+        self, load: Callable[[], bytes | None], numbered: Callable[[], Mapping[int, str]] = dict
+    ) -> None:
+        self._load, self._numbered = load, numbered
+
+    @cached_property
+    def _content(self) -> bytes | None:
+        return self._load()
 
     @property
     def is_known(self) -> bool:
-        return self._path is not None
+        return self._content is not None
 
     def text(self, tokens: Sequence[int]) -> str:
         """Returns the text of all tokens together, special tokens included."""
         if not len(tokens):
             return ""
-        if self._path is None:
+        if self._content is None:
             return " ".join(str(token) for token in tokens)
         return self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
 
@@ -347,7 +362,7 @@ class TokenText:
         """Returns the text of each token. A token that is only a part of a character, and so has no
         text of its own, is shown as the tokenizer's vocabulary writes it.
         """
-        if self._path is None:
+        if self._content is None:
             return [f"{token} " for token in tokens]
         known: dict[int, str] = {}
         for token in {int(t) for t in tokens}:
@@ -361,11 +376,32 @@ class TokenText:
     def _tokenizer(self) -> "Tokenizer":
         from tokenizers import Tokenizer
 
-        assert self._path is not None
+        assert self._content is not None
         try:
-            return Tokenizer.from_file(str(self._path))
+            made = Tokenizer.from_buffer(self._content)
+            for number, text in sorted(self._numbered().items()):
+                if number == made.get_vocab_size(with_added_tokens=True):
+                    made.add_special_tokens([text])  # pyright: ignore[reportUnknownMemberType]
+            return made
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigurationError(f"{self._path} is not a tokenizer: {error}") from error
+            raise ConfigurationError(f"the run's {TOKENIZER} is no tokenizer: {error}") from error
+
+
+def run_text(location: RunLocation) -> TokenText:
+    """Returns the text of the run's tokens, by the tokenizer that its task names, else by that of
+    its model.
+    """
+
+    def read(name: str) -> bytes | None:
+        own = None
+        if location.table("task").get("tokenizer") is not None:
+            own = model_file(location, f"{TASK_TOKENIZER}{name}")
+        return model_file(location, name) if own is None else own
+
+    return TokenText(
+        lambda: read(TOKENIZER),
+        lambda: numbered_tokens(read("tokenizer_config.json"), read("added_tokens.json")),
+    )
 
 
 def define_text(connection: duckdb.DuckDBPyConnection, location: RunLocation) -> None:
@@ -373,7 +409,7 @@ def define_text(connection: duckdb.DuckDBPyConnection, location: RunLocation) ->
     sources)` and `answer_of(tokens, sources)`, which return the prompt's and the generated ones of
     a trajectory's tokens.
     """
-    text = TokenText(location.tokenizers())
+    text = run_text(location)
 
     def decoded(tokens: list[int] | None) -> str:
         return text.text(tokens or ())

@@ -7,7 +7,6 @@ the new one. A row names the text that it belongs to by a hash, so scores never 
 tokens. Neither reading nor writing imports torch.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.base import content_hash
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Floats
+from rollstream.whole_file import whole_file
 
 TOKEN_SCORES_FILE = "token-scores.parquet"
 FORMAT, FORMAT_KEY = 1, b"rollstream.token_scores"
@@ -69,21 +69,18 @@ def write_token_scores(path: Path, rows: Iterable[ScoredTrajectory]) -> None:
     """Replace the file by one with these rows and those of other trajectories that it has. A
     failure leaves the file as it was. Raises `ConfigurationError` if the file cannot be read.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     written: set[str] = set()
-    try:
-        with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer:
-            for table in _tables(rows):
-                written.update(_names(table))
-                writer.write_table(table)
-            for table in _stored_tables(path):
-                kept = table.filter(pa.array([name not in written for name in _names(table)]))
-                if kept.num_rows:
-                    writer.write_table(kept)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with (
+        whole_file(path) as partial,
+        pq.ParquetWriter(partial, SCHEMA, compression="zstd") as writer,
+    ):
+        for table in _tables(rows):
+            written.update(_names(table))
+            writer.write_table(table)
+        for table in _stored_tables(path):
+            kept = table.filter(pa.array([name not in written for name in _names(table)]))
+            if kept.num_rows:
+                writer.write_table(kept)
 
 
 def stored_hashes(path: Path) -> dict[str, str]:

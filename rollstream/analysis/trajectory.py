@@ -18,7 +18,7 @@ from rollstream.analysis.archive_files import sql_literal
 from rollstream.analysis.fields import record_values
 from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.output import json_value
-from rollstream.analysis.session import QuerySession, TokenText
+from rollstream.analysis.session import QuerySession, TokenText, run_text
 from rollstream.analysis.views import VIEWS
 from rollstream.errors import ConfigurationError, DecodeError
 from rollstream.storage.archive.schema import arrow_schema
@@ -204,7 +204,7 @@ class Run:
     ) -> None:
         self._place = locate_asked_run(url, name, log.warning)
         self._session = QuerySession(self._place, log.warning, skip_corrupt)
-        self._text = TokenText(self._place.tokenizers())
+        self._text = run_text(self._place)
 
     @property
     def configuration(self) -> Mapping[str, Any]:

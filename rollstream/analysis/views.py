@@ -112,7 +112,8 @@ FROM (
 """
 
 _STEPS = f"""
-SELECT step, term, to_timestamp(time_s) AS done, version.number AS version, takes,
+SELECT step, term, CASE WHEN abs(time_s) < 6e10 THEN to_timestamp(time_s) END AS done,
+       version.number AS version, takes,
        {", ".join(f"metrics['{name}'] AS {name}" for name in METRICS)},
        metrics, counts, state_hash
 FROM ledger WHERE {_is_valid("step_done/1")}

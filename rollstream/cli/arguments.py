@@ -6,11 +6,14 @@ name is looked for in `runs/`, and without RUN a command takes the newest run (`
 """
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollstream.analysis.locate import RUNS_FOLDER, newest_run
+from rollstream.analysis.locate import RUNS_FOLDER, may_hold_run, newest_run
+from rollstream.errors import ConfigurationError
 
 EXAMPLE_RUN = "runs/quickstart-0/config.json"
 RUN_HELP = "a run's folder, its name in runs/, or its config.json; default: newest run"
@@ -22,8 +25,10 @@ RUN_OR_STORE_HELP = (
     "a run's folder, its name in runs/, its config.json, or a store (folder or URL); "
     "default: newest run"
 )
-INSIDE_RUN = ("config.json", "store", "archive", "weights")
-"""A folder with one of these is a run, an archive or a store, so it may be meant by RUN."""
+INSIDE_RUN = ("store", "archive", "weights")
+"""A folder with one of these folders, or with a run's configuration, is a run, an archive or a
+store, so it may be meant by RUN.
+"""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -63,25 +68,39 @@ class CommandParser(argparse.ArgumentParser):
         return [f"rollstream {self.title} {example}".rstrip() for example in self.examples]
 
     def add_run(
-        self, help: str = RUN_HELP, before: tuple[str, ...] = (), required: bool = True
+        self,
+        help: str = RUN_HELP,
+        before: tuple[str, ...] = (),
+        required: bool = True,
+        with_trust: bool = True,
     ) -> None:
         """Add RUN; without it the command takes the newest run. It is an error if there is none,
         unless `required` is False. `before` names the command's other positional arguments, which
         the caller adds after this call: RUN stands before them, but may also stand after them.
+        `with_trust` adds `--trust`.
         """
         self.add_argument("run", metavar="RUN", nargs="?", help=help)
+        if with_trust:
+            self._add_trust()
         self._behind_run, self._run_required = before, required
         self._runs = ("run",)
 
     def add_runs(self, help: str) -> None:
         """Add any number of runs; without one the command takes the newest run."""
         self.add_argument("runs", metavar="RUN", nargs="*", help=help)
+        self._add_trust()
         self._runs = ("runs",)
 
     def add_named_run(self, name: str, metavar: str, help: str) -> None:
         """Add a run that the command line must name."""
         self.add_argument(name, metavar=metavar, help=help)
+        if not self._runs:
+            self._add_trust()
         self._runs = (*self._runs, name)
+
+    def _add_trust(self) -> None:
+        help = "import the code that RUN names, although you did not begin RUN on this machine"
+        self.add_argument("--trust", action="store_true", dest="is_trusted", help=help)
 
     def add_configuration(self) -> None:
         """Add CONFIG and the options that override its settings."""
@@ -128,8 +147,13 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words after the command's name; options may stand between arguments. RUN is put
         into its place wherever it stood, or is taken from the option `--run RUN` (of `query`).
+        Raises `ConfigurationError` for characters that neither a file's name nor a query can have.
         """
-        arguments = self.parse_intermixed_args(words)
+        for word in words:
+            _check_characters(word)
+        # Words behind `--` are no options; only `parse_args` keeps that for each argument.
+        parse = self.parse_args if "--" in words else self.parse_intermixed_args
+        arguments = parse(words)
         if self._behind_run:
             _order_run(arguments, self._behind_run)
         if named := getattr(arguments, "named", None):
@@ -146,8 +170,11 @@ class CommandParser(argparse.ArgumentParser):
         for name in self._runs:
             given = values[name]
             if isinstance(given, str):
+                _check_name(given)
                 values[name] = run_path(given)
             elif given:
+                for named in given:
+                    _check_name(named)
                 values[name] = [run_path(named) for named in given]
             elif self._run_required or next(RUNS_FOLDER.glob("*/config.json"), None):
                 found = str(newest_run(RUNS_FOLDER))
@@ -157,11 +184,33 @@ class CommandParser(argparse.ArgumentParser):
 
 def run_path(named: str) -> str:
     """Returns `runs/NAME` for a bare name (without `/` and `:`) that exists there and not in the
-    present folder; otherwise the argument unchanged.
+    present folder; otherwise the argument unchanged. The argument may be any text, for instance a
+    query: what cannot be a path does not exist.
     """
     is_bare = not {"/", ":"} & set(named)
-    is_there = is_bare and not Path(named).exists() and (RUNS_FOLDER / named).is_dir()
-    return str(RUNS_FOLDER / named) if is_there else named
+    in_runs = os.path.join(RUNS_FOLDER, named)
+    is_there = is_bare and not os.path.exists(named) and os.path.isdir(in_runs)
+    return in_runs if is_there else named
+
+
+def _check_characters(word: str) -> None:
+    try:
+        is_possible = b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise ConfigurationError(f"{word[:80]!r} has characters that no argument can have")
+
+
+def _check_name(named: str) -> None:
+    """Raise `ConfigurationError` for a run whose name is empty or too long for any path."""
+    if not named:
+        raise ConfigurationError("the run's name is empty, perhaps an unset variable of the shell")
+    try:
+        os.lstat(named)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigurationError(f"{named[:80]}…: no such run; its name is too long") from None
 
 
 def _order_run(arguments: argparse.Namespace, behind: Sequence[str]) -> None:
@@ -188,7 +237,8 @@ def _may_be_run(word: str) -> bool:
 
 def _is_run(word: str) -> bool:
     """Returns whether the word is an existing configuration file, or a folder that holds a run."""
-    path = Path(run_path(word))
-    if path.suffix in (".json", ".toml"):
-        return path.is_file()
-    return any((path / name).exists() for name in INSIDE_RUN)
+    path = run_path(word)
+    if path.endswith((".json", ".toml")):
+        return os.path.isfile(path)
+    is_store = any(os.path.isdir(os.path.join(path, name)) for name in INSIDE_RUN)
+    return is_store or (os.path.isdir(path) and may_hold_run(Path(path)))

@@ -36,6 +36,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         *_commands(
             "",
             run="start all roles of CONFIG with a live view; the same command resumes",
+            check="check settings, model, data, verifier and machine of CONFIG; starts nothing",
             warmup="create the run's initial model by training on the task's documents",
         ),
         Command(
@@ -77,6 +78,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         restore="make a run from a backup, check it, and print its recovery point",
         rm="delete a run: its topics, objects and folder, and nothing of another run",
         forward="send a run's metrics to TensorBoard or Weights & Biases; resumes",
+        trust="let a run of another user import code, follow links, or reach a host",
         health="check a process on this machine; exit code 1: stalled or silent",
     ),
 }
@@ -97,9 +99,11 @@ MEANT = {
     "rollouts": "rollout", "trainer": "train", "versions": "weights", "show": "inspect",
     "list": "ls", "settings": "config", "doctor": "audit", "delete": "rm", "remove": "rm",
     "snapshot": "backup", "optimise": "tune", "optimize": "tune", "upload": "put-model",
-    "push": "put-model",
+    "push": "put-model", "validate": "check", "lint": "check", "preflight": "check",
 }  # fmt: skip
 """Names that users may try, and the command that an error proposes for each."""
+WORKING = frozenset(COMMANDS) - {"plan", "simulate", *(command.name for command in GROUPS["look"])}
+"""Commands whose work or exit code is more than their output: they do not end if it is lost."""
 HELP_WORDS = ("-h", "--help")
 
 

@@ -6,37 +6,90 @@ of the run. Commands that leave `config.json` as it is use `load_configuration`.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from rollstream.analysis.locate import REPLAY_FILE
-from rollstream.config.config import CODE_REVISION, load
-from rollstream.config.run_folder import RunFolder, folder_of_run, reach, write_configuration
+from rollstream.cli.signals import warn
+from rollstream.config.config import CODE_REVISION, load_layers, validate_layers
+from rollstream.config.fitted_defaults import put_recorded_defaults, set_settings
+from rollstream.config.run_folder import (
+    RunFolder,
+    check_changes,
+    folder_of_run,
+    reach,
+    write_configuration,
+)
 from rollstream.config.run_model import has_model, has_versions, missing_model
 from rollstream.config.settings import Configuration
-from rollstream.config.sources import file_layer
+from rollstream.config.sources import SettingLayers, file_layer
 from rollstream.errors import ConfigurationError
+from rollstream.printable import shell_command
+
+if TYPE_CHECKING:
+    from rollstream.checks.check import CheckReport
+    from rollstream.checks.findings import Finding
 
 
 def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and validate the configuration, and write it into the run's folder as `config.json`,
-    unless it is that file and neither `--set` nor `--seed` changes it.
+    """Load and validate the configuration, and `settle` it in the run's folder."""
+    configuration, folder = load_configuration(arguments)
+    settle(configuration, folder, arguments)
+    return configuration, folder
+
+
+def settle(configuration: Configuration, folder: RunFolder, arguments: argparse.Namespace) -> None:
+    """Write the configuration into the run's folder as `config.json`, unless it is that file and
+    neither `--set` nor `--seed` changes it.
 
     Raises `ConfigurationError` if the folder belongs to a replay, or if it has a run with other
     settings and these must not change: some may always, some with `--accept-config`, some never.
     """
-    configuration, folder = load_configuration(arguments)
     if (folder.path / REPLAY_FILE).exists():
         raise ConfigurationError(f"{folder.path} holds a replay, which no role can resume")
-    changed = arguments.overrides or arguments.seed is not None
-    if _file(arguments).absolute() != folder.configuration or changed:
+    if _is_changed(folder, arguments):
         accepted = getattr(arguments, "accept_config", False)
         is_run = arguments.command == "run"
         write_configuration(
             folder, configuration, accepted, lambda: _reach(configuration, folder.path, is_run)
         )
-    return configuration, folder
+
+
+def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder]":
+    """Load and validate the configuration, and make all checks of its run; nothing is written. The
+    report has the configuration with defaults that fit the data.
+    """
+    from rollstream.checks.check import check_run  # slow to import, and few commands check
+
+    layers, folder = _load_layers(arguments)
+    report = check_run(validate_layers(layers), folder.path, set_settings(layers))
+    changes = change_findings(report.configuration, folder, arguments)
+    return replace(report, findings=[*changes, *report.findings]), folder
+
+
+def change_findings(
+    configuration: Configuration, folder: RunFolder, arguments: argparse.Namespace
+) -> "list[Finding]":
+    """Returns the lines about settings that differ from those of the run in the folder."""
+    from rollstream.checks.findings import Finding
+
+    if not folder.configuration.is_file() or not _is_changed(folder, arguments):
+        return []
+    accepted = getattr(arguments, "accept_config", False)
+    try:
+        changes = check_changes(folder, configuration, accepted)
+    except ConfigurationError as error:
+        return [Finding("settings", "refused", str(error))]
+    return [Finding("settings", "ok", f"accepted change: {change}") for change in changes]
+
+
+def _is_changed(folder: RunFolder, arguments: argparse.Namespace) -> bool:
+    """Returns whether the settings may be others than those in the folder's `config.json`."""
+    overridden = arguments.overrides or arguments.seed is not None
+    return bool(overridden) or _file(arguments).absolute() != folder.configuration
 
 
 def _reach(configuration: Configuration, folder: Path, is_run: bool) -> None:
@@ -53,14 +106,26 @@ def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, Ru
     """Load and validate the configuration; nothing is written. `--set`, `--seed` and `--run` of the
     arguments override settings of the file.
     """
+    layers, folder = _load_layers(arguments)
+    return validate_layers(layers), folder
+
+
+def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolder]:
+    """Returns the settings with their origins, and the run's folder. Settings that nobody set and
+    whose default follows the data are those that the run in the folder has.
+    """
     overrides: list[str] = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")
     if arguments.run is not None:
         overrides.append(f"folder={arguments.run}")
     refuse_other_kind(_file(arguments), Configuration)
-    configuration = load(_file(arguments), overrides)
-    return configuration, folder_of_run(configuration)
+    layers = load_layers(_file(arguments), overrides)
+    folder = folder_of_run(validate_layers(layers))
+    if folder.configuration.is_file() and _file(arguments).absolute() != folder.configuration:
+        for line in put_recorded_defaults(layers, file_layer(folder.configuration)):
+            warn(line)
+    return layers, folder
 
 
 def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
@@ -80,7 +145,7 @@ def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:
     for kind, (other, command) in kinds.items():
         if other is not model and keys <= other.model_fields.keys():
             raise ConfigurationError(
-                f"{path} is the configuration of {kind}; use it with rollstream {command} {path}"
+                f"{path} is the configuration of {kind}; use it with {shell_command(command, path)}"
             )
 
 

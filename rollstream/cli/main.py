@@ -6,21 +6,81 @@ result, as `audit` does (docs/reference/exit-codes.md).
 """
 
 import argparse
+import errno
 import gc
 import sys
 from collections.abc import Sequence
 
 from rollstream import errors
-from rollstream.cli.commands import HELP_WORDS, choose_parser, help_lines
+from rollstream.cli.commands import HELP_WORDS, WORKING, choose_parser, help_lines
+from rollstream.os_failures import explain_os_error, is_of_the_machine
+from rollstream.printable import outlast_output, printable_output, protect_output
+from rollstream.roles.catalogue import ROLES
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+WORD_SHOWN = 200  # characters of a path or word in an error message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command of `argv` (default: the words that the process was started with); returns its
-    exit code. A `RollstreamError` becomes a message on stderr.
+    exit code. A `RollstreamError` becomes a message on stderr, as does an `OSError` whose cause is
+    the machine (a full disk, no more files). All output is printable.
     """
-    words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        protect_output()  # for good: a traceback is printed after this function
+        return _run(sys.argv[1:])
+    with printable_output():
+        return _run(argv)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run the command, write all of its output, and return the exit code."""
+    try:
+        try:
+            return _command(words)
+        finally:
+            sys.stdout.flush()
+    except errors.RollstreamError as error:
+        if not (isinstance(error, errors.OutputLost) and error.is_closed):
+            print(f"rollstream: {_with_short_words(str(error), words)}", file=sys.stderr)
+        return exit_code_of(error)
+    except OSError as error:
+        if words[0] in ROLES and not is_of_the_machine(error):  # the role's log has the traceback
+            raise
+        place = "" if error.filename is None else f"{_shown(str(error.filename))}: "
+        print(f"rollstream: {place}{explain_os_error(error)}", file=sys.stderr)
+        return errors.EXIT_REFUSED if error.errno == errno.ENAMETOOLONG else 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except ImportError as error:
+        if not _is_interrupted(error):
+            raise
+        return EXIT_INTERRUPTED
+    finally:
+        gc.enable()
+
+
+def _is_interrupted(error: BaseException | None) -> bool:
+    """Returns whether Ctrl-C is the cause of the error, which C++ code raises in its place."""
+    while error is not None and "KeyboardInterrupt" not in f"{type(error).__name__} {error}":
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _with_short_words(message: str, words: Sequence[str]) -> str:
+    """Returns the message with each word of the command line in one line, and shortened."""
+    for word in words:
+        if "\n" in word or len(word) > WORD_SHOWN:
+            message = message.replace(word, _shown(word)).replace(repr(word), repr(_shown(word)))
+    return message
+
+
+def _shown(word: str) -> str:
+    cut = word if len(word) <= WORD_SHOWN else f"{word[:WORD_SHOWN]}…"
+    return cut.replace("\n", "\\n")
+
+
+def _command(words: Sequence[str]) -> int:
     if not words or words[0] in HELP_WORDS:
         print("\n".join(help_lines()))
         return 0
@@ -28,25 +88,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_version())
         return 0
     gc.disable()  # imports leave no garbage; collection would take a tenth of the start of `query`
-    try:
-        parser, rest = choose_parser(words)
-        arguments = parser.parse(rest)
-        gc.enable()
-        parser.find_runs(arguments)
-        return parser.main(arguments)
-    except errors.RollstreamError as error:
-        print(f"rollstream: {error}", file=sys.stderr)
-        return exit_code_of(error)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    finally:
-        gc.enable()
+    parser, rest = choose_parser(words)
+    arguments = parser.parse(rest)
+    gc.enable()
+    if parser.command in WORKING:
+        outlast_output()
+    parser.find_runs(arguments)
+    return parser.main(arguments)
 
 
 def exit_code_of(error: errors.RollstreamError) -> int:
     """Return the exit code of a command that this error ends."""
     if isinstance(error, errors.ConfigurationError | errors.NewerRelease):
         return errors.EXIT_REFUSED
+    if isinstance(error, errors.OutputLost) and error.is_closed:
+        return errors.EXIT_CLOSED_PIPE
     is_passing = isinstance(error, errors.EngineUnavailable | errors.EveryGroupDied)
     return errors.EXIT_UNSERVED if is_passing else 1
 

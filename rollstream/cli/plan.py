@@ -12,11 +12,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from rollstream.cli.arguments import CommandParser
+from rollstream.cli.console import TerminalConsole
 from rollstream.errors import ConfigurationError
+from rollstream.os_failures import explain_os_error
 from rollstream.sizes import proposal, unlike_proposal
 from rollstream.sizes.arithmetic import MemoryLine, total
 from rollstream.sizes.devices import (
@@ -127,7 +128,7 @@ def _plan_kinds(arguments: argparse.Namespace, kinds: Sequence[CardKind]) -> int
         print(json.dumps(unlike_proposal.figures(plan)))
     elif arguments.toml != "-":
         shape = plan.request.shape
-        console = Console()
+        console = TerminalConsole()
         console.print(
             f"{shape.name}: {shape.parameters / GB:.3f} billion parameters, context "
             f"{request.context}",
@@ -140,6 +141,12 @@ def _plan_kinds(arguments: argparse.Namespace, kinds: Sequence[CardKind]) -> int
 def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
     """Return the request of the command line. Raises `ConfigurationError` for invalid values."""
     shape = find_shape(arguments.model)
+    if shape.experts is not None:
+        raise ConfigurationError(
+            f"{shape.name} is a mixture of {shape.experts.count} experts, and no plan counts what "
+            "its training needs: the experts that a batch uses decide memory and time; plan a "
+            "dense model"
+        )
     for option, value in (
         ("--store-gbps", arguments.store_gbps),
         ("--network-gbps", arguments.network_gbps),
@@ -180,11 +187,11 @@ def _write(file: str, texts: Callable[[str], Mapping[str, str]]) -> None:
         try:
             Path(name).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigurationError(f"--toml {name}: {error.strerror}") from None
+            raise ConfigurationError(f"--toml {name}: {explain_os_error(error)}") from None
 
 
 def _print(plan: RunPlan, price: float) -> None:
-    console = Console()
+    console = TerminalConsole()
     request, proposed = plan.request, plan.proposed
     shape = request.shape
     active = "" if shape.experts is None else f", {shape.active_parameters / GB:.1f} active"

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_configuration
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import progress_line
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def main(arguments: argparse.Namespace) -> int:
     progress_line("")
     default = profile_path(folder.path, profile.engine, profile.model)
     path = Path(arguments.out or configuration.rollouts.profile or default)
-    write_profile(path, profile)
+    write_profile(path, profile, is_typed=bool(arguments.out))
     if arguments.json:
         points = [asdict(point) for point in measured]
         print(json.dumps({"file": str(path), **asdict(profile), "measured": points}))
         return 0
-    console = Console()
+    console = TerminalConsole()
     console.print(_table(measured, profile))
     console.print(_account(profile), highlight=False, soft_wrap=True)
     console.print(f"written: {path}", highlight=False, soft_wrap=True)

@@ -12,11 +12,14 @@ import time
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.configuration import load_configuration
-from rollstream.cli.signals import progress_line
-from rollstream.config.identity import read_or_create_identity
+from rollstream.cli.signals import progress_line, warn
 from rollstream.config.run_folder import store_for_writing
 from rollstream.config.run_model import source_in
-from rollstream.storage.hf_folder import find_hf_folder, read_hf_config
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.storage.hf_folder import find_hf_folder
+from rollstream.storage.hf_weights import check_trainable, unread_files, unused_line
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.starting_model.put import put_model
 
 MB = 1e6
@@ -37,8 +40,10 @@ def main(arguments: argparse.Namespace) -> int:
     """Upload the model and print the stored files; returns the exit code."""
     c, folder = load_configuration(arguments)
     model = find_hf_folder(arguments.path)
-    read_hf_config(model)
+    _check(c, str(model))
     source = source_in(c, model, c.task.tokenizer)
+    if unread := unread_files(model, source.has_weights):
+        warn(unused_line(model, unread, "files"))
     store = store_for_writing(c, folder.path)
     read_or_create_identity(store, c.run)
 
@@ -56,3 +61,19 @@ def main(arguments: argparse.Namespace) -> int:
             f"{len(found.files)} files, {found.bytes / MB:.1f} MB"
         )
     return 0
+
+
+def _check(c: Configuration, path: str) -> None:
+    """Raise `ConfigurationError` for a model that `rollstream check` refuses."""
+    from rollstream.checks.model import read_model_facts
+    from rollstream.checks.model_process import ModelProcess
+
+    check_trainable(find_hf_folder(path))
+    settings = c.model.model_copy(update={"path": path})
+    facts = read_model_facts(c.model_copy(update={"model": settings}))
+    if facts is None or not facts.bytes:
+        return
+    for finding in ModelProcess(c, facts.folder).findings():
+        if finding.verdict == "refused":
+            raise ConfigurationError(finding.text)
+        warn(finding.text)

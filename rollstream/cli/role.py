@@ -32,6 +32,7 @@ from rollstream.import_path import module_command
 from rollstream.roles.catalogue import ROLES
 from rollstream.sizes.check import check_memory, lone_use, uses_gpus
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
+from rollstream.streams.foreign_text import whole_number
 from rollstream.supervisor.cards import ranks_of_slurm, read_cards
 from rollstream.supervisor.plan import ACCEPT_CONFIG
 from rollstream.supervisor.process import end_with_parent
@@ -242,16 +243,18 @@ def _evaluate_stored(arguments: argparse.Namespace) -> int:
 
 def parse_versions(text: str) -> list[int]:
     """Parses version numbers such as `0,10,60`."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigurationError(f"--versions {text!r}: write numbers, e.g. 0,10,60") from None
+    numbers = [whole_number(part.strip()) for part in text.split(",")]
+    if None in numbers:
+        raise ConfigurationError(f"--versions {text[:80]!r}: write numbers, e.g. 0,10,60")
+    return [number for number in numbers if number is not None]
 
 
 def in_words(line: dict[str, Any]) -> str:
     """Returns one evaluation as a readable line."""
+    named = {name.removeprefix("pass_at/"): v for name, v in line.items() if "pass_at/" in name}
+    passes = "".join(f"pass@{k} {share:.3f}, " for k, share in named.items())
     return (
-        f"version {line['step']}: sampled accuracy {line['accuracy_sampled']:.3f}, "
+        f"version {line['step']}: sampled accuracy {line['accuracy_sampled']:.3f}, {passes}"
         f"greedy {line['accuracy_greedy']:.3f}, "
         f"length median {line['length_median']:g}, p99 {line['length_p99']:g}"
     )

@@ -1,10 +1,11 @@
 """`rollstream run CONFIG`: runs all roles of a run on this machine until the run is complete,
 stopped or failed. A run's folder has one supervisor at a time; the same command resumes the run.
 
-1. Write the configuration into the run's folder. 2. Take the folder's lock. 3. Create the topics,
-and check that the store belongs to this run. 4. Warm up: make the first model in the run's folder,
-unless one is configured or present; put it into the store. 5. Supervise the roles (start them,
-restart those that die) and show the live view. 6. Print the summary and write the report.
+1. Make all checks (`rollstream check`), before anything is written. 2. Write the configuration into
+the run's folder. 3. Take the folder's lock. 4. Create the topics, and check that the store belongs
+to this run. A complete run goes on with 7. 5. Warm up: make the first model in the run's folder,
+unless one is configured or present; put it into the store. 6. Supervise the roles (start them,
+restart those that die) and show the live view. 7. Print the summary and write the report.
 """
 
 import argparse
@@ -12,17 +13,25 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from rich.console import Console
 
+from rollstream.analysis.own_runs import remember_begun
+from rollstream.checks.machine import assigned_cards
 from rollstream.cli.arguments import CommandParser
-from rollstream.cli.configuration import load_and_settle
+from rollstream.cli.check import print_notes
+from rollstream.cli.configuration import load_checked, settle
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.main import EXIT_INTERRUPTED
-from rollstream.cli.signals import StopSignals, listen_for_signals
-from rollstream.config.identity import read_or_create_identity
-from rollstream.config.recorded_configuration import check_configuration, record_configuration
+from rollstream.cli.signals import StopSignals, listen_for_signals, terminable, warn
+from rollstream.config.recorded_configuration import (
+    accepted_changes,
+    check_configuration,
+    record_configuration,
+)
 from rollstream.config.run_folder import (
     RunFolder,
     open_run_log_for_writing,
@@ -31,33 +40,36 @@ from rollstream.config.run_folder import (
 )
 from rollstream.config.run_model import model_folder, store_starting_model
 from rollstream.config.settings import Configuration
+from rollstream.errors import RollstreamError
 from rollstream.explorer.process import ExplorerProcess
 from rollstream.metrics.endpoint import ProcessMetrics, metrics_port, serve_metrics
+from rollstream.monitor.feed import JsonLinesTail
 from rollstream.monitor.observer import RunObserver
+from rollstream.monitor.sessions import ENDINGS
 from rollstream.monitor.snapshot import run_settings_of
 from rollstream.monitor.view import LiveView
+from rollstream.printable import shell_command
 from rollstream.report.history import drop_bias_warnings
 from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
-from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
+from rollstream.roles.completion import is_complete
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.bus import Bus
-from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue
-from rollstream.supervisor.cards import GpuCard, assign_cards, read_cards
 from rollstream.supervisor.plan import process_specs, warmup_spec, with_metrics_ports
-from rollstream.supervisor.process import ProcessSpec
+from rollstream.supervisor.process import ProcessSpec, warn_unwritten
 from rollstream.supervisor.supervisor import RunLock, RunOutcome, Supervisor
 from rollstream.warmup.process import WarmupProcess
 
 
 def add_arguments(command: CommandParser) -> None:
     command.add_examples(
-        "examples/quickstart.toml",
+        "examples/quickstart.toml --run runs/quickstart-0",
         "examples/quickstart.toml --seed 2 --run runs/two --set trainer.lr=1e-4",
     )
     command.add_configuration()
@@ -70,62 +82,91 @@ def add_arguments(command: CommandParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Run until the run is complete (returns 0), stopped (130) or failed (1)."""
     allocate_tables_with_malloc()
-    configuration, folder = load_and_settle(arguments)  # 1
-    check_reachable(configuration.bus)
-    signals = listen_for_signals()
-    console = Console(stderr=arguments.json)
-    lock = RunLock(folder.path)  # 2
-    bus = open_run_log_for_writing(configuration, folder.path)
-    bus.create(catalogue())  # 3
+    console = TerminalConsole(stderr=arguments.json)
     try:
-        store = _identify(configuration, folder, arguments.accept_config)
+        with terminable():
+            report, folder = load_checked(arguments)  # 1
+    except KeyboardInterrupt:
+        return _stopped(console)
+    print_notes(report, console)
+    report.refuse()
+    configuration = report.configuration
+    settle(configuration, folder, arguments)  # 2
+    signals = listen_for_signals()
+    lock = RunLock(folder.path)  # 3
+    bus = open_run_log_for_writing(configuration, folder.path)
+    bus.create(catalogue())  # 4
+    try:
+        store = _identify(bus, configuration, folder, arguments.accept_config)
+        if _has_completed(store, configuration, folder):
+            steps = configuration.trainer.steps
+            console.print(
+                f"the run in {folder.path} is complete: {steps} of {steps} steps; nothing was "
+                "started. A larger trainer.steps with --accept-config continues it",
+                soft_wrap=True,
+                highlight=False,
+            )
+            _end(folder, RunOutcome("complete"), console, arguments.json)
+            return 0
         spec = warmup_spec(configuration, folder)
         warmup = WarmupProcess(configuration, folder, spec, console, lock)
-        if not warmup.run(signals):  # 4
-            return EXIT_INTERRUPTED
+        if not warmup.run(signals):  # 5
+            return _stopped(console)
         # Refuses too small GPUs, so it comes before anything is uploaded.
         specs = _role_specs(configuration, folder, arguments.accept_config)
         store_starting_model(store, configuration, folder.path)
         with ExplorerProcess(folder, console) if arguments.explore else nullcontext():
             view = LiveView(_observer(configuration, folder, bus), console, arguments.json)
             outcome = _supervise(configuration, folder, signals, view, lock, specs)
-        _end(folder, outcome, console, arguments.json)  # 6
+        if lost := lock.lost_folder():
+            print(f"rollstream: {lost}; its processes are ended", file=sys.stderr)
+            return 1
+        _end(folder, outcome, console, arguments.json)  # 7
     finally:
         bus.close()
         lock.close()
     return {"complete": 0, "stopped": EXIT_INTERRUPTED, "failed": 1}[outcome.kind]
 
 
-def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> ObjectStore:
+def _stopped(console: Console) -> int:
+    """Report that a signal ended the command before the roles were started."""
+    console.print("stopped; the same command resumes")
+    return EXIT_INTERRUPTED
+
+
+def _has_completed(store: ObjectStore, configuration: Configuration, folder: RunFolder) -> bool:
+    """Returns whether nothing is left to do: all steps are trained, and the last supervisor ended
+    with the last evaluation. After a stop during that evaluation the next start makes it.
+    """
+    events = JsonLinesTail(folder.metrics / "supervisor.jsonl").read()
+    kinds = [event.get("event") for event in events if event.get("event") in (*ENDINGS, "start")]
+    is_ended = bool(kinds) and ENDINGS.get(str(kinds[-1])) == "finished"
+    return is_ended and is_complete(store, configuration.trainer.steps)
+
+
+def _identify(
+    bus: Bus, configuration: Configuration, folder: RunFolder, accepted: bool
+) -> ObjectStore:
     """Check that the store belongs to this run, and that the configuration may be used with it;
     returns the store.
     With `accepted` (`--accept-config`) a change of the configuration is recorded, before any role
-    compares its own configuration with the recorded one.
+    compares its own configuration with the recorded one; from where on it holds is printed.
     """
     store = store_for_writing(configuration, folder.path)
-    read_or_create_identity(store, configuration.run)
+    identity = read_or_create_identity(store, configuration.run)
+    remember_begun(identity.id, configuration.model_dump(mode="json"), folder.path)
     check_configuration(store, configuration, accepted)
     if accepted:
+        for change in accepted_changes(bus, store, configuration):
+            print(f"rollstream: {change}", file=sys.stderr)
         record_configuration(store, configuration)
     return store
 
 
-def _assign_cards(c: Configuration, folder: RunFolder) -> Mapping[str, Sequence[GpuCard]]:
-    """Returns the GPUs of each process by the settings of `[devices]`; {} for a run that uses none.
-    Raises `ConfigurationError` if this machine's GPUs do not allow the assignment, or if their
-    memory is known to be too small for the run's model.
-    """
-    if not uses_gpus(c):
-        return {}
-    cards = read_cards(os.environ)
-    assigned = assign_cards(c, cards)
-    check_memory(c, model_folder(c, folder.path), assigned or unassigned_use(c, cards))
-    return assigned
-
-
 def _role_specs(c: Configuration, folder: RunFolder, accepted: bool) -> list[ProcessSpec]:
     """Returns the processes of the run, each with its GPUs and its metrics port."""
-    specs = process_specs(c, folder, accepted, _assign_cards(c, folder))
+    cards = assigned_cards(c, lambda: model_folder(c, folder.path))
+    specs = process_specs(c, folder, accepted, cards)
     return with_metrics_ports(specs, metrics_port(c, os.environ))
 
 
@@ -155,22 +196,37 @@ def _supervise(
         supervisor = Supervisor(specs, folder.logs, lock, events.append)
         process_metrics.offer(supervisor.metric_values)
         process_metrics.offer(view.observer.metric_values)
-        return supervisor.run(process_metrics.stop, signals.hurry, view.show)  # 5
+        return supervisor.run(process_metrics.stop, signals.hurry, view.show)  # 6
 
 
 def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool) -> None:
-    """Print the summary and write the report; a failure message is printed last."""
-    history = open_history(folder)
-    summary = summarise(history)
-    write_report(history, summary, folder.report)
+    """Print the summary and write the report; a failure message is printed last. The run has ended:
+    a failure here is a warning.
+    """
+    history, line, is_written = None, dict[str, Any](), False
+    try:
+        history = open_history(folder)
+        summary = summarise(history)
+        line = summary.line()
+        if not as_json:
+            console.print(summary.table())
+        write_report(history, summary, folder.report)
+        is_written = True
+    except OSError as error:  # a full disk, or a log that cannot be read
+        warn_unwritten(folder.report, error, "`rollstream report` writes it again")
+    except RollstreamError as error:
+        again = shell_command("report", folder.path)
+        warn(f"there is no summary: {error}; `{again}` writes it again")
     if as_json:
-        print(json.dumps({"outcome": outcome.kind, **summary.line()}), flush=True)
-    else:
-        console.print(summary.table())
+        print(json.dumps({"outcome": outcome.kind, **line}), flush=True)
+    elif is_written:
         console.print(f"report: {folder.report}", soft_wrap=True, highlight=False)
-    for warning in drop_bias_warnings(history.dropped.compared()):
+    for warning in drop_bias_warnings(history.dropped.compared()) if history else ():
         console.print(f"warning: {warning.what}: {warning.do}", highlight=False)
     if outcome.kind == "stopped":
         console.print("stopped; the same command resumes from the last checkpoint")
+    if outcome.kind == "complete" and outcome.message:
+        again = shell_command("eval", str(folder.path))
+        warn(f"{outcome.message}: `{again}` evaluates the kept versions")
     if outcome.kind == "failed":
         print(f"rollstream: {outcome.message}", file=sys.stderr)

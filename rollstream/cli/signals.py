@@ -1,50 +1,25 @@
 """Connects a command with its terminal: messages and progress on stderr (`warn`, `progress_line`,
-`progress_bar`), stop signals as events (`listen_for_signals`), and a quiet end when the output pipe
-is closed (`quiet_on_closed_pipe`).
+`progress_bar`), and stop signals as events (`listen_for_signals`).
 
 The module imports no configuration, so commands that only read (query, tail, inspect) start fast.
 """
 
-import argparse
-import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import TYPE_CHECKING
+
+from rollstream.printable import printable, raw_stream
 
 if TYPE_CHECKING:
     from rollstream.streams.records import StepDone
-
-EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE, the shell convention
 
 
 def warn(text: str) -> None:
     """Print a message on stderr, apart from the command's output."""
     print(f"rollstream: {text}", file=sys.stderr)
-
-
-def quiet_on_closed_pipe(
-    main: Callable[[argparse.Namespace], int],
-) -> Callable[[argparse.Namespace], int]:
-    """Wraps `main` so that it ends without an error message if the reader of its output closes the
-    pipe, as `head` does; it then returns `EXIT_CLOSED_PIPE`.
-    """
-
-    @wraps(main)
-    def guarded(arguments: argparse.Namespace) -> int:
-        try:
-            code = main(arguments)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The interpreter flushes stdout again at exit, which would print an error.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return EXIT_CLOSED_PIPE
-        return code
-
-    return guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +59,32 @@ def listen_for_signals() -> StopSignals:
     return signals
 
 
+@contextmanager
+def terminable() -> Generator[None]:
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt` in the block, as Ctrl-C does: the command
+    can then report its end, and end what it started. Only the main thread may use it.
+    """
+    import signal
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def progress_line(text: str, end: str = "") -> None:
     """Write `text` in place of the terminal's last line, on stderr, and `end` after it: a newline
     keeps the line. If stderr is no terminal, nothing is printed.
     """
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)
+        line = f"\r\x1b[K{printable(text)}"
+        print(line, end=end, file=raw_stream(sys.stderr), flush=True)
 
 
 def count_steps(steps: "Iterable[StepDone]", last: int) -> None:
@@ -108,9 +103,10 @@ def progress_bar(what: str, total: int | None) -> Generator[Callable[[int], None
     if not sys.stderr.isatty():
         yield lambda more: None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    from rollstream.cli.console import TerminalConsole
+
+    with Progress(console=TerminalConsole(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda more: progress.advance(task, more)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from rollstream.analysis.locate import SIMULATION_FILE
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.configuration import refuse_other_kind
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import progress_line
 from rollstream.config.errors import error_lines
 from rollstream.config.sources import file_layer, merge_layers, overrides_layer
@@ -66,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
     page = None if arguments.html is None else _page(arguments.html)
     if arguments.save is not None and Path(arguments.save).is_file():
         raise ConfigurationError(f"--save {arguments.save}: it is a file; name a folder")
-    console, found = Console(), list[PolicyRun]()
+    console, found = TerminalConsole(), list[PolicyRun]()
     total = len(policy_names(settings)) * len(settings.clusters)
     for run in run_policies(settings):
         found.append(run)

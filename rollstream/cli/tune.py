@@ -3,7 +3,7 @@ N GPUs: their split between rollouts and trainer, slots, lag bound, update polic
 
 Speeds come from a profile or a recorded run, answer lengths from that run or from a paced
 configuration; `rollstream/tuning/` simulates and chooses. This file reads, prints and writes the
-proposed configuration. docs/how-to/tune-a-run.md explains what is assumed.
+proposed configuration. docs/how-to/tune-a-run.md explains the assumptions.
 """
 
 import argparse
@@ -14,17 +14,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, run_path
 from rollstream.cli.configuration import load_configuration
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import progress_line
 from rollstream.config.config import load_layers
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import plain_table
+from rollstream.os_failures import explain_os_error
 from rollstream.tuning.choices import (
     HELD,
     ChoiceSpace,
@@ -190,7 +191,7 @@ def _print(
     beyond: PredictedChoice | None,
 ) -> None:
     """Print the table, the settings to change, and what was assumed and not known."""
-    console = Console()
+    console = TerminalConsole()
     console.print(_table(found))
     lines = [_summary(arguments, found, changes)]
     if beyond is not None:
@@ -285,4 +286,4 @@ def _write(arguments: argparse.Namespace, changes: Mapping[str, Any]) -> None:
     try:
         Path(arguments.toml).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"--toml {arguments.toml}: {error.strerror}") from None
+        raise ConfigurationError(f"--toml {arguments.toml}: {explain_os_error(error)}") from None

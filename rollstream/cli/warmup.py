@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rollstream.cli.arguments import EXAMPLE_RUN, CommandParser
 from rollstream.cli.configuration import load_and_settle
-from rollstream.config.identity import read_or_create_identity
 from rollstream.config.run_folder import RunFolder, store_for_writing
 from rollstream.config.run_model import run_model, store_starting_model
 from rollstream.config.settings import Configuration
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.supervisor.process import end_with_parent
 
 

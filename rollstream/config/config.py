@@ -1,10 +1,10 @@
 """Loads and checks the configuration of a run, one frozen value with every role's settings, and
 decides whether a trainer may continue the run under a changed configuration.
 
-A change of an `INCIDENTAL` setting is always allowed, of an `ESSENTIAL` one with `--accept-config`,
-of a `FIXED` one never (`setting_scope`). The run's object store holds its configurations by hash,
-so a change is shown field by field on any machine. The ledger states the configuration of each term
-(`Configured`), and whether a change was accepted.
+A change of an `INCIDENTAL` setting is always allowed, of an `ESSENTIAL` or `PROMPTED` one with
+`--accept-config`, of a `FIXED` one never (`setting_scope`). The run's object store holds its
+configurations by hash, so a change is shown field by field on any machine. The ledger states the
+configuration of each term (`Configured`), and whether a change was accepted.
 """
 
 import json
@@ -22,13 +22,20 @@ from pydantic import ValidationError
 
 from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
+from rollstream.config.fitted_defaults import put_fitting_defaults
 from rollstream.config.policy_defaults import put_policy_defaults, put_preset
 from rollstream.config.recorded_form import recorded_form
-from rollstream.config.settings import Configuration, setting_problems
+from rollstream.config.settings import Configuration, SettingProblem, setting_problems
+from rollstream.config.stored_settings import (
+    CONFIGURATION_KEY,
+    configuration_key,
+    recorded_settings,
+)
 from rollstream.errors import ConfigurationError, ObjectMissing
-from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, Scope, Settings
+from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, PROMPTED, Scope, Settings
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
+from rollstream.storage.stores.json_objects import create_idempotent, encode_json
+from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.streams.release import RELEASE
 
 CODE_REVISION = "code_revision"  # beside the settings in config.json
@@ -50,6 +57,19 @@ class SettingChange:
     def __str__(self) -> str:
         then, now = json.dumps(self.before), json.dumps(self.now)
         return f"{self.key}: {then} in the run, {now} asked for"
+
+    def holds_from(self, steps: range, group: int) -> str:
+        """Returns from where on an accepted change holds. The first of `steps` is the one after the
+        newest checkpoint; the others are in the ledger and are trained again. `group` is the next
+        group to be published.
+        """
+        then, now = json.dumps(self.before), json.dumps(self.now)
+        start = f"step {steps.start} on"
+        if setting_scope(self.key) is PROMPTED:
+            start = f"group {group} on (published groups keep {then})"
+        elif len(steps) > 1:
+            start += f" (those up to {steps.stop - 1} are trained again)"
+        return f"{self.key}: {then} → {now} from {start}"
 
 
 def load(
@@ -91,6 +111,8 @@ def load_layers(
         put_policy_defaults(layers)
     if not is_resolved or ranks.get("trainer.preset"):
         _print_once(tuple(put_preset(layers, ranks)))
+    if not is_resolved:
+        put_fitting_defaults(layers)
     return layers
 
 
@@ -182,6 +204,10 @@ def truncates_log(configuration: Configuration) -> bool:
     return configuration.archive.enabled if wanted is None else wanted
 
 
+USER_TABLES = ("task.options.", "model.config.")
+"""Tables whose entries are not settings of the project."""
+
+
 def validate_layers(layers: sources.SettingLayers) -> Configuration:
     """Returns the configuration of these layers. Raises `ConfigurationError` with all errors."""
     try:
@@ -189,7 +215,7 @@ def validate_layers(layers: sources.SettingLayers) -> Configuration:
         configuration = Configuration.model_validate_json(json.dumps(layers.values), strict=True)
     except ValidationError as error:
         raise ConfigurationError(error_lines(error, layers, Configuration)) from None
-    problems = setting_problems(configuration)
+    problems = _huge_numbers(configuration) or setting_problems(configuration)
     if problems:
         raise ConfigurationError(
             "\n".join(
@@ -198,6 +224,15 @@ def validate_layers(layers: sources.SettingLayers) -> Configuration:
             )
         )
     return configuration
+
+
+def _huge_numbers(c: Configuration) -> list[SettingProblem]:
+    """Returns a problem for each whole number that no record and no array holds."""
+    return [
+        SettingProblem(key, "must be less than 2^63")
+        for key, value in flat_settings(c).items()
+        if isinstance(value, int) and abs(value) >= 1 << 63 and not key.startswith(USER_TABLES)
+    ]
 
 
 def flat_settings(configuration: Configuration) -> dict[str, Any]:
@@ -315,21 +350,24 @@ def refuse_changes(found: Sequence[SettingChange], where: str, accepted: bool, a
     changes are `accepted`, only those of fixed settings are refused, else every change is. `where`
     names the place that holds the other configuration.
     """
-    refused = [one for one in found if not accepted or setting_scope(one.key) is FIXED]
+    fixed = [change.key for change in found if setting_scope(change.key) is FIXED]
+    refused = [change for change in found if not accepted or change.key in fixed]
     if refused:
-        lines = "\n".join(f"  {one}" for one in refused)
-        if accepted:
-            advice = "this cannot change in a run: choose another folder with --run DIR"
+        lines = "\n".join(f"  {change}" for change in refused)
+        if fixed:
+            advice = (
+                f"{' and '.join(fixed)} cannot change in a run: choose another folder with "
+                "--run DIR"
+            )
         raise ConfigurationError(f"{where} of another configuration:\n{lines}\n{advice}")
 
 
 ADVICE_ON_CHANGE = (
-    "use its recorded configuration, or change it from the next step on with --accept-config"
+    "use its recorded configuration, or change it for what comes next with --accept-config"
 )
 
 
-def configuration_key(configuration_hash: str) -> str:
-    return f"configurations/{configuration_hash}.json"
+RUN_KEYS = (RunKeys(CONFIGURATION_KEY, "later", "any"),)
 
 
 def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
@@ -356,14 +394,6 @@ def accept_change(
         return True
     refuse_changes(found, f"the ledger ends under {before}, a run", accepted, ADVICE_ON_CHANGE)
     return bool(found)
-
-
-def recorded_settings(store: ObjectStore, configuration_hash: str) -> dict[str, Any]:
-    """Returns the recorded settings of this hash by their dotted keys; those that are missing have
-    their default. Raises `ObjectMissing` if they are not stored.
-    """
-    key = configuration_key(configuration_hash)
-    return decode_json(store.get(key), dict[str, Any], key)
 
 
 def changes_since_hash(

@@ -15,7 +15,13 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rollstream.config.sources import REMOVED_SETTINGS, SettingLayers, setting_types
+from rollstream.config.sources import (
+    ENVIRONMENT_ORIGIN,
+    ENVIRONMENT_PREFIX,
+    REMOVED_SETTINGS,
+    SettingLayers,
+    setting_types,
+)
 
 VALUE_CHARACTERS_MAX = 80  # of a value in a line; the rest is cut off
 _SECRET = re.compile(r"password|secret|token$|api_?key|credential", re.IGNORECASE)
@@ -114,6 +120,8 @@ def printable_value(key: str, value: Any, write: Callable[[Any], str] = repr) ->
 
 def _without_secrets(value: Any) -> Any:
     """Returns the value with those of secret keys replaced, in tables and lists at any depth."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_defaults=True)
     if isinstance(value, dict):
         inside = cast(dict[str, Any], value)
         return {
@@ -145,7 +153,8 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
     """Returns the line for one error of pydantic, worded by the error's type."""
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"unknown key {key} in {setting_origin(key, layers)}; {_hint(key, details, model)}"
+        hint = _hint(key, details, layers, model)
+        return f"unknown key {key} in {setting_origin(key, layers)}; {hint}"
     if kind in _BOUNDS:
         sign, limit = _BOUNDS[kind]
         return error_line(key, f"must be {sign} {context[limit]:g}", details["input"], layers)
@@ -173,16 +182,21 @@ def _line(key: str, details: ErrorDetails, layers: SettingLayers, model: type[Ba
     return error_line(key, f"is refused: {details['msg']}", details["input"], layers)
 
 
-def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
+def _hint(key: str, details: ErrorDetails, layers: SettingLayers, model: type[BaseModel]) -> str:
     """Returns advice for an unknown key: that it was removed, Rollstream's name for it, the nearest
     known key, or all known keys of its table.
     """
     if key in REMOVED_SETTINGS:
         return "this setting was removed; delete it"
+    known = _known(key, model)
+    if setting_origin(key, layers).startswith(ENVIRONMENT_ORIGIN) and (
+        meant := _undotted(key, known)
+    ):
+        variable = ENVIRONMENT_PREFIX + meant.upper().replace(".", "__")
+        return f"nearest known: {meant}, which is {variable}: a dot is two underscores there"
     foreign = _foreign_hint(key, details["input"])
     if foreign:
         return foreign
-    known = _known(key, model)
     tables = sorted({name.split(".")[0] for name in known if "." in name})
     wanted = nearest_key(key, tables if isinstance(details["input"], dict) else known)
     if wanted:
@@ -190,6 +204,13 @@ def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
     table = key.rpartition(".")[0]
     inside = [name.rpartition(".")[2] for name in known if name.startswith(f"{table}.")]
     return f"known there: {', '.join(inside if table else tables)}"
+
+
+def _undotted(key: str, known: list[str]) -> str | None:
+    """Returns the setting that the key names if one underscore stands for a dot in it."""
+    flat = {name.replace(".", "_"): name for name in known if "." in name}
+    near = get_close_matches(key.replace(".", "_"), flat, n=1, cutoff=0.85)
+    return flat[near[0]] if near else None
 
 
 def _foreign_hint(key: str, value: Any) -> str:

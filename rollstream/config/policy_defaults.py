@@ -32,6 +32,15 @@ DECIDED_BY_PRESETS = frozenset(
 """The settings that any preset gives: one that gives a setting no value means its default."""
 
 
+DEFAULTS, PRESET = "the default", "trainer.preset = "
+"""How the origins of values begin that no source set: those of a policy, and those of a preset."""
+
+
+def is_set(layers: SettingLayers, key: str) -> bool:
+    """Returns whether a source set this setting; a default of a policy or preset does not count."""
+    return key in layers.origins and not layers.origins[key].startswith((DEFAULTS, PRESET))
+
+
 def put_policy_defaults(layers: SettingLayers) -> None:
     """Set the settings below that no layer sets; their origin names `rollouts.on_update`. Values
     that validation will refuse give no defaults.
@@ -42,9 +51,9 @@ def put_policy_defaults(layers: SettingLayers) -> None:
     stays. A rollout draws at most its share of a step under an old version, because each answer
     more is one version older. With adapters nothing drains, so nothing is repacked.
     """
-    mode = _value(layers, "rollouts.on_update")
+    mode = layer_value(layers, "rollouts.on_update")
     for key, value in _defaults(layers, mode):
-        _put_unset(layers, key, value, f"the defaults of rollouts.on_update = {mode}")
+        put_unset(layers, key, value, f"the defaults of rollouts.on_update = {mode}")
 
 
 def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]:
@@ -60,16 +69,16 @@ def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]
     """
     if not layers.origins.keys() & {"trainer", "trainer.preset", *DECIDED_BY_PRESETS}:
         layers.put("trainer.preset", DEFAULT_PRESET, "the default preset")
-    preset = _value(layers, "trainer.preset")
+    preset = layer_value(layers, "trainer.preset")
     if not isinstance(preset, str) or preset not in OBJECTIVE_PRESETS:
         return ()
     given = _given_by(preset, layers)
-    name, source = f"trainer.preset = {preset}", layers.origins["trainer.preset"]
+    name, source = f"{PRESET}{preset}", layers.origins["trainer.preset"]
     rank, defaults = ranks.get("trainer.preset", 0), Configuration().trainer
     replaced: list[str] = []
     kept: list[str] = []
     for key in sorted(DECIDED_BY_PRESETS & layers.origins.keys()):
-        before, origin = _value(layers, key), layers.origins[key]
+        before, origin = layer_value(layers, key), layers.origins[key]
         wanted = given.get(key, getattr(defaults, key.removeprefix("trainer.")))
         shown, other = (printable_value(key, one, json.dumps) for one in (before, wanted))
         if ranks[key] < rank:
@@ -78,7 +87,7 @@ def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]
         elif key in given and before != wanted:
             kept.append(f"{key} = {shown} (in {origin}; the preset: {other})")
     for key, value in given.items():
-        _put_unset(layers, key, value, name)
+        put_unset(layers, key, value, name)
     lines = ((f"{name} in {source} decides", replaced), (f"kept against {name} in {source}", kept))
     return [f"{what}: {', '.join(found)}" for what, found in lines if found]
 
@@ -86,7 +95,7 @@ def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]
 def _given_by(preset: str, layers: SettingLayers) -> Mapping[str, object]:
     """Returns the settings that the preset gives a value, by their dotted keys."""
     given = dict(OBJECTIVE_PRESETS.get(preset, {}))
-    longest = _count(layers, "sampling.tokens_max")
+    longest = layer_count(layers, "sampling.tokens_max")
     if preset == "dr_grpo" and longest:
         given["aggregate_tokens"] = longest
     if preset == "dapo" and longest >= OVERLONG_SHARE:
@@ -94,7 +103,7 @@ def _given_by(preset: str, layers: SettingLayers) -> Mapping[str, object]:
     return {f"trainer.{name}": value for name, value in given.items()}
 
 
-def _put_unset(layers: SettingLayers, key: str, value: Any, origin: str) -> None:
+def put_unset(layers: SettingLayers, key: str, value: Any, origin: str) -> None:
     """Set the setting if no layer sets it."""
     if key not in layers.origins:
         layers.put(key, value, origin)
@@ -106,20 +115,20 @@ def _defaults(layers: SettingLayers, mode: Any) -> Iterator[tuple[str, Any]]:
     """
     if mode != "keep_version":
         return
-    drains = not _count(layers, "model.lora.rank")
+    drains = not layer_count(layers, "model.lora.rank")
     yield "dispatch.repack", drains
     yield "dispatch.max_lag", None
-    wave = _count(layers, "trainer.groups_per_step")
-    samples = _count(layers, "trainer.samples_per_group")
-    samples += _count(layers, "task.redundancy") if samples else 0
-    rollouts, slots = _count(layers, "rollouts.count"), _count(layers, "rollouts.slots")
-    if wave and _value(layers, "dispatch.max_lag") is None:
+    wave = layer_count(layers, "trainer.groups_per_step")
+    samples = layer_count(layers, "trainer.samples_per_group")
+    samples += layer_count(layers, "task.redundancy") if samples else 0
+    rollouts, slots = layer_count(layers, "rollouts.count"), layer_count(layers, "rollouts.slots")
+    if wave and layer_value(layers, "dispatch.max_lag") is None:
         yield "dispatch.ready_groups_max", WAVES_READY * wave
     if drains and wave and samples and rollouts and slots:
         yield "rollouts.quota", min(2 * slots, -(-wave * samples // rollouts))
 
 
-def _value(layers: SettingLayers, key: str) -> Any:
+def layer_value(layers: SettingLayers, key: str) -> Any:
     """Returns the value of a setting in these layers, else its default."""
     at: Any = layers.values
     for part in key.split("."):
@@ -132,8 +141,8 @@ def _value(layers: SettingLayers, key: str) -> Any:
     return at
 
 
-def _count(layers: SettingLayers, key: str) -> int:
+def layer_count(layers: SettingLayers, key: str) -> int:
     """Returns a setting that counts something; 0 if its value is no count."""
-    value = _value(layers, key)
+    value = layer_value(layers, key)
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count else 0

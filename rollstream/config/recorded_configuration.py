@@ -19,18 +19,23 @@ from rollstream.config.config import (
     store_configuration,
     validate_layers,
 )
-from rollstream.config.identity import (
+from rollstream.config.settings import Configuration
+from rollstream.config.sources import SettingLayers
+from rollstream.consumers.trainer.data.credit import GAE, scored_reference
+from rollstream.storage.checkpoints import stored_checkpoints
+from rollstream.storage.identity import (
     IDENTITY_KEY,
     SWAPS_MAX,
     read_for_acting,
     read_identity,
     swaps_lost,
 )
-from rollstream.config.settings import Configuration
-from rollstream.config.sources import SettingLayers
-from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import encode_json
+from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.streams.bus import Bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Prompt
 from rollstream.streams.release import (
     ABANDONED,
     ADAPTERS,
@@ -104,6 +109,28 @@ def check_configuration(
         found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE_ON_CHANGE
     )
     return True
+
+
+def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration) -> list[str]:
+    """Returns for each setting that differs from the recorded configuration from where on the
+    change holds: from the step after the newest checkpoint, or from the next published group.
+    Nothing may publish meanwhile.
+    """
+    identity = read_identity(store)
+    if identity is None or identity.configuration in ("", fingerprint(configuration)):
+        return []
+    try:
+        changes = changes_since_hash(store, identity.configuration, configuration)
+    except errors.ObjectMissing:
+        return []
+    pointer = believed_pointer(store)
+    done = 0 if pointer is None or pointer.version is None else pointer.version.number
+    kept = max((one.id.step for one in stored_checkpoints(store) if one.whole), default=0)
+    steps = range(kept + 1, max(done, kept + 1) + 1)
+    reader = TopicReader(bus, "prompts", from_begin(bus, "prompts"))
+    prompts = (received.record for received in reader.read_to(bus.end("prompts")))
+    group = max((one.group for one in prompts if isinstance(one, Prompt)), default=-1) + 1
+    return [change.holds_from(steps, group) for change in changes]
 
 
 def present_configuration(store: ObjectStore, configuration: Configuration) -> Configuration:

@@ -19,6 +19,7 @@ from pathlib import Path
 from rollstream.analysis.locate import url_inside
 from rollstream.config.config import (
     CODE_REVISION,
+    SettingChange,
     essential_settings,
     load,
     refuse_changes,
@@ -27,6 +28,7 @@ from rollstream.config.config import (
 from rollstream.config.recorded_form import file_form
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.os_failures import explain_os_error
 from rollstream.revision import code_revision
 from rollstream.storage.claim_check import open_log
 from rollstream.storage.stores.base import ObjectStore
@@ -37,7 +39,7 @@ from rollstream.streams.topics import catalogue
 
 FOLDER_ADVICE = (
     "use its own configuration, choose another folder with --run DIR, or change the run "
-    "from its next step on with --accept-config"
+    "for what comes next with --accept-config"
 )
 
 
@@ -124,6 +126,18 @@ def reach(configuration: Configuration, folder: Path) -> ObjectStore:
     return store_for_writing(configuration, folder)
 
 
+def check_changes(
+    folder: RunFolder, configuration: Configuration, accepted: bool
+) -> list[SettingChange]:
+    """Returns the changes of settings since the run in this folder, which has a `config.json`.
+    Raises `ConfigurationError` as `write_configuration` does.
+    """
+    recorded = essential_settings(load(folder.configuration))
+    changes = setting_changes(recorded, essential_settings(configuration))
+    refuse_changes(changes, f"{folder.path} holds a run", accepted, FOLDER_ADVICE)
+    return changes
+
+
 def write_configuration(
     folder: RunFolder,
     configuration: Configuration,
@@ -142,16 +156,11 @@ def write_configuration(
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"the run's folder {folder.path} cannot be made ({error.strerror}); "
-            "choose another with --run DIR"
+            f"the run's folder {folder.path} cannot be made: {explain_os_error(error)} "
+            "(--run DIR names another)"
         ) from None
     if folder.configuration.exists():
-        before, now = (
-            essential_settings(load(folder.configuration)),
-            essential_settings(configuration),
-        )
-        found = setting_changes(before, now)
-        refuse_changes(found, f"{folder.path} holds a run", accepted, FOLDER_ADVICE)
+        check_changes(folder, configuration, accepted)
     else:
         reach()
     text = json.dumps(

@@ -8,10 +8,15 @@ is that of `model.path`, or the one that the warm-up wrote.
 """
 
 import logging
+import os
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from rollstream.analysis.locate import url_inside
+from rollstream.analysis.locate import RunLocation, url_inside
+from rollstream.analysis.looking import open_run_store
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
@@ -19,10 +24,11 @@ from rollstream.producers.tasks.base import Option
 from rollstream.producers.tasks.registry import task_paths
 from rollstream.storage.hf_folder import (
     CONFIG,
-    check_hf_weights,
     find_hf_folder,
-    how_to_download,
+    missing_checkpoint,
 )
+from rollstream.storage.hf_weights import check_hf_weights
+from rollstream.storage.identity import read_identity
 from rollstream.storage.starting_model.manifest import (
     TASK_BYTES_MAX,
     TOKENIZER,
@@ -42,6 +48,48 @@ MODEL = "model"
 """The name of the model's folder in a run's folder."""
 _found: dict[tuple[str, Path, str | None], StoredModel] = {}
 """The models found by this process; a run's model never changes."""
+_days: dict[tuple[str, Path], str] = {}
+"""The days on which the runs of this process began: roles ask for them several times."""
+
+
+_looked_at: dict[Path, tuple[RunLocation, Path]] = {}
+
+
+@contextmanager
+def model_is_read(location: RunLocation) -> Generator[None]:
+    """Read the model of the run in `location`, inside the block, as that of a run which may come
+    from another user: nothing is written into the run's folder, whose model files are checked
+    here, and files of the store are kept in a temporary folder.
+    """
+    assert location.folder is not None
+    folder = location.files.path(MODEL)
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        if not location.files.path(folder, entry.name).is_dir():
+            location.files.file(folder, entry.name)
+    with TemporaryDirectory(prefix="rollstream-model-") as cache:
+        before = _looked_at.get(location.folder)
+        _looked_at[location.folder] = location, Path(cache)
+        try:
+            yield
+        finally:
+            _looked_at.pop(location.folder, None)
+            if before is not None:  # another block reads the same run
+                _looked_at[location.folder] = before
+            for key in [key for key in _found if key[1] == location.folder]:
+                del _found[key]
+            for key in [key for key in _days if key[1] == location.folder]:
+                del _days[key]
+
+
+def _cache(folder: Path) -> Path:
+    """Returns the folder for the store's model files of the run in `folder`."""
+    return _looked_at[folder][1] if folder in _looked_at else folder / MODEL
+
+
+def _store(c: Configuration, folder: Path, url: str) -> ObjectStore:
+    if folder in _looked_at:
+        return open_run_store(_looked_at[folder][0])
+    return open_store(url, c.sync)
 
 
 def local_model_folder(c: Configuration, folder: Path) -> Path:
@@ -58,7 +106,7 @@ def run_model(c: Configuration, folder: Path) -> StoredModel | None:
     if key not in _found:
         if url.startswith("file:") and not Path(url.removeprefix("file:")).is_dir():
             return None  # opening the store would make the folder
-        store = open_store(url, c.sync)
+        store = _store(c, folder, url)
         manifest = read_model_manifest(store)
         if manifest is None:
             return None
@@ -72,7 +120,7 @@ def model_folder(c: Configuration, folder: Path) -> Path:
     every file verified. It need not have the weights (`run_model`).
     """
     found, local = run_model(c, folder), local_model_folder(c, folder)
-    return local if found is None else found.host_folder("", local, folder / MODEL)
+    return local if found is None else found.host_folder("", local, _cache(folder))
 
 
 def has_local_weights(c: Configuration, folder: Path) -> bool:
@@ -100,11 +148,13 @@ def task_settings(c: Configuration, folder: Path) -> TaskSettings:
     one, else the model's), and files of the task that the run's store has.
     """
     task, found = c.task, run_model(c, folder)
+    if task.template_date is None:
+        task = task.model_copy(update={"template_date": _run_day(c, folder)})
     if task.tokenizer is None:
         task = task.model_copy(update={"tokenizer": str(model_folder(c, folder))})
     if found is None:
         return task
-    model, cache, names = found, folder / MODEL, found.manifest.task_files
+    model, cache, names = found, _cache(folder), found.manifest.task_files
 
     def here(options: dict[str, Option]) -> dict[str, Option]:
         stored = {
@@ -124,6 +174,29 @@ def task_settings(c: Configuration, folder: Path) -> TaskSettings:
     return task.model_copy(update=changed)
 
 
+def _run_day(c: Configuration, folder: Path) -> str | None:
+    """Returns the day on which the run began; None before it has begun, and for older runs."""
+    url = url_inside(c.store, folder)
+    if (url, folder) not in _days:
+        if url.startswith("file:") and not Path(url.removeprefix("file:")).is_dir():
+            return None  # opening the store would make the folder
+        identity = read_identity(_store(c, folder, url))
+        if identity is None or not identity.day:
+            return None
+        _days[url, folder] = identity.day
+    return _days[url, folder]
+
+
+def adapter_folder(c: Configuration, folder: Path) -> Path | None:
+    """Returns a folder on this host with the adapter that the run starts from; None if it starts
+    with a new one.
+    """
+    if c.model.lora.path is None:
+        return None
+    given, found = Path(c.model.lora.path).expanduser(), run_model(c, folder)
+    return given if found is None else found.adapter_folder(given, _cache(folder))
+
+
 def model_source(c: Configuration, folder: Path) -> ModelSource | None:
     """Returns the model's files on this host; None if the model is not here. Files of the task that
     are not here, or too large to be stored, are left out.
@@ -134,6 +207,9 @@ def model_source(c: Configuration, folder: Path) -> ModelSource | None:
 
 def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSource:
     """Returns the files of the model in this folder, with those of the configured task."""
+    adapter = c.model.lora.path
+    if adapter is not None and not Path(adapter).expanduser().is_dir():
+        adapter = None  # the host that put the model has it
     files = [path for path in task_paths(c.task) if Path(path).is_file()]
     for path in files:
         if Path(path).stat().st_size > TASK_BYTES_MAX:
@@ -143,6 +219,7 @@ def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSour
         tokenizer if tokenizer is not None and Path(tokenizer).is_dir() else None,
         tuple(path for path in files if Path(path).stat().st_size <= TASK_BYTES_MAX),
         has_weights=c.trainer.learner != "paced",
+        adapter=adapter,
     )
 
 
@@ -160,9 +237,9 @@ def missing_model(c: Configuration) -> ConfigurationError:
         )
     return ConfigurationError(
         f"model.path: {c.model.path!r} must be a folder with a Hugging Face checkpoint "
-        "(config.json), or a Hub name in this machine's cache, because the run's store has no model"
-        f"{how_to_download(c.model.path)}; a host that has the model uploads it with `rollstream "
-        "put-model PATH CONFIG`"
+        "(config.json), or a Hub name in this machine's cache, because the run's store has no "
+        f"model: {missing_checkpoint(c.model.path)}; a host that has the model uploads it with "
+        "`rollstream put-model PATH CONFIG`"
     )
 
 

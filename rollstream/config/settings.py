@@ -3,20 +3,20 @@ cannot work together (`setting_problems`).
 
 Each class is one table of the configuration; tables of single roles are defined in `producers/`,
 `consumers/` and `storage/`. Each field has a docstring for its user, from which the reference page
-of settings is generated; `FIXED` or `INCIDENTAL` states whether it may change between two starts of
+of settings is generated; a `Scope` states whether it may change between two starts of
 a run (`Scope`). `config.py` reads and validates configuration files.
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
 from rollstream.config.objective_checks import objective_problems
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
+from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.paced.settings import PacedSettings
 from rollstream.producers.settings import (
@@ -28,16 +28,23 @@ from rollstream.producers.settings import (
     ScoringSettings,
     TaskSettings,
 )
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder
+from rollstream.storage.hf_folder import (
+    CONFIG,
+    find_hf_folder,
+    longest_positions,
+    read_small_file,
+)
 from rollstream.storage.settings import (
     FIXED,
     INCIDENTAL,
+    PROMPTED,
     CheckpointSettings,
     ModelSettings,
     RelaySettings,
     Settings,
     WeightsSettings,
 )
+from rollstream.storage.stores.s3.address import parse_s3_url
 from rollstream.streams.kafka.address import parse_kafka_url
 
 
@@ -95,7 +102,7 @@ class Configuration(Settings):
 
     run: Annotated[str, FIXED] = Field(default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the run."""
-    seed: int = Field(default=0, ge=0)
+    seed: Annotated[int, PROMPTED] = Field(default=0, ge=0)
     """Seed of the prompt order, the sampling and the warm-up."""
     folder: Annotated[str | None, INCIDENTAL] = None
     """The run's folder; default: `runs/<run>`."""
@@ -119,7 +126,7 @@ class Configuration(Settings):
     """Prompts and rewards."""
     agent: AgentSettings = AgentSettings()
     """The program whose episodes are trained, if trajectories are episodes of a program."""
-    sampling: SamplingSettings = SamplingSettings()
+    sampling: Annotated[SamplingSettings, PROMPTED] = SamplingSettings()
     """How training trajectories are sampled."""
     scoring: ScoringSettings = ScoringSettings()
     """Scorers of this machine, which write late rewards."""
@@ -153,6 +160,14 @@ ENGINES = ("torch", "vllm", "paced")
 """The values of `rollouts.engine`."""
 
 
+LOCAL_SCHEMES = {"bus": "sqlite", "store": "file"}
+URL_FORMS = {
+    "bus": "sqlite:FOLDER or kafka://HOST:PORT/PREFIX",
+    "store": "file:FOLDER or s3://BUCKET/PREFIX",
+}
+"""The forms of the run's URLs, as `open_bus` and `open_store` take them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
     """Names a setting, and the requirement that its value does not meet, for example
@@ -174,6 +189,7 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
         _check_task,
         _check_agent,
         _check_sampling,
+        _check_evaluation,
         _check_rollouts,
         _check_paced,
         _check_admission,
@@ -187,8 +203,12 @@ def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
         if "@" in url.partition("//")[2].partition("/")[0]:
             must = "must not hold credentials (give them in the environment of its client)"
             yield SettingProblem(key, must)
-        elif url.startswith("kafka://"):
+        elif key == "bus" and url.startswith("kafka://"):
             parse_kafka_url(url)  # its errors contain no secret of the options
+        elif key == "store" and url.startswith("s3://"):
+            parse_s3_url(url)
+        elif not url.partition(":")[2] or url.partition(":")[0] != LOCAL_SCHEMES[key]:
+            yield SettingProblem(key, f"must be {URL_FORMS[key]}")
 
 
 def _check_model(c: Configuration) -> Iterator[SettingProblem]:
@@ -199,6 +219,8 @@ def _check_model(c: Configuration) -> Iterator[SettingProblem]:
 
 def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
     if not c.model.lora.rank:
+        if c.model.lora.path is not None:
+            yield SettingProblem("model.lora.path", "must not be set with model.lora.rank = 0")
         return
     if c.rollouts.engine == "paced":
         must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
@@ -257,6 +279,13 @@ def _check_sampling(c: Configuration) -> Iterator[SettingProblem]:
         yield SettingProblem("sampling.tokens_max", f"must be < {limit}")
 
 
+def _check_evaluation(c: Configuration) -> Iterator[SettingProblem]:
+    tokens = c.evaluation.tokens_max
+    if c.evaluation.enabled and tokens is not None and tokens >= c.rollouts.context_max:
+        limit = f"rollouts.context_max ({c.rollouts.context_max}), which holds the prompt too"
+        yield SettingProblem("evaluation.tokens_max", f"must be < {limit}")
+
+
 def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
     if c.rollouts.engine not in ENGINES:
         yield SettingProblem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
@@ -270,7 +299,7 @@ def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
             "rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)"
         )
     yield from _check_engine_arguments(c)
-    longest = _model_context_max(c)
+    longest = model_positions(c.model.path, c.model.config)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
         where = "model.config.max_position_embeddings"
         must = f"must be ≤ {where if c.model.path is None else 'what the model takes'} ({longest})"
@@ -316,18 +345,20 @@ def _check_paced(c: Configuration) -> Iterator[SettingProblem]:
                 yield SettingProblem(f"paced.lengths.{key}", must)
 
 
-def _model_context_max(c: Configuration) -> object:
-    """Returns the longest sequence that the model takes, in tokens, by the model's configuration;
-    None if the configuration does not state it.
+def model_positions(path: str | None, config: Mapping[str, object]) -> int | None:
+    """Returns the longest sequence that the model takes, in tokens, by the configuration in its
+    folder `path`, or by `config` without one; None if the configuration does not state it.
     """
-    if c.model.path is None:
-        return c.model.config.get("max_position_embeddings")
-    try:
-        folder = find_hf_folder(c.model.path)
-        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return fields.get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):  # `_check_model` and the loader report the error
+    fields: object = config
+    if path is not None:
+        try:
+            folder = find_hf_folder(path)
+            fields = parse_loose_json(read_small_file(folder / CONFIG))
+        except (OSError, ValueError):  # `_check_model` and the loader report the error
+            return None
+    if not isinstance(fields, Mapping):
         return None
+    return longest_positions(cast(Mapping[str, object], fields))
 
 
 def _check_admission(c: Configuration) -> Iterator[SettingProblem]:

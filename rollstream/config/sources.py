@@ -6,7 +6,6 @@ of both. This file refuses malformed sources and values that `config.json` canno
 and wrong types are refused by `config.validate_layers`, after merging.
 """
 
-import json
 import math
 import tomllib
 import types
@@ -17,13 +16,26 @@ from typing import Any, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 
-from rollstream.errors import ConfigurationError
+from rollstream.contained_folder import ContainedFolder
+from rollstream.errors import ConfigurationError, OutsideRun
+from rollstream.foreign_json import parse_loose_json
+from rollstream.os_failures import explain_os_error
 
 ENVIRONMENT_PREFIX = "ROLLSTREAM_"
+ENVIRONMENT_ORIGIN = "environment variable"
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
 """Variable by which the supervisor gives each process the port of its metrics."""
 RESERVED_VARIABLES = frozenset(
-    {"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN", "EXPLORER_TOKEN"}
+    {
+        "STATE",
+        "ALLOWED_HOSTS",
+        "NONCE",
+        "HANDED_NONCE",
+        "PARENT",
+        "METRICS_PORT",
+        "RELAY_TOKEN",
+        "EXPLORER_TOKEN",
+    }
 )
 """Variables, named without `ENVIRONMENT_PREFIX`, that have the prefix but are not settings: they
 concern one process, not the run.
@@ -68,13 +80,16 @@ def file_layer(path: Path) -> SettingLayers:
     `ConfigurationError` if the file is missing, cannot be read, or is not valid.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        is_json = path.suffix == ".json"  # that of a run, which may come from another user
+        data = ContainedFolder(path.parent).read(path.name) if is_json else path.read_bytes()
+        values = parse_loose_json(data) if is_json else tomllib.loads(data.decode("utf-8-sig"))
+    except OutsideRun:
+        raise
     except FileNotFoundError:
         raise ConfigurationError(f"no configuration file {path}; is the path right?") from None
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # of TOML, JSON and UTF-8
+        raise ConfigurationError(f"{path} cannot be read: {explain_os_error(error)}") from None
+    except (ValueError, RecursionError) as error:  # of TOML, JSON and UTF-8
         raise ConfigurationError(
             f"{path} is no valid {path.suffix[1:] or 'TOML'}: {error}"
         ) from None
@@ -96,7 +111,8 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
         key = name.removeprefix(ENVIRONMENT_PREFIX)
         if name.startswith(ENVIRONMENT_PREFIX) and key not in RESERVED_VARIABLES:
             dotted = key.lower().replace("__", ".")
-            layers.put(dotted, _parsed(dotted, text, model), f"environment variable {name}")
+            origin = f"{ENVIRONMENT_ORIGIN} {name}"
+            _put_parsed(layers, dotted, _parsed(dotted, text, model), origin)
     return layers
 
 
@@ -111,7 +127,7 @@ def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Setting
             raise ConfigurationError(
                 f"--set {override!r}: write it as key=value, e.g. trainer.lr=1e-4"
             )
-        layers.put(key.strip(), _parsed(key.strip(), text, model), "--set")
+        _put_parsed(layers, key.strip(), _parsed(key.strip(), text, model), "--set")
     return layers
 
 
@@ -146,6 +162,14 @@ def takes_text(kind: Any) -> bool:
     return kind is str
 
 
+def _put_parsed(layers: SettingLayers, key: str, value: Any, origin: str) -> None:
+    """Set one setting, or with an inline table each setting that it names; others stay."""
+    if isinstance(value, dict):
+        _put_table(layers, f"{key}.", cast(dict[str, Any], value), origin)
+    else:
+        layers.put(key, value, origin)
+
+
 def _put_table(layers: SettingLayers, prefix: str, table: Mapping[str, Any], origin: str) -> None:
     for key, value in table.items():
         dotted = f"{prefix}{key}"
@@ -171,15 +195,15 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
 
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
-    """Parse the text as a TOML value: a finite number, a boolean, a string or a list. Returns the
-    text itself if the setting holds text, or if the text is none of these.
+    """Parse the text as a TOML value: a finite number, a boolean, a string, a list or an inline
+    table. Returns the text itself if the setting holds text, or if the text is none of these.
     """
     if takes_text(setting_types(model).get(key)):
         return text
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, too many digits, too deep
         return text
     finite = not isinstance(value, float) or math.isfinite(value)
-    is_plain = isinstance(value, bool | int | float | str | list)
+    is_plain = isinstance(value, bool | int | float | str | list | dict)
     return cast(object, value) if finite and is_plain else text

@@ -3,6 +3,7 @@
 import socket
 
 from rollstream.errors import ConfigurationError
+from rollstream.os_failures import explain_os_error
 
 PORT = 7461  # tried first if no port is given
 
@@ -21,6 +22,6 @@ def bind(host: str, port: int | None) -> socket.socket:
             found.close()
             if candidate == PORT and port is None:
                 continue
-            raise ConfigurationError(f"{host}:{candidate}: {error.strerror}") from None
+            raise ConfigurationError(f"{host}:{candidate}: {explain_os_error(error)}") from None
         return found
     raise AssertionError("port 0 is always free")

@@ -1,8 +1,8 @@
 """Opens one run for the explorer (`ExploredRun`): its index, single records, texts, and the state
 that `rollstream top` shows. A thread reads the run once, and follows it while a page watches.
 
-Nothing is written to the run. A read error does not end the thread: it is in `trouble`, and the
-next look tries again.
+Nothing is written to the run. No error ends the thread: it is in `trouble`, and the next look tries
+again.
 """
 
 import json
@@ -14,17 +14,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from rollstream.analysis.locate import REPLAY_FILE, RunLocation, open_run_view
-from rollstream.analysis.session import TokenText
+from rollstream.analysis.locate import CONFIGURATION, RunLocation
+from rollstream.analysis.looking import metrics_folder, open_run_view
+from rollstream.analysis.session import run_text
 from rollstream.analysis.token_scores import TOKEN_SCORES_FILE
 from rollstream.cli.maintain.audit import audit_policy
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.errors import printable_value
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.prepare import TrainingRule
-from rollstream.errors import RollstreamError
+from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.explorer.index import IndexProgress, RunIndex
 from rollstream.explorer.ingest import IndexReader
 from rollstream.explorer.record_reader import RecordReader
@@ -46,6 +47,7 @@ LISTED_S = 5.0  # between two listings of an archive without a log; each costs r
 WATCHED_S = 15.0  # a run is followed so long after the last request
 TAIL_RECORDS = 2000  # of the ledger for the state; the index has all of it
 CATCH_UP_S = 2.0
+AGAIN_S = 5.0  # after an error, before the next attempt
 
 Notify = Callable[[str, dict[str, Any]], None]
 """Receives an event's name and its data; called in the run's thread."""
@@ -64,7 +66,7 @@ class ExploredRun:
         """The run's name for the user; with its folder's if several runs have one name."""
         self.index = RunIndex()
         self.records = RecordReader(location, self.index)
-        self.text = TokenText(location.tokenizers())
+        self.text = run_text(location)
         self.trouble = ""
         self.snapshot: RunSnapshot | None = None
         self.state: RunState | None = None
@@ -87,10 +89,10 @@ class ExploredRun:
     def configuration(self) -> Configuration | None:
         """The run's settings; None if only an archive is known, or if they cannot be read."""
         folder = self.location.folder
-        if folder is None or not (folder / "config.json").is_file():
+        if folder is None or not self.location.has_file(CONFIGURATION):
             return None
         try:
-            return load_for_viewing(folder / "config.json")
+            return load_for_viewing(folder / CONFIGURATION)
         except RollstreamError as error:
             log.warning("%s: settings are not shown: %s", self.location.name, error)
             return None
@@ -109,7 +111,7 @@ class ExploredRun:
         only the URL of a store is known.
         """
         folder = self.location.folder
-        return None if folder is None else folder / TOKEN_SCORES_FILE
+        return None if folder is None else self.location.files.path(TOKEN_SCORES_FILE)
 
     @property
     def has_weights(self) -> bool:
@@ -133,21 +135,15 @@ class ExploredRun:
         """The trainer's rule for which samples are trained; None if settings are missing, or if a
         part of the rule is code of the user.
         """
-        return audit_policy(self.judged_location).rule
-
-    @cached_property
-    def judged_location(self) -> RunLocation:
-        """The run's location for functions that judge by its settings, without those that name code
-        (`without_user_code`).
-        """
-        return without_user_code(self.location)
+        return audit_policy(self.location).rule
 
     @property
     def replayed(self) -> str | None:
         """The name of the run that this one repeats, if its folder is that of a replay."""
-        folder = self.location.folder
-        is_replay = folder is not None and (folder / REPLAY_FILE).is_file()
-        return self.location.run if is_replay else None
+        try:
+            return self.location.run if self.location.is_replay else None
+        except ConfigurationError:  # a link in its place leaves the run: it tells nothing
+            return None
 
     def watch(self) -> None:
         """Follow the run for another `WATCHED_S` seconds."""
@@ -175,10 +171,18 @@ class ExploredRun:
                 with ExitStack() as opened:
                     self._read(opened.enter_context(open_run_view(self.location)))
             except RollstreamError as error:
-                self.trouble = str(error)
-                log.warning("%s cannot be read: %s", self.location.name, error)
-                self._ready.set()
-                self._stop.wait(5.0)
+                self._report_trouble(str(error))
+            except Exception as error:  # a record of a kind that no reader expects
+                log.warning("%s cannot be read", self.location.name, exc_info=True)
+                self._report_trouble(f"{type(error).__name__}: {error}")
+
+    def _report_trouble(self, trouble: str) -> None:
+        """Show why the run was not read to its end; it is read again after `AGAIN_S`."""
+        self.trouble = trouble
+        log.warning("%s cannot be read: %s", self.location.name, trouble)
+        self._ready.set()
+        self._notify("change", self.change())
+        self._stop.wait(AGAIN_S)
 
     def _read(self, view: LogView) -> None:
         reader = IndexReader(view, self.index, self._progressed, self._stop.is_set)
@@ -202,9 +206,8 @@ class ExploredRun:
         configuration = self.configuration or Configuration()
         plan = run_settings_of(configuration)
         plan = replace(plan, run=view.run)
-        folder = self.location.folder or Path("/nonexistent")
         state = plan.state()
-        return RunFeed(view, folder / "metrics", TAIL_RECORDS), plan, state
+        return RunFeed(view, metrics_folder(self.location), TAIL_RECORDS), plan, state
 
     def _observe(self, feed: RunFeed, plan: RunSettings, state: RunState) -> None:
         until_s = time.monotonic() + CATCH_UP_S
@@ -253,22 +256,6 @@ def pause_s(used_s: float, least_s: float = EVERY_S) -> float:
     `used_s` seconds of processor time since it began the last pause.
     """
     return min(PAUSE_MAX_S, max(least_s, used_s / CORE_SHARE))
-
-
-def without_user_code(location: RunLocation) -> RunLocation:
-    """Returns the location without the trainer's settings that name code by an import path
-    (`module:function`). A viewer imports nothing that the configuration of a run names: the run may
-    be another person's archive. If that code is a part of the trainer's rule, no setting stays, so
-    no rule is derived.
-    """
-    trainer = location.configuration.get("trainer")
-    if not isinstance(trainer, dict):
-        return location
-    given = cast("dict[str, Any]", trainer)
-    kept = {k: v for k, v in given.items() if not (isinstance(v, str) and ":" in v)}
-    if "advantage" in given.keys() - kept.keys():
-        kept = {}  # a default in its place would make a rule that is not the run's
-    return replace(location, configuration={**location.configuration, "trainer": kept})
 
 
 def _setting_text(value: Any) -> str:

@@ -28,7 +28,7 @@ from rollstream.explorer.answers.rows import select_rows
 from rollstream.explorer.assets import INDEX, PAGE, SOURCE_META, TYPES
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import WrongRequest
-from rollstream.explorer.routes import Explorer, canonical
+from rollstream.explorer.routes import AnswerFailed, Explorer, canonical
 from rollstream.streams.records import GENERATED, PROMPT
 
 FORMAT = 1
@@ -153,10 +153,12 @@ def _write_answers(explorer: Explorer, path: Path) -> int:
 
 
 def _body(explorer: Explorer, key: ExportKey) -> str:
-    """Returns the JSON of an answer; "" for one that the run does not have."""
+    """Returns the JSON of an answer; "" for one that the run does not have, or that an odd record
+    makes impossible.
+    """
     try:
         return explorer.answer(key.path, dict(key.given)).decode()
-    except (ObjectMissing, WrongRequest):
+    except (ObjectMissing, WrongRequest, AnswerFailed):
         return ""
 
 

@@ -5,18 +5,16 @@ The file is temporary; DuckDB's memory is bounded by `MEMORY`, whatever the size
 thread writes (`insert` and `execute`), any thread reads (`rows`); a reader sees whole batches only.
 """
 
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from rollstream.analysis.output import json_value
+from rollstream.temporary_folder import TemporaryFolder
 
 MEMORY = "96MB"  # of DuckDB, in which it keeps pages and hash tables; the rest is on disk
 THREADS = 2
@@ -95,7 +93,8 @@ class RunIndex:
     """
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="rollstream-explorer-"))
+        self._temporary = TemporaryFolder("explorer")
+        self._folder = self._temporary.path
         self._connection = duckdb.connect(
             str(self._folder / "index.duckdb"),
             config={
@@ -177,4 +176,4 @@ class RunIndex:
 
     def close(self) -> None:
         self._connection.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.close()

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from rollstream.analysis.record_times import with_known_times
 from rollstream.explorer.index import IndexProgress, RunIndex
 from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.archive.schema import arrow_schema
@@ -68,7 +69,7 @@ INSERT INTO t BY NAME SELECT trajectory, "group", index, attempt, task, rollout,
     trainer_version.number AS trainer_version, m.step AS step, started_s, finished_s, wave, moves,
     drafts.guessed AS guessed,
     list_sum(list_filter(drafts.runs, lambda run, place: place % 2 = 0)) AS accepted,
-    epoch_ms(timestamp) / 1000 AS appended_s, partition AS p, "offset" AS o
+    coalesce(epoch_ms(timestamp) / 1000, finished_s) AS appended_s, partition AS p, "offset" AS o
 FROM batch b LEFT JOIN (
     SELECT p, o, max(step) AS step FROM members WHERE p BETWEEN $p_min AND $p_max
     AND o BETWEEN $o_min AND $o_max GROUP BY ALL
@@ -325,7 +326,7 @@ def _light(table: pa.Table, topic: str) -> pa.Table:
         else cast("Any", pa).nulls(len(table), field.type)
         for field in wanted
     ]
-    return pa.Table.from_arrays(columns, schema=pa.schema(wanted))
+    return with_known_times(pa.Table.from_arrays(columns, schema=pa.schema(wanted)))
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

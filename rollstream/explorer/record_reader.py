@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rollstream.analysis.archive_files import ArchivedFiles, ReadableFile, sql_literal
-from rollstream.analysis.locate import RunLocation, open_run_view
+from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.looking import open_run_view
 from rollstream.errors import RollstreamError
 from rollstream.explorer.index import RunIndex
 from rollstream.monitor.feed import positions_since
@@ -168,7 +169,14 @@ class RecordReader:
         where = f'"offset" IN ({listed})'
         found: list[LogRecord] = []
         span = (offsets[0], offsets[-1] + 1)
-        for batch in self._select(topic, partition, span, where, "*"):
+        try:
+            batches = self._select(topic, partition, span, where, "*")
+        except duckdb.ConversionException:  # a time that DuckDB does not have, perhaps of another
+            for offset in offsets:
+                reader = self._reader().topic(topic, {partition: offset}, skip_damaged=True)
+                found += reader.messages({partition: offset + 1})
+            return found
+        for batch in batches:
             for row in range(batch.num_rows):
                 found += ArchivedRows(topic, partition, batch.slice(row, 1), "").records()
         return sorted(found, key=lambda one: one.address.offset)

@@ -5,6 +5,7 @@ Answers about an index that has not changed are kept, up to `KEPT_BYTES`, so pag
 cost a look-up.
 """
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from rollstream.analysis.locate import RunLocation
-from rollstream.errors import ObjectMissing
+from rollstream.errors import ObjectMissing, RollstreamError, StoreError
 from rollstream.explorer.answers import comparison, groups, lanes, maps, overview, places, steps
 from rollstream.explorer.answers.questions import RunQuestions
 from rollstream.explorer.answers.search import search
@@ -32,8 +33,14 @@ KEPT_BYTES = 16 << 20
 KEPT = frozenset({"steps", "groups", "map", "lanes", "trajectories", "compare"})
 """First words of routes whose answers depend on the index and the token scores alone."""
 
+log = logging.getLogger(__name__)
+
 Given = Mapping[str, str]
 Publish = Callable[[str, Mapping[str, Any]], None]
+
+
+class AnswerFailed(StoreError):
+    """An answer could not be made of the records that it shows."""
 
 
 class Explorer:
@@ -59,14 +66,13 @@ class Explorer:
             if names.count(run.name) > 1:
                 run.name = f"{run.name} in {run.folder_name}"
         self._by_number = {run.number: run for run in self.runs}
-        self._weights = {run.number: StoredWeights(run.location.store) for run in self.runs}
+        self._weights = {run.number: StoredWeights(run.location) for run in self.runs}
         self._questions = {run.number: RunQuestions(run) for run in self.runs}
         self._verdicts = {run.number: _verdict(run, publish) for run in self.runs}
-        self._sql: dict[str, FreeSql] = {}
+        self._sql: FreeSql | None = None
         if with_sql:
-            for run in self.runs:
-                self._sql[run.number] = FreeSql(run.location, run.records.notes.append)
-                self._opened.callback(self._sql[run.number].close)
+            self._sql = FreeSql({run.number: run.location for run in self.runs}, self._note)
+            self._opened.callback(self._sql.close)
         self._kept: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
         self._kept_bytes = 0
         self._lock = threading.Lock()
@@ -86,7 +92,13 @@ class Explorer:
                 if found is not None and found[0] == state:
                     self._kept.move_to_end(key)
                     return found[1]
-        data = msgspec.json.encode(self._found(words, given))
+        try:
+            data = msgspec.json.encode(self._found(words, given))
+        except (RollstreamError, OSError):
+            raise
+        except Exception as error:  # an odd record fails the answers that show it, and no others
+            log.warning("%s cannot be answered", path, exc_info=True)
+            raise AnswerFailed(f"{type(error).__name__}: {error}") from error
         if is_kept and len(data) < KEPT_BYTES // 4:
             self._keep(key, state, data)
         return data
@@ -108,6 +120,9 @@ class Explorer:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
+    def _note(self, number: str, text: str) -> None:
+        self._by_number[number].records.notes.append(text)
+
     def _keep(self, key: str, state: int, data: bytes) -> None:
         with self._lock:
             before = self._kept.pop(key, None)
@@ -122,7 +137,7 @@ class Explorer:
             case ["runs"]:
                 return {
                     "runs": [overview.run_line(run) for run in self.runs],
-                    "sql": bool(self._sql),
+                    "sql": self._sql is not None,
                     "static": self._is_static,
                     "release": RELEASE,
                 }
@@ -131,8 +146,8 @@ class Explorer:
             case ["compare", "steps", step]:
                 chosen = comparison.chosen_runs(self.runs, given)
                 return comparison.compare_step(chosen, _whole(step))
-            case ["views"] if self._sql:
-                return {"views": next(iter(self._sql.values())).views()}
+            case ["views"] if self._sql is not None:
+                return {"views": self._sql.views()}
             case ["r", number, *rest] if number in self._by_number:
                 return self._of_run(self._by_number[number], rest, given)
             case _:
@@ -173,9 +188,9 @@ class Explorer:
                 return self._verdicts[run.number].show()
             case ["records", topic, partition, offset]:
                 return places.show_record(run, topic, _whole(partition), _whole(offset))
-            case ["sql"] if run.number in self._sql:
+            case ["sql"] if self._sql is not None:
                 query = given.get("q", "")
-                return self._sql[run.number].answer(query) if query else _no_query()
+                return self._sql.answer(run.number, query) if query else _no_query()
             case _:
                 raise ObjectMissing("there is no such route")
 

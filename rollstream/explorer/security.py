@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollstream.errors import ConfigurationError
+from rollstream.http_guard import HostRule
 
 TOKEN_VARIABLE = "ROLLSTREAM_EXPLORER_TOKEN"
 """The environment variable with the token of a server beyond loopback."""
@@ -79,8 +80,10 @@ class AccessRule:
     token: str = ""
 
     @property
-    def hosts(self) -> frozenset[str]:
-        return frozenset(origin.partition("://")[2] for origin in self.origins)
+    def pages(self) -> HostRule:
+        """The rule for Host and Origin: the page is opened under the printed URL alone."""
+        hosts = frozenset(origin.partition("://")[2] for origin in self.origins)
+        return HostRule(hosts, self.origins)
 
     @property
     def cookie(self) -> str:
@@ -143,15 +146,14 @@ class Guard:
     def _wrong(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["method"] not in ("GET", "HEAD"):
             return error_response(405, "only GET and HEAD are served", {"Allow": "GET, HEAD"})
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or hosts[0].lower() not in self._rule.hosts:
-            return error_response(403, "this Host is not served; use the URL that was printed")
-        origins = headers.getlist("origin")
-        if origins and (len(origins) > 1 or origins[0].lower() not in self._rule.origins):
-            return error_response(403, "this Origin is not served")
-        is_navigation = headers.get("sec-fetch-mode") == "navigate"
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_navigation:
-            return error_response(403, "pages of other sites may not read this server")
+        refusal = self._rule.pages.refusal(
+            headers.getlist("host"),
+            headers.getlist("origin"),
+            headers.get("sec-fetch-site", ""),
+            headers.get("sec-fetch-mode", ""),
+        )
+        if refusal:
+            return error_response(403, refusal)
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             return error_response(413, "a request has no body here")
         if len(scope["query_string"]) > QUERY_MAX:

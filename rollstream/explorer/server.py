@@ -2,7 +2,7 @@
 JSON, and the events. starlette and uvicorn do the protocol, `security.py` guards it.
 
 At most `REQUESTS_MAX` answers are computed or wait at a time, in `THREADS` threads; others get 429.
-No answer is larger than `ANSWER_BYTES`.
+No answer is larger than `ANSWER_BYTES`. At most `CONNECTIONS_MAX` connections are open.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from rollstream.explorer.events import CLIENTS_MAX, EventHub, encode_event
 from rollstream.explorer.filters import WrongRequest
 from rollstream.explorer.routes import Explorer
 from rollstream.explorer.security import HEALTH, AccessRule, Guard, error_response
+from rollstream.http_connections import ConnectionBounds, bounded_protocol
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ REQUESTS_MAX = 16
 THREADS = 3
 ANSWER_BYTES = 16 << 20
 CONNECTIONS_MAX = 64
+HEAD_BYTES = 32 << 10
 SHUTDOWN_S = 1
 KEEP_ALIVE_S = 15
 
@@ -152,6 +154,7 @@ class ExplorerServer:
         self, explorer: Explorer, hub: EventHub, rule: AccessRule, started: Callable[[], None]
     ) -> None:
         self._app = ExplorerApp(explorer, hub)
+        bounds = ConnectionBounds(CONNECTIONS_MAX, head_bytes_max=HEAD_BYTES)
         config = uvicorn.Config(
             self._app.application(rule),
             access_log=False,
@@ -160,13 +163,13 @@ class ExplorerServer:
             server_header=False,
             proxy_headers=False,
             lifespan="off",
-            http="h11",
+            http=bounded_protocol(bounds, "h11"),
             ws="none",
             loop="asyncio",
-            limit_concurrency=CONNECTIONS_MAX,
+            limit_concurrency=CONNECTIONS_MAX + 1,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_S,
-            h11_max_incomplete_event_size=32 << 10,
+            h11_max_incomplete_event_size=HEAD_BYTES,
         )
         self._server = _Uvicorn(config, hub, started)
 

@@ -2,7 +2,7 @@
 wrote (`open_saved_runs`), or from the command's configuration (`simulate_runs`). The latter are
 simulated again, which gives the same: the seed is a setting.
 
-The steps become an archive that is read like every other. What is more than records, the rollouts'
+The steps become an archive that is read like every other. What exceeds records, the rollouts'
 bars and the moves, stays in `SimulatedLocation`. There are no trajectories, groups or weights.
 """
 

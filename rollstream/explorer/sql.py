@@ -1,121 +1,196 @@
-"""Answers free SQL about a run (`FreeSql`), only where `--sql` allows it. One query at a time, with
-bounded memory, time and rows; it can read the run's archived files and no other file.
+"""Answers free SQL about the explored runs (`FreeSql`), only where `--sql` allows it. Queries run
+one at a time in a process of its own (`sql_process.py`), which is started at the first query and
+kept for the next one.
+
+The bounds lie outside of what they bound: the kernel refuses memory beyond `MEMORY`, and this
+process ends the other one when an answer takes longer than `QUERY_S`, has more than `REPLY_BYTES`,
+or when its resident memory passes `MEMORY` where the kernel does not count it.
 """
 
+import logging
+import os
+import select
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-import duckdb
+import msgspec
 
-from rollstream.analysis.archive_files import sql_literal
 from rollstream.analysis.locate import RunLocation
-from rollstream.analysis.output import json_value
-from rollstream.analysis.session import QuerySession
-from rollstream.analysis.views import VIEWS
-from rollstream.errors import ConfigurationError
+from rollstream.deadline import Deadline
+from rollstream.errors import StoreError
 from rollstream.explorer.filters import WrongRequest
-from rollstream.streams.topics import ARCHIVED_TOPICS
+
+log = logging.getLogger(__name__)
 
 QUERY_S = 10.0
-ROWS_MAX, BYTES_MAX = 1000, 2 << 20
-MEMORY = "192MB"
-RENEW_S = 30.0  # a session sees the log as of its opening; after this time a new one is opened
+OPEN_S = 120.0  # to import the libraries and to open the run
+MEMORY, LIMIT = 1 << 30, "1 GB"
+REPLY_BYTES = 16 << 20
+LOOK_S = 0.05  # between two looks at the process's memory
+_ADVICE = "select fewer rows or columns, aggregate earlier, or use rollstream query"
+_NO_MEMORY = ("MemoryError", "bad_alloc", "cannot allocate memory")
+"""What Python, C++ and the C library write when they end a process that gets no memory."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class FreeSql:
-    """Holds a session for queries about one run, opened at the first one."""
+    """Answers queries about the runs in `locations`, by their numbers. `notes` receives messages
+    for the user about a run. Any thread may call it; close it to end the process.
+    """
 
-    def __init__(self, location: RunLocation, warn: Callable[[str], None]) -> None:
-        self._location, self._warn = location, warn
+    def __init__(
+        self, locations: Mapping[str, RunLocation], notes: Callable[[str, str], None]
+    ) -> None:
+        self._locations, self._notes = locations, notes
         self._lock = threading.Lock()
-        self._session: QuerySession | None = None
-        self._opened_s = 0.0
+        self._process: SqlProcess | None = None
 
-    def answer(self, sql: str) -> dict[str, Any]:
+    def answer(self, run: str, sql: str) -> dict[str, Any]:
         """Returns the first rows of a query. Raises `WrongRequest` if it is wrong, takes too long
         or needs too much memory.
         """
         if not self._lock.acquire(timeout=QUERY_S):
             raise WrongRequest("another query is running; try again")
         try:
-            started = time.monotonic()
-            found = self._run(self._current(), sql)
-            return {**found, "seconds": round(time.monotonic() - started, 4)}
+            return self._ask(run, sql)
         finally:
             self._lock.release()
 
     def views(self) -> list[dict[str, Any]]:
         """Returns the views with their columns."""
         with self._lock:
-            session = self._current()
-            return [
-                {
-                    "name": view.name,
-                    "sentence": view.sentence,
-                    "columns": session.columns(view.name),
-                }
-                for view in VIEWS.values()
-            ]
+            return self._ask(next(iter(self._locations)), "")["views"]
 
     def close(self) -> None:
+        """End the process, also within a query."""
+        process = self._process
+        if process is not None:
+            process.kill()
         with self._lock:
-            self._end()
+            if self._process is not None:
+                self._process.end()
+            self._process = None
 
-    def _end(self) -> None:
-        if self._session is not None:
-            self._session.close()
-        self._session = None
-
-    def _current(self) -> QuerySession:
-        if self._session is None or time.monotonic() - self._opened_s > RENEW_S:
-            self._end()
-            self._session = _closed_session(self._location, self._warn)
-            self._opened_s = time.monotonic()
-        return self._session
-
-    def _run(self, session: QuerySession, sql: str) -> dict[str, Any]:
-        timer = threading.Timer(QUERY_S, session.interrupt)
-        timer.start()
+    def _ask(self, run: str, sql: str) -> dict[str, Any]:
+        if self._process is None:
+            self._process = SqlProcess(self._locations)
+        process, is_answered = self._process, False
         try:
-            answer = session.answer(sql)
-            rows: list[list[Any]] = []
-            size, cut = 0, False
-            for batch in answer.batches:
-                for row in batch:
-                    values = [json_value(value) for value in row]
-                    size += len(repr(values))
-                    if len(rows) >= ROWS_MAX or size > BYTES_MAX:
-                        cut = True
-                        break
-                    rows.append(values)
-                if cut:
-                    break
-        except ConfigurationError as error:
-            raise WrongRequest(str(error)) from None
-        except duckdb.Error as error:
-            raise WrongRequest(str(error).splitlines()[0]) from None
+            reply = process.ask(run, sql)
+            is_answered = reply["state"] in ("answer", "refused")
         finally:
-            timer.cancel()
-        return {"names": answer.names, "kinds": answer.kinds, "rows": rows, "cut": cut}
+            if not is_answered:
+                self._process = None
+                process.end()
+        for note in reply.get("notes", ()):
+            self._notes(run, note)
+        match reply["state"]:
+            case "answer":
+                return {**reply["answer"], "seconds": round(process.seconds, 4)}
+            case "memory":
+                raise too_much_memory(reply.get("message", LIMIT))
+            case "unreadable":
+                raise StoreError(reply["message"])
+            case _:
+                raise WrongRequest(reply["message"])
 
 
-def _closed_session(location: RunLocation, warn: Callable[[str], None]) -> QuerySession:
-    """Returns a session in which all views are defined, and after which DuckDB opens no other file,
-    loads nothing and keeps these settings.
-    """
-    session = QuerySession(location, warn)
-    session.define(VIEWS)
-    paths = [one.path for topic in ARCHIVED_TOPICS for one in session.archive.held(topic)]
-    listed = ", ".join(map(sql_literal, paths))
-    for setting in (
-        f"SET memory_limit = '{MEMORY}'",
-        "SET threads = 2",
-        "SET max_temp_directory_size = '0B'",
-        f"SET allowed_paths = [{listed}]",
-        "SET enable_external_access = false",
-        "SET lock_configuration = true",
-    ):
-        session.connection.execute(setting)
-    return session
+def too_much_memory(limit: str) -> WrongRequest:
+    return WrongRequest(f"the query needed more than {limit}: {_ADVICE}")
+
+
+class SqlProcess:
+    """Runs `sql_process.py` for these runs until `end`. One thread uses it; any may call `kill`."""
+
+    def __init__(self, locations: Mapping[str, RunLocation]) -> None:
+        from rollstream.explorer.sql_process import SqlSetup, encode_setup
+
+        self.seconds = 0.0
+        """How long the last query took."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it
+        command = [sys.executable, "-P", "-m", "rollstream.explorer.sql_process"]
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0,
+            env={**os.environ, "ROLLSTREAM_PARENT": str(os.getpid()), "MALLOC_ARENA_MAX": "2"},
+        )  # fmt: skip
+        self._data = b""
+        self._send(encode_setup(SqlSetup(dict(locations), MEMORY)))
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def ask(self, run: str, sql: str) -> dict[str, Any]:
+        """Returns the reply to a query; afterwards the process may have ended. Raises
+        `WrongRequest` if the query exceeds a bound, `StoreError` if the process fails.
+        """
+        self._send(msgspec.json.encode({"run": run, "sql": sql}) + b"\n")
+        reply = self._reply(OPEN_S, "the run was not opened")
+        started = time.monotonic()
+        if reply["state"] == "opened":
+            reply = self._reply(QUERY_S, "the query was ended")
+        self.seconds = time.monotonic() - started
+        return reply
+
+    def kill(self) -> None:
+        """Kill the process, which ends a query of another thread with an error."""
+        self._child.kill()
+
+    def end(self) -> None:
+        """End the process at once, and release what belongs to it."""
+        self._child.kill()
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            if stream is not None:
+                stream.close()
+        self._errors.close()
+
+    def _send(self, line: bytes) -> None:
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):  # the reply gives the reason
+            view = memoryview(line)
+            while view:
+                view = view[self._child.stdin.write(view) :]
+
+    def _reply(self, seconds: float, late: str) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        deadline = Deadline(seconds)
+        while b"\n" not in self._data:
+            if deadline.passed():
+                raise WrongRequest(f"{late} after {seconds:g} s: {_ADVICE}")
+            if self._resident_bytes() > MEMORY or len(self._data) > REPLY_BYTES:
+                raise too_much_memory(LIMIT)
+            if select.select([self._child.stdout], [], [], min(LOOK_S, deadline.remaining_s()))[0]:
+                part = os.read(self._child.stdout.fileno(), 1 << 20)
+                if not part:
+                    raise self._failure()
+                self._data += part
+        line, _, self._data = self._data.partition(b"\n")
+        return msgspec.json.decode(line)
+
+    def _resident_bytes(self) -> int:
+        """Returns the resident memory of the process; 0 where the system does not state it."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def _failure(self) -> WrongRequest | StoreError:
+        """Returns the error of a process that ended by itself: an allocation that failed inside of
+        a library ends it by a signal or by an exception of C++.
+        """
+        code = self._child.wait()
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
+        text = self._errors.read().decode(errors="replace")
+        log.debug("the SQL process ended with %d: %s", code, text)
+        if code < 0 or any(sign in text for sign in _NO_MEMORY):
+            return too_much_memory(LIMIT)
+        return StoreError(f"the SQL process ended with {code}: {text.strip()[-300:]}")

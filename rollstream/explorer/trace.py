@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.looking import metrics_folder
 from rollstream.errors import ConfigurationError
 from rollstream.explorer.answers.overview import span_of
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.storage.metrics_file import read_metrics
+from rollstream.whole_file import output_file
 
 READY_S = 3600.0
 ROWS = 4096  # rows that are fetched together
@@ -31,9 +33,9 @@ Perfetto 0 is the machine's idle thread, and a thread with its process's number 
 """
 
 
-def write_trace(location: RunLocation, path: Path) -> int:
-    """Write the trace of a run; returns the number of its events. Raises `ConfigurationError` for a
-    run without any.
+def write_trace(location: RunLocation, path: Path, is_typed: bool = False) -> int:
+    """Write the trace of a run (`output_file`); returns the number of its events. Raises
+    `ConfigurationError` for a run without any.
     """
     with ExploredRun(0, location, lambda event, data: None, time.time) as run:
         until_s = time.monotonic() + READY_S
@@ -44,7 +46,7 @@ def write_trace(location: RunLocation, path: Path) -> int:
             time.sleep(0.02)
         if span_of(run) is None:
             raise ConfigurationError(f"{location.name} holds no trajectory and no step to trace")
-        return _write(path, trace_events(run))
+        return _write(path, is_typed, trace_events(run))
 
 
 def trace_events(run: ExploredRun) -> Iterator[dict[str, Any]]:
@@ -177,19 +179,19 @@ def _move(
 
 
 def _lines(run: ExploredRun, name: str) -> list[dict[str, Any]]:
-    folder = run.location.folder
-    path = None if folder is None else folder / "metrics" / name
-    lines = read_metrics(path) if path is not None and path.is_file() else []
+    path = metrics_folder(run.location) / name
+    lines = read_metrics(path) if path.is_file() else []
     return [line for line in lines if isinstance(line.get("time_s"), int | float)]
 
 
-def _write(path: Path, events: Iterator[dict[str, Any]]) -> int:
+def _write(path: Path, is_typed: bool, events: Iterator[dict[str, Any]]) -> int:
     count = 0
-    partial = path.with_name(f".{path.name}.partial")
-    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
+    with (
+        output_file(path, is_typed) as partial,
+        gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file,
+    ):
         file.write('{"traceEvents":[')
         for count, event in enumerate(events, 1):
             file.write(("," if count > 1 else "") + "\n" + json.dumps(event, allow_nan=False))
         file.write("\n]}\n")
-    partial.replace(path)
     return count

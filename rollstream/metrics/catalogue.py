@@ -90,6 +90,8 @@ PROMPTS = (
     *_families("gauge", [
         ("prompts_ahead", "prompts", "prompts published and not admitted"),
         ("prompts_ahead_max", "prompts", "bound of `prompts_ahead`"),
+        ("prompts_rows", "rows", "rows of the task's data sets that were read"),
+        ("prompts_rows_skipped", "rows", "rows among them that cannot be used and are skipped"),
     ]),
 )
 DISPATCH = (
@@ -133,6 +135,8 @@ ROLLOUT = (
         ("rollout_tokens_generated_total", "tokens", "tokens generated"),
         ("rollout_trajectories_total", "trajectories",
          "trajectories published, by finish", "finish"),
+        ("rollout_records_refused_total", "records",
+         "records that were not published because the log cannot hold them", "topic"),
         ("rollout_chains_broken_total", "trajectories",
          "trajectories that restarted from their prompt because their partials could not be "
          "resumed"),
@@ -165,6 +169,9 @@ ROLLOUT = (
         ("rollout_agent_failures_total", "episodes", "episodes of agents that failed"),
         ("rollout_agent_retried_total", "episodes",
          "episodes of agents that were tried again after a failure"),
+        ("rollout_agent_broken_total", "turns",
+         "turns and episodes of agents that ended because their texts could not be handled"),
+        ("rollout_agent_refused_total", "requests", "refused requests of agents, by code", "code"),
     ]),
     *_families("gauge", [
         ("rollout_term", "term", "term of this rollout"),

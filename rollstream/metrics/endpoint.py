@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
@@ -28,11 +28,15 @@ from prometheus_client.registry import Collector
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import METRICS_PORT
+from rollstream.foreign_json import parse_json
+from rollstream.http_guard import program_rule
 from rollstream.http_server import BoundedServer, HttpResponder
 from rollstream.metric_values import MetricValue, MetricValues
 from rollstream.metrics.catalogue import FAMILIES
 from rollstream.metrics.samples import to_metric, with_labels
+from rollstream.os_failures import explain_os_error
 from rollstream.revision import code_revision
+from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.release import RELEASE
 
@@ -232,6 +236,7 @@ class MetricsCollector(Collector):
 
 REQUESTS_MAX = 8  # served at the same time
 CLIENT_S = 5.0  # longest read or write of a client
+PORT_MAX = 65535
 
 
 PageResponse = tuple[int, str, bytes]
@@ -256,7 +261,7 @@ def serve_pages(host: str, port: int, pages: Mapping[str, PageHandler]) -> Bound
 
         do_HEAD = do_GET
 
-    return BoundedServer((host, port), Responder, "metrics", REQUESTS_MAX)
+    return BoundedServer((host, port), Responder, "metrics", REQUESTS_MAX, program_rule(host))
 
 
 def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageResponse:
@@ -287,10 +292,11 @@ def metrics_port(configuration: Configuration, environment: Mapping[str, str]) -
     text = environment.get(METRICS_PORT, "")
     if not text:
         return configuration.metrics.port
-    if not text.isdecimal() or int(text) > 65535:
-        log.warning("%s=%r is not a port; using metrics.port", METRICS_PORT, text)
+    port = whole_number(text)
+    if port is None or port > PORT_MAX:
+        log.warning("%s=%.40r is not a port; using metrics.port", METRICS_PORT, text)
         return configuration.metrics.port
-    return int(text)
+    return port
 
 
 @contextmanager
@@ -342,7 +348,7 @@ def _open(
     try:
         _write(file, {**labels, "pid": os.getpid(), "host": host, "port": server.port})
     except OSError as error:
-        log.warning("metrics: %s cannot be written: %s", file, error)
+        log.warning("metrics: %s cannot be written: %s", file, explain_os_error(error))
     log.info("metrics and /healthz on %s", _url(host, server.port))
     return server
 
@@ -386,7 +392,7 @@ def _remove_file(file: Path) -> None:
     replaced it.
     """
     try:
-        if json.loads(file.read_text())["pid"] == os.getpid():
+        if parse_json(file.read_bytes(), dict[str, Any]).get("pid") == os.getpid():
             file.unlink()
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         log.debug("metrics: %s is already gone", file)

@@ -22,6 +22,8 @@ import msgspec
 import xxhash
 
 from rollstream.errors import ConfigurationError, CorruptObject, LeaseHeld
+from rollstream.foreign_json import parse_json
+from rollstream.whole_file import whole_file
 
 _NOT_METRICS = frozenset({"step", "term", "time_s", "pid"})  # numbers that describe the line
 
@@ -239,8 +241,8 @@ def _hash(raw: bytes) -> str:
 
 def _parsed(raw: bytes) -> dict[str, Any] | None:
     try:
-        return msgspec.json.decode(raw, type=dict[str, Any])
-    except msgspec.DecodeError:
+        return parse_json(raw, dict[str, Any])
+    except ValueError:
         return None
 
 
@@ -309,23 +311,23 @@ class Forwarder:
 
     def _load(self) -> ForwardState:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=ForwardState)
+            return parse_json(self._file.read_bytes(), ForwardState)
         except FileNotFoundError:
             return ForwardState(secrets.token_hex(6), {})
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise ConfigurationError(
                 f"{self._file} cannot be read ({error}); delete it to forward everything again"
             ) from None
 
     def _store(self, name: str, place: FilePosition) -> None:
         self._state = ForwardState(self._state.id, {**self._state.places, name: place})
-        partial = self._file.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(self._state), indent=1))
-        os.replace(partial, self._file)
+        with whole_file(self._file) as partial:
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(self._state), indent=1))
 
 
 def _locked(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,9 +1,9 @@
 """Measures how a process uses its run's log and store (`MeteredBus`, `MeteredStore`): durations,
 bytes, retries and writes in doubt, by the names of `catalogue.py`. Each wrapper gives the same
-guarantees as what it wraps, to several threads too; if two threads add to one count at the same
-moment, one addition may be lost.
+guarantees as what it wraps, to several threads too. An operation and its bytes are counted at once.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,16 +29,26 @@ class _Durations:
 
     def __init__(self, operations: Sequence[str], timer: Callable[[], float]) -> None:
         self._timer = timer
-        self.histograms = {one: MetricHistogram(LATENCY_BUCKETS) for one in operations}
+        self._histograms = {one: MetricHistogram(LATENCY_BUCKETS) for one in operations}
+        self.lock = threading.Lock()
 
     @contextmanager
-    def timed(self, operation: str) -> Generator[None]:
-        """Add the duration of the block, also if it raises."""
-        started = self._timer()
+    def timed(self, operation: str, counts: Counter[str] | None = None) -> Generator[Counter[str]]:
+        """Add the duration of the block, also if it raises. What the block puts into the counter
+        that it gets is added to `counts` in the same moment.
+        """
+        started, more = self._timer(), Counter[str]()
         try:
-            yield
+            yield more
         finally:
-            self.histograms[operation].add(self._timer() - started)
+            with self.lock:
+                self._histograms[operation].add(self._timer() - started)
+                if counts is not None:
+                    counts.update(more)
+
+    def histograms(self) -> dict[str, MetricHistogram]:
+        """Returns copies; the caller has the lock."""
+        return {name: histogram.copy() for name, histogram in self._histograms.items()}
 
 
 class MeteredBus(BusWrapper):
@@ -56,14 +66,14 @@ class MeteredBus(BusWrapper):
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         try:
-            with self._durations.timed("append"):
+            with self._durations.timed("append", self._appended) as counted:
                 offsets = super().append(topic, entries)
+                counted[topic] = sum(len(one.key) + len(one.value or b"") for one in entries)
         except RecordTooLarge:
             raise
         except BusError:
             self._in_doubt += 1
             raise
-        self._appended[topic] += sum(len(one.key) + len(one.value or b"") for one in entries)
         return offsets
 
     def read(
@@ -106,9 +116,11 @@ class MeteredBus(BusWrapper):
 
     def metric_values(self) -> MetricValues:
         """Returns the metrics of this bus and of the one below; any thread may call it."""
+        with self._durations.lock:
+            seconds, appended = self._durations.histograms(), dict(self._appended)
         return {
-            "bus_seconds": self._durations.histograms,
-            "bus_appended_bytes_total": dict(self._appended),
+            "bus_seconds": seconds,
+            "bus_appended_bytes_total": appended,
             "bus_read_bytes_total": dict(self._read),
             "bus_in_doubt_total": self._in_doubt,
             "bus_retries_total": 0,
@@ -137,9 +149,9 @@ class MeteredStore:
             return self._below.swap(key, data, etag)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        with self._durations.timed("read"):
+        with self._durations.timed("read", self._bytes) as counted:
             found = self._below.get(key, start, end)
-        self._bytes["read"] += len(found)
+            counted["read"] = len(found)
         return found
 
     def stat(self, key: str) -> ObjectStat:
@@ -147,9 +159,9 @@ class MeteredStore:
             return self._below.stat(key)
 
     def read(self, key: str) -> tuple[bytes, str]:
-        with self._durations.timed("read"):
+        with self._durations.timed("read", self._bytes) as counted:
             found = self._below.read(key)
-        self._bytes["read"] += len(found[0])
+            counted["read"] = len(found[0])
         return found
 
     def list(self, prefix: str = "") -> Iterator[ListedObject]:
@@ -166,9 +178,11 @@ class MeteredStore:
     def metric_values(self) -> MetricValues:
         """Returns the metrics of this store and of the one below; any thread may call it."""
         below = self._below
+        with self._durations.lock:
+            seconds, sizes = self._durations.histograms(), dict(self._bytes)
         return {
-            "store_seconds": self._durations.histograms,
-            "store_bytes_total": dict(self._bytes),
+            "store_seconds": seconds,
+            "store_bytes_total": sizes,
             "store_in_doubt_total": 0,
             "store_retries_total": 0,
             **(below.metric_values() if isinstance(below, ProvidesMetrics) else {}),
@@ -183,6 +197,6 @@ class MeteredStore:
 
     @contextmanager
     def _writing(self, data: Data) -> Generator[None]:
-        with self._durations.timed("write"):
+        with self._durations.timed("write", self._bytes) as counted:
             yield
-        self._bytes["written"] += memoryview(data).nbytes
+            counted["written"] = memoryview(data).nbytes

@@ -33,12 +33,13 @@ def _add_samples(
 def _add_buckets(
     metric: Metric, name: str, histogram: MetricHistogram, labels: Mapping[str, str]
 ) -> None:
-    counts = list(accumulate(histogram.counts()))
+    numbers, total = histogram.state
+    counts = list(accumulate(numbers))
     for bound, count in zip((*histogram.bounds, float("inf")), counts, strict=True):
         le = {**labels, "le": "+Inf" if bound == float("inf") else str(float(bound))}
         metric.add_sample(f"{name}_bucket", le, count)
     metric.add_sample(f"{name}_count", dict(labels), counts[-1])
-    metric.add_sample(f"{name}_sum", dict(labels), histogram.sum)
+    metric.add_sample(f"{name}_sum", dict(labels), total)
 
 
 def with_labels(metric: Metric, labels: Mapping[str, str]) -> Metric:

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollstream.metric_values import MetricValue, MetricValues
-from rollstream.monitor import warnings_flow as flow, warnings_learning as learning
+from rollstream.monitor import (
+    warnings_flow as flow,
+    warnings_learning as learning,
+    warnings_processes as processes,
+)
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
 from rollstream.monitor.warnings_split import split_off
 
@@ -19,7 +23,7 @@ from rollstream.monitor.warnings_split import split_off
 @dataclass(frozen=True, slots=True)
 class Concern:
     """Declares one concern. `name` is the kind of the warnings of `check`, or its part before `/`
-    (a check that warns by task). `meaning` says in one sentence what it means that the concern
+    (a check that warns by task). `meaning` states in one sentence what it means that the concern
     lasts. `severity` states who is told: `page` a person now, because the run stands still or
     trains on wrong data; `ticket` a person on the next working day.
     """
@@ -40,13 +44,13 @@ CONCERNS = (
     Concern(
         "run_silent",
         "page",
-        flow.run_silent,
+        processes.run_silent,
         "no process writes records although the run is not over",
     ),
     Concern(
         "run_failed",
         "page",
-        flow.run_failed,
+        processes.run_failed,
         "a process died so often, or refused to start, that the supervisor ended the run",
     ),
     Concern(
@@ -59,13 +63,13 @@ CONCERNS = (
     Concern(
         "rollouts_silent",
         "ticket",
-        flow.rollouts_silent,
+        processes.rollouts_silent,
         "rollouts send no heartbeat, so dispatch has given their trajectories to others",
     ),
     Concern(
         "roles_dying",
         "page",
-        flow.roles_dying,
+        processes.roles_dying,
         "processes of the run die again and again, and their restarts do not help",
     ),
     Concern(
@@ -110,6 +114,12 @@ CONCERNS = (
         "ticket",
         learning.refused_trajectories,
         "the trainer refuses trajectories with values out of bounds",
+    ),
+    Concern(
+        "skipped_rows",
+        "ticket",
+        learning.skipped_rows,
+        "some rows of the data set cannot be read, rendered or are too long, and are not asked",
     ),
     Concern(
         "foreign_records",

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rollstream.errors import PositionLost, StoreError
+from rollstream.foreign_json import parse_json
 from rollstream.monitor.groups import oldest
-from rollstream.monitor.state import MOVES_FILE, ArchiveBacklog, DeadLetters, RunState
+from rollstream.monitor.state import MOVES_FILE, PROMPTS_FILE, ArchiveBacklog, DeadLetters, RunState
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.archive.segments import LogRecord
 from rollstream.storage.log_view import LogView, TopicView
@@ -131,8 +130,8 @@ class JsonLinesTail:
         self._last = lines[-1] if lines else self._last
         for line in lines:
             try:
-                found.append(msgspec.json.decode(line, type=dict[str, Any]))
-            except msgspec.DecodeError:
+                found.append(parse_json(line, dict[str, Any]))
+            except ValueError:
                 self.broken += 1
         return found
 
@@ -148,6 +147,7 @@ TAIL_RECORDS = 20_000  # newest records per topic that a live view reads: takes 
 # Old completions per topic that a live view reads: at least the first number, for its histograms,
 # and at most the second, however old the oldest open group is.
 TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384
+LIVE_S = 3.0  # between two reads: what the second one returns was appended since the first
 SLOW_REFRESH_S = 10.0  # between two refreshes of slowly changing values
 
 
@@ -175,10 +175,12 @@ class RunFeed:
         self._evaluations = JsonLinesTail(metrics / "eval.jsonl")
         self._events = JsonLinesTail(metrics / "supervisor.jsonl")
         self._moves = JsonLinesTail(metrics / MOVES_FILE)
+        self._prompts = JsonLinesTail(metrics / PROMPTS_FILE)
         self._topics: dict[str, TopicView] = {}
         self._ends: dict[str, Mapping[int, int]] = {}
         self._dead_letters: DeadLetterReader | None = None
         self._slow_s = float("-inf")
+        self._has_caught_up, self._read_s = False, float("-inf")
         self.store_trouble = ""
         """Why the store could not be read at the last attempt; the log was read all the same."""
 
@@ -191,6 +193,8 @@ class RunFeed:
         and applied after them. So no completion is applied to a state that is older than the
         completion, and the counts are correct.
         """
+        is_live = self._has_caught_up and now_s - self._read_s < LIVE_S
+        self._read_s, state.live_s = now_s, now_s if is_live else None
         if not self._topics:
             self._open_context(state)
         elif COMPLETION_TOPICS[0] not in self._topics and not self._is_behind():
@@ -210,11 +214,14 @@ class RunFeed:
             state.apply_event(line)
         for line in self._moves.read():
             state.apply_move(line)
+        for line in self._prompts.read():
+            state.apply_prompts(line)
         self._update(state)
         if now_s - self._slow_s >= SLOW_REFRESH_S:
             self._slow_s = now_s
             self._refresh_slowly(state)
-        return COMPLETION_TOPICS[0] not in self._topics or self._is_behind()
+        self._has_caught_up = COMPLETION_TOPICS[0] in self._topics and not self._is_behind()
+        return not self._has_caught_up
 
     def _open_context(self, state: RunState) -> None:
         """Open the context topics: each at its tail, but `admissions` at the time at which the
@@ -268,6 +275,7 @@ class RunFeed:
         if found:
             newest_s = max(record.time_s for record in found)
             state.newest_s[topic] = max(newest_s, state.newest_s.get(topic, newest_s))
+            state.heard_s = state.live_s or state.heard_s
         return found
 
     def _is_behind(self) -> bool:

@@ -9,21 +9,18 @@ they were. `run_standing` tells only a run's step and whether it runs. Nothing h
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 
-from rollstream.config.run_folder import (
-    RunFolder,
-    bus_url,
-    open_run_log_for_writing,
-    store_url,
-)
+from rollstream.analysis.locate import locate_run
+from rollstream.analysis.looking import metrics_folder, run_view
+from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.deadline import Deadline
 from rollstream.errors import RollstreamError
 from rollstream.metric_values import MetricValues
 from rollstream.monitor import feed
 from rollstream.monitor.concerns import observed_values, warnings_of
+from rollstream.monitor.machine_use import CoreClock
 from rollstream.monitor.progress import RunStanding, standing_of
 from rollstream.monitor.snapshot import (
     RunSettings,
@@ -36,8 +33,6 @@ from rollstream.monitor.state import RunState
 from rollstream.monitor.warnings_flow import run_unreadable
 from rollstream.storage.archive.reading import release_memory
 from rollstream.storage.log_view import LogView
-from rollstream.storage.stores.connect import open_store
-from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RoleState
 
 CATCH_UP_S = 0.5  # reading a long log is cut into calls of this length: the view is redrawn between
@@ -60,6 +55,7 @@ class RunObserver:
     """True until all records were read that the log held when the observer opened it, or until a
     read fails. Until then the caller should call `observe` again at once.
     """
+    cores: CoreClock = field(default_factory=CoreClock)
     has_read: bool = field(default=False, init=False)
     """Whether the last `observe` read the log."""
     state: RunState = field(init=False)
@@ -88,6 +84,8 @@ class RunObserver:
             self.is_behind = False  # a caller that looks again at once would never pause
             trouble = f"the run cannot be read: {error}"
         shown = take_snapshot(self.state, self.settings, now_s, roles, self.started_s)
+        if self.settings.is_one_machine:
+            shown = replace(shown, machine=self.cores.use())
         if self.has_read:  # else the missing read would be a concern of the run
             self._concerns = warnings_of(shown)
         shown = replace(shown, trouble=trouble)
@@ -135,30 +133,17 @@ versions and heartbeats.
 """
 
 
-def opener_of_run(configuration: Configuration, folder: Path) -> Callable[[], LogView | None]:
-    """Returns a function for `RunObserver.open_view`: it opens the run's log and archive, or
-    returns None while a `sqlite:` log does not exist, because opening that log would create it.
+def opener_of_run(folder: Path, is_trusted: bool = False) -> Callable[[], LogView | None]:
+    """Returns a function for `RunObserver.open_view`: it opens the log and the archive of the run
+    in this folder for reading only, or returns None while a `sqlite:` log does not exist.
     """
-    scheme, _, rest = bus_url(configuration, folder).partition(":")
 
     def opened() -> LogView | None:
-        if scheme == "sqlite" and not Path(rest).is_dir():
-            return None
-        return open_log_and_archive(configuration, folder, STORE_S)
+        location = locate_run(str(folder), is_trusted)
+        metrics_folder(location)  # refuses files that leave the run
+        return None if location.bus is None else run_view(location, STORE_S)
 
     return opened
-
-
-def open_log_and_archive(
-    configuration: Configuration, folder: Path, store_s: float = inf
-) -> LogView:
-    """Returns the run's log and archive as one reader, which only reads, although the log is opened
-    as for writing. Raises `BusError` within seconds if no Kafka broker of the log accepts a
-    connection. No read of the store waits longer than `store_s` for an answer.
-    """
-    check_reachable(configuration.bus)
-    store = open_store(store_url(configuration, folder), configuration.sync, store_s)
-    return LogView(open_run_log_for_writing(configuration, folder), store, configuration.run)
 
 
 def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) -> RunStanding:
@@ -167,13 +152,13 @@ def run_standing(configuration: Configuration, folder: RunFolder, now_s: float) 
     """
     plan = run_settings_of(configuration)
     state = plan.state()
+    view = opener_of_run(folder.path)()
     for line in feed.JsonLinesTail(folder.metrics / "supervisor.jsonl").read():
         state.apply_event(line)
-    view = opener_of_run(configuration, folder.path)()
     if view is not None:
         with closing(view):
             _read_tails(view, state)
-    return standing_of(state, plan.steps, now_s)
+    return standing_of(state, plan.steps, now_s, plan.is_evaluated)
 
 
 def _read_tails(view: LogView, state: RunState) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from rollstream.monitor.format import age
 from rollstream.monitor.rollouts import SILENT_S, RolloutSnapshot, rollout_snapshots
+from rollstream.monitor.sessions import ENDINGS, EndedState
 from rollstream.monitor.state import RunState
 from rollstream.streams.records import StepDone
 
@@ -154,16 +155,10 @@ def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, in
 QUIET_S = 30.0  # sixty heartbeats: a run with a living rollout writes far more often
 STARTING_S = 120.0  # within it a role loads libraries and model and writes its first record
 EVALUATION_S = 240.0  # longer than the supervisor's wait for the last evaluation
-StandingState = Literal["new", "running", "silent", "stopped", "failed", "finished"]
+StandingState = Literal["new", "running", "silent"] | EndedState
 """`new`: no record yet. `running`. `silent`: unfinished, but nothing was written for `QUIET_S`. The
 others: the run is over.
 """
-ENDINGS: Mapping[str, StandingState] = {
-    "complete": "finished",
-    "stopped": "stopped",
-    "failed": "failed",
-}
-"""The event by which the supervisor records the run's end → the state of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,23 +187,28 @@ class RunStanding:
         return self.state == "silent"
 
 
-def standing_of(state: RunState, steps: int, now_s: float) -> RunStanding:
-    """Returns where the run, which has `steps` steps in all, stands at `now_s`."""
+def standing_of(
+    state: RunState, steps: int, now_s: float, is_evaluated: bool = True
+) -> RunStanding:
+    """Returns where the run, which has `steps` steps in all, stands at `now_s`; `is_evaluated`: an
+    evaluation follows the last step.
+    """
     step = state.steps[-1].step if state.steps else 0
     newest_s = max(state.newest_s.values(), default=None)
-    quiet_s = 0.0 if newest_s is None else now_s - newest_s
+    heard_s = newest_s if state.heard_s is None else state.heard_s  # no clock but the observer's
+    quiet_s = 0.0 if heard_s is None else now_s - heard_s
     starts = (event["time_s"] for event in state.events if event.get("event") == "start")
     is_starting = now_s - max(starts, default=float("-inf")) < STARTING_S
     # The warm-up, which trains the initial model before the run's first version, writes no records.
     is_warming_up = state.weights is None and not state.rollouts
     is_quiet = quiet_s > QUIET_S and not is_starting and not is_warming_up
     ending = _last_ending(state)
-    if ending is None and step >= steps and _is_idle(state, now_s, quiet_s):
+    if ending is None and step >= steps and not is_starting and _is_idle(state, now_s, quiet_s):
         ending = "finished"
     if ending is not None:
-        phase = ending
+        phase = ending + (_evaluated_to(state, step) if ending == "finished" else "")
     elif step >= steps:
-        phase = "last evaluation"
+        phase = "last evaluation" if is_evaluated else "ending"
     elif is_quiet:
         phase = f"silent for {age(quiet_s)}"
     elif state.weights is None or quiet_s > QUIET_S:
@@ -217,6 +217,12 @@ def standing_of(state: RunState, steps: int, now_s: float) -> RunStanding:
         phase = "training" if step else "first step"
     running = "silent" if is_quiet else "new" if newest_s is None else "running"
     return RunStanding(ending or running, phase, step, steps, newest_s, is_starting)
+
+
+def _evaluated_to(state: RunState, step: int) -> str:
+    """Returns how far the versions are evaluated if the last one is not, else ""."""
+    newest = max((line["step"] for line in state.evaluations), default=step)
+    return f", evaluated to v{newest:.0f}" if newest < step else ""
 
 
 def _last_ending(state: RunState) -> StandingState | None:
@@ -263,9 +269,26 @@ class ProcessDeath:
 
 
 def recorded_deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
-    """Returns the deaths that the supervisor recorded, the newest first."""
-    return tuple(
-        ProcessDeath(str(one.get("role")), int(one.get("code", 0)), max(0.0, now_s - one["time_s"]))
-        for one in reversed(state.events)
-        if one.get("event") == "death"
-    )
+    """Returns the deaths that the supervisor recorded, the newest first; none of an earlier
+    supervisor, since whoever resumed the run may have mended their cause.
+    """
+    found: list[ProcessDeath] = []
+    has_started = False
+    for one in reversed(state.events):
+        if one.get("event") in ENDINGS and has_started:
+            break
+        has_started |= one.get("event") == "start"
+        if one.get("event") == "death":
+            ago_s = max(0.0, now_s - one["time_s"])
+            found.append(ProcessDeath(str(one.get("role")), int(one.get("code", 0)), ago_s))
+    return tuple(found)
+
+
+def start_age_s(state: RunState, role: str, now_s: float) -> float | None:
+    """Returns the seconds since the newest start of a role that a supervisor recorded."""
+    starts = [
+        one["time_s"]
+        for one in state.events
+        if one.get("event") == "start" and one.get("role") == role
+    ]
+    return max(0.0, now_s - max(starts)) if starts else None

@@ -65,7 +65,13 @@ def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, .
     is in seconds since the epoch.
     """
     lines = (
-        _snapshot(beats, state.applied.get(name), state.announced, now_s)
+        _snapshot(
+            beats,
+            state.applied.get(name),
+            state.announced,
+            now_s,
+            state.clock_offsets.get(name, 0.0),
+        )
         for name, beats in state.rollouts.items()
     )
     return tuple(sorted(lines, key=lambda line: _natural(line.name)))
@@ -81,9 +87,10 @@ def _snapshot(
     applied: Applied | None,
     announced: Mapping[Version, str],
     now_s: float,
+    offset_s: float,
 ) -> RolloutSnapshot:
     first, status = beats[0], beats[-1]
-    silent_s = max(0.0, now_s - status.time_s)
+    silent_s = max(0.0, now_s - status.time_s - offset_s)
     is_silent = silent_s > SILENT_S and status.health != "leaving"
     seconds = max(1e-9, status.time_s - first.time_s)
     tokens = status.tokens_total - first.tokens_total

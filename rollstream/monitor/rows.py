@@ -90,6 +90,8 @@ def evaluation_text(at: RunSnapshot) -> str:
         for value, name in ((sampled, "sampled"), (greedy, "greedy"))
         if value is not None
     ]
+    passes = {int(k): v for name, v in line.items() if (k := name.removeprefix("pass_at/")) != name}
+    accuracies += [f"{passes[k]:.3f} pass@{k}" for k in sorted(passes)[-1:]]
     return f"{' · '.join(accuracies)}, held out (v{line['step']:.0f})"
 
 

@@ -219,6 +219,15 @@ class RecentSamples:
         dead = (one.reason for one in self._newest(last) if one.finish == "dead")
         return Counter(dead).most_common()
 
+    def dead_tasks(self, last: int) -> list[tuple[str, int]]:
+        """Counts the dead ones of the `last` trajectories by task, the most frequent first; none in
+        a run of one task.
+        """
+        newest = list(self._newest(last))
+        if len({one.task for one in newest}) < 2:
+            return []
+        return Counter(one.task for one in newest if one.finish == "dead").most_common()
+
     def _newest(self, last: int) -> Iterable[FinishedSample]:
         return islice(reversed(self.finished.values()), last)
 

@@ -13,6 +13,7 @@ from statistics import fmean
 from rollstream.config.settings import Configuration
 from rollstream.monitor import progress
 from rollstream.monitor.groups import GroupTracker, oldest
+from rollstream.monitor.machine_use import MachineUse
 from rollstream.monitor.rollouts import (
     RolloutSnapshot,
     SchedulingMetrics,
@@ -29,6 +30,7 @@ from rollstream.monitor.samples import (
     passes_newest_first,
 )
 from rollstream.monitor.state import DeadLetters, RunState
+from rollstream.storage.skipped_rows import SkippedRecord
 from rollstream.streams.admissible import REFUSAL_KINDS, REFUSED_ANNOTATIONS
 from rollstream.streams.records import StepDone
 from rollstream.supervisor.cards import cards_per_engine
@@ -75,6 +77,12 @@ class RunSettings:
     """GPUs of the trainer; None if it has none."""
     rollout_gpus: int = 1
     """GPUs of one rollout."""
+    rollout_cores: int | None = None
+    """Cores that one rollout computes on; None if it decodes on GPUs, or computes nothing."""
+    is_evaluated: bool = True
+    """Whether an evaluation follows the last step (`evaluation.enabled`)."""
+    is_one_machine: bool = False
+    """Whether all processes run on one machine: a `sqlite:` log has no other form."""
 
     def groups_max(self) -> int:
         """Returns the largest number of open groups that `max_lag` permits (invariant 5)."""
@@ -116,15 +124,22 @@ def run_settings_of(c: Configuration) -> RunSettings:
         reward_terms=c.trainer.reward_terms,
         is_paced=c.rollouts.engine == "paced",
         is_float32=_is_float32(c),
+        is_evaluated=c.evaluation.enabled,
         trainer_threads=c.trainer.busy_threads,
         trainer_gpus=_trainer_gpus(c),
         rollout_gpus=cards_per_engine(c.rollouts),
+        rollout_cores=c.rollouts.threads if _decodes_on_cores(c) else None,
+        is_one_machine=c.bus.startswith("sqlite:"),
     )
 
 
 def _trainer_gpus(c: Configuration) -> int | None:
     is_on_gpus = c.trainer.learner == "torch" and c.trainer.device != "cpu"
     return c.trainer.processes if is_on_gpus else None
+
+
+def _decodes_on_cores(c: Configuration) -> bool:
+    return c.rollouts.engine == "torch" and c.rollouts.device != "cuda" and not c.devices.rollouts
 
 
 def _is_float32(c: Configuration) -> bool:
@@ -175,6 +190,8 @@ class OutcomeCounts:
     dead_reasons: tuple[tuple[str, int], ...]
     annotations: int
     annotations_late: int
+    dead_tasks: tuple[tuple[str, int], ...] = ()
+    """The dead ones by task, the most frequent first, in a run of several tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +236,8 @@ class RunSnapshot:
     """
     refused: Mapping[str, int]
     """Trajectories that the trainer refused in the kept steps, by the kinds of `admissible.py`."""
+    skipped_rows: tuple[SkippedRecord, ...]
+    """Data sets with rows that the role `prompts` skips."""
     foreign: Mapping[str, int]
     """Other readable records that were refused (invariant 12), by topic: annotations by the
     trainer, partials, statuses and applied versions by dispatch.
@@ -249,6 +268,10 @@ class RunSnapshot:
     deaths: tuple[progress.ProcessDeath, ...]
     notes: tuple[str, ...]
     """Notes of the supervisor about its processes, each with the process's name."""
+    trainer_age_s: float | None = None
+    """Seconds since the trainer's newest start; None if no supervisor recorded one."""
+    machine: MachineUse | None = None
+    """The cores on which the whole run computes; None if unknown, as on a cluster."""
     trouble: str = ""
     """The error because of which the state could not be refreshed; "" if it was. `trouble` and
     `concerns` (the warnings, most urgent first) are added by `observer.py`.
@@ -269,7 +292,7 @@ def take_snapshot(
     """
     last = state.steps[-1] if state.steps else None
     recent = progress.recent_steps(state.steps)
-    now = progress.standing_of(state, plan.steps, now_s)
+    now = progress.standing_of(state, plan.steps, now_s, plan.is_evaluated)
     remaining = 0 if now.is_over or now.is_quiet else plan.steps - now.step
     at_s = min(now_s, now.newest_s or now_s) if now.is_over else now_s
     lines = rollout_snapshots(state, at_s)
@@ -277,7 +300,7 @@ def take_snapshot(
     return RunSnapshot(
         title=f"{plan.run} · seed {plan.seed}{' · paced' if plan.is_paced else ''}",
         plan=plan,
-        seconds=_age(state.began_s if started_s is None else started_s, at_s) or 0.0,
+        seconds=_run_seconds(state, now_s, at_s, started_s),
         phase=now.phase,
         is_over=now.is_over,
         has_failed=now.state == "failed",
@@ -294,6 +317,7 @@ def take_snapshot(
         mismatch=mismatch_by_task(state.steps),
         skipped=sum(done.metrics.get("updates_skipped", 0.0) > 0 for done in state.steps),
         refused=_refused(state.steps),
+        skipped_rows=state.skipped_rows,
         foreign=_foreign(state),
         drafts=passes_newest_first(state.samples.drafts(state.epochs)),
         evaluation=state.evaluations[-1] if state.evaluations else None,
@@ -311,8 +335,21 @@ def take_snapshot(
         restarted=state.restarts(),
         restart_ages=progress.restart_ages(state, now_s),
         deaths=progress.recorded_deaths(state, now_s),
+        trainer_age_s=progress.start_age_s(state, "trainer", now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )
+
+
+def _run_seconds(state: RunState, now_s: float, at_s: float, started_s: float | None) -> float:
+    """Returns how long the run has run, without the pauses between its sessions. An ending that
+    its supervisor recorded ends this time, until a session of the caller's begins; without one it
+    ends at `at_s`.
+    """
+    begins = [at for at in (state.sessions.begin_s, started_s) if at is not None]
+    begin_s = min(begins, default=state.began_s)
+    if begin_s is None:
+        return 0.0
+    return state.run_s(begin_s, at_s if state.sessions.ended_s is None else now_s, started_s)
 
 
 def _unarchived(state: RunState, at_s: float) -> dict[str, tuple[int, float]]:
@@ -363,6 +400,7 @@ def _outcomes(state: RunState, judged: int) -> OutcomeCounts:
         dead_reasons=tuple(state.samples.reasons(judged)[:REASONS_MAX]),
         annotations=groups.annotations,
         annotations_late=groups.late_annotations,
+        dead_tasks=tuple(state.samples.dead_tasks(judged)[:REASONS_MAX]),
     )
 
 

@@ -15,6 +15,8 @@ import msgspec
 
 from rollstream.monitor.groups import GroupTracker
 from rollstream.monitor.samples import RecentSamples
+from rollstream.monitor.sessions import RunSessions
+from rollstream.storage.skipped_rows import SkippedRecord
 from rollstream.storage.terms import restarts_of
 from rollstream.streams.records import (
     Admitted,
@@ -44,6 +46,10 @@ FOREIGN_TOPICS = ("partials", "status", "applied")
 """Topics of which dispatch counts foreign records (`foreign_line`); the state ignores others."""
 
 
+PROMPTS_FILE = "prompts.jsonl"
+"""The file in which the role `prompts` records the rows of the data set that it skips."""
+
+
 class RequestMove(msgspec.Struct, frozen=True):
     """Describes a repack move: at `time_s` (seconds since the epoch) dispatch asked the rollout
     `source` to give up `requests` running trajectories, which continue on the rollout
@@ -71,6 +77,11 @@ def foreign_line(counts: Mapping[str, int], time_s: float) -> dict[str, Any]:
     return {"time_s": time_s, "foreign": dict(counts)}
 
 
+def skipped_line(records: Iterable[SkippedRecord], time_s: float) -> dict[str, Any]:
+    """Returns a line of `prompts.jsonl` with the rows that are skipped by now."""
+    return {"time_s": time_s, "skipped_rows": [msgspec.to_builtins(record) for record in records]}
+
+
 def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
     """Returns the moves in lines of `moves.jsonl`; other lines are skipped."""
     return [move for line in lines if (move := parse_move(line)) is not None]
@@ -89,6 +100,7 @@ def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
 HEARTBEATS_KEPT = 20  # of each rollout: ten seconds, over which speed and idle share are means
 STEPS_KEPT = 240  # enough for the small charts of `rollstream top`
 ROLLOUTS_KEPT = 1024
+CLOCK_S = 4.0  # heartbeats are read later than they were sent, but no later than this
 VERSIONS_KEPT = 64
 LINES_KEPT = 240  # evaluations, and supervisor events
 PROMPTS_KEPT = 4096
@@ -158,6 +170,8 @@ class RunState:
     """Lines of `supervisor.jsonl`: starts, deaths and endings of processes."""
     moves: deque[RequestMove] = field(default_factory=lambda: deque[RequestMove](maxlen=MOVES_KEPT))
     """Repack moves, the newest last."""
+    skipped_rows: tuple[SkippedRecord, ...] = ()
+    """Data sets with rows that the role `prompts` skips."""
     foreign: Counter[str] = field(default_factory=Counter[str])
     """Readable records that dispatch refused as foreign, by topic."""
     terms: dict[str, int] = field(default_factory=dict[str, int])
@@ -172,6 +186,8 @@ class RunState:
     """The last restarts that new terms show, of single-holder roles and of rollouts: name and time
     of each. A restart that was before the records read is left out.
     """
+    sessions: RunSessions = field(default_factory=RunSessions)
+    """The sessions of `rollstream run`, and the pauses between them."""
     deaths: Counter[str] = field(default_factory=Counter[str])
     """The number of deaths by role, as far as a supervisor recorded them."""
     is_fork: bool = False
@@ -180,6 +196,14 @@ class RunState:
     """The append time of the first kept record."""
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
     """The append time of each topic's newest record."""
+    live_s: float | None = None
+    """The observer's time while it applies records that it read soon after their append; None while
+    it reads older ones.
+    """
+    heard_s: float | None = None
+    """The observer's time at which it last read a record soon after its append."""
+    clock_offsets: dict[str, float] = field(default_factory=dict[str, float])
+    """By rollout whose clock differs from the observer's, what is to be added to its times."""
     dead_letters: dict[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
     """By topic, its messages that were moved to `dead`."""
     unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
@@ -252,6 +276,7 @@ class RunState:
         """Apply a line of `supervisor.jsonl`; a line without a time is ignored."""
         if isinstance(line.get("time_s"), int | float):
             self.events.append(line)
+            self.sessions.apply(line)
             self.deaths[str(line.get("role"))] += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
@@ -266,6 +291,16 @@ class RunState:
         move = parse_move(line)
         if move is not None:
             self.moves.append(move)
+
+    def apply_prompts(self, line: dict[str, Any]) -> None:
+        """Apply a line of `prompts.jsonl`, which replaces the one before; other lines are
+        ignored.
+        """
+        try:
+            records = msgspec.convert(line.get("skipped_rows"), tuple[SkippedRecord, ...])
+        except msgspec.ValidationError:
+            return
+        self.skipped_rows = records
 
     def apply_hole(self, hole: "Hole") -> None:
         """Apply a hole, a part of the log that cannot be read. A part that was truncated without an
@@ -286,14 +321,23 @@ class RunState:
 
     def restarts(self) -> dict[str, int]:
         """Returns the number of restarts of each role, rollout and relay that restarted. It is the
-        number of terms after the first, so it counts restarts by any supervisor or orchestrator.
-        Processes without terms count their deaths, which only `rollstream run` records.
+        number of terms after the first, so it counts restarts by any supervisor or orchestrator,
+        but not the starts by a later session of `rollstream run`. Processes without terms count
+        their deaths, which only `rollstream run` records.
         """
         forked = self._forked()
         found = {r: restarts_of(term) - (r in forked) for r, term in self.terms.items()}
         found |= {relay: restarts for relay, (_, restarts) in self.relays.items()}
+        found = {
+            role: max(number - self.sessions.resumed(role), min(number, self.deaths[role]))
+            for role, number in found.items()
+        }
         found |= {role: n for role, n in self.deaths.items() if role.startswith(TERMLESS)}
-        return {role: restarts for role, restarts in sorted(found.items()) if restarts}
+        return {role: restarts for role, restarts in sorted(found.items()) if restarts > 0}
+
+    def run_s(self, begin_s: float, end_s: float, started_s: float | None = None) -> float:
+        """Returns the seconds between these times in which the run ran (`RunSessions.run_s`)."""
+        return self.sessions.run_s(begin_s, end_s, (done.time_s for done in self.steps), started_s)
 
     def _forked(self) -> tuple[str, ...]:
         return FORKED_ROLES if self.is_fork else ()
@@ -311,8 +355,19 @@ class RunState:
             beats.clear()
         if not beats or (status.term, status.time_s) > (beats[-1].term, beats[-1].time_s):
             beats.append(status)
+            self._compare_clocks(status)
         if len(self.rollouts) > ROLLOUTS_KEPT:  # evict the rollout with the oldest heartbeat
-            del self.rollouts[min(self.rollouts, key=lambda name: self.rollouts[name][-1].time_s)]
+            oldest = min(self.rollouts, key=lambda name: self.rollouts[name][-1].time_s)
+            del self.rollouts[oldest]
+            self.clock_offsets.pop(oldest, None)
+
+    def _compare_clocks(self, status: RolloutStatus) -> None:
+        """Keep how far the clock of a rollout is off, as its newest heartbeat shows."""
+        offset_s = 0.0 if self.live_s is None else self.live_s - status.time_s
+        if abs(offset_s) > CLOCK_S:
+            self.clock_offsets[status.rollout] = offset_s
+        elif self.live_s is not None:
+            self.clock_offsets.pop(status.rollout, None)
 
     def _relay(self, status: RelayStatus) -> None:
         term, restarts = self.relays.get(status.relay, (status.term, 0))

@@ -7,14 +7,16 @@ the frame on a terminal and prints lines elsewhere. `rollstream top` redraws the
 `TerminalKeys` reads a quit key.
 """
 
+import logging
 import os
 import select
 import sys
 import termios
 import time
 import tty
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -30,11 +32,15 @@ from rollstream.monitor.format import clock
 from rollstream.monitor.observer import RunObserver
 from rollstream.monitor.rows import metric_rows
 from rollstream.monitor.snapshot import RunSnapshot
+from rollstream.printable import protect_output
 from rollstream.supervisor.supervisor import RoleState
+
+log = logging.getLogger(__name__)
 
 WIDE_COLUMNS = 140  # from this width on, metrics and rollouts are side by side
 BORDER = 4  # columns of frame and padding
 GAP = 3  # columns between metrics and rollouts
+COLUMNS_MIN = 20  # a narrower terminal cuts the frame off
 ROWS_MIN = 4  # a level of detail is used only if it leaves room for this many rollouts
 ROWS_MAX = 16  # rollouts if the height is unknown
 
@@ -94,6 +100,7 @@ class FrameBody:
 
 def render_frame(at: RunSnapshot, size: TerminalSize, detailed: bool = True) -> RenderableType:
     """Returns the frame of the snapshot `at`; `detailed` adds lag histograms, ages and versions."""
+    size = replace(size, columns=max(COLUMNS_MIN, size.columns))
     body = _fitting_body(at, size, detailed)
     parts: list[RenderableType] = [_progress(at, size.columns)]
     gap = [Text()] if body.is_airy else []
@@ -189,6 +196,8 @@ class LiveView:
     with `as_json` JSON lines, at most one per step and none while `observer` catches up. Use it in
     a `with` block, and call `show` there often, from one thread: it refreshes at most once per
     interval, so short steps may be skipped.
+
+    Nothing that the view fails at ends the run: a failure is noted once, by the kind of its error.
     """
 
     def __init__(self, observer: RunObserver, console: Console, as_json: bool) -> None:
@@ -196,19 +205,39 @@ class LiveView:
         self._refreshed_s = 0.0
         self._printed_step = -1
         self._live: Live | None = None
+        self._noted: set[type[Exception]] = set()
 
     def __enter__(self) -> "LiveView":
-        if self._console.is_terminal and not self._as_json:
-            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        console = self._console
+        if console.is_terminal and not console.is_dumb_terminal and not self._as_json:
+            self._live = Live(console=console, auto_refresh=False, transient=False)
             self._live.start()
+            protect_output()  # rich passes printed text on, and takes escape sequences for style
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._live:
-            self._live.stop()
+            with self._harmless():
+                self._live.stop()
 
     def show(self, roles: Sequence[RoleState]) -> None:
         """Observe the run and draw or print, if the refresh interval has passed."""
+        with self._harmless():
+            self._show(roles)
+
+    @contextmanager
+    def _harmless(self) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  what cannot be shown must not end the run
+            if type(error) not in self._noted:
+                self._noted.add(type(error))
+                log.warning(
+                    "the live view failed: %s: %s; the run continues; see `rollstream top`",
+                    type(error).__name__, error,
+                )  # fmt: skip
+
+    def _show(self, roles: Sequence[RoleState]) -> None:
         now, is_often = time.monotonic(), self._live or self._as_json or self.observer.is_behind
         if now - self._refreshed_s < (REFRESH_S if is_often else LINE_S):
             return
@@ -246,20 +275,24 @@ class TerminalKeys:
 
     def __exit__(self, *raised: object) -> None:
         if self._before is not None:
-            termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
     def asked_to_quit(self, wait_s: float) -> bool:
         """Wait up to `wait_s` seconds; returns True if a quit key was pressed."""
         watched = [] if self._file < 0 else [self._file]
         if not select.select(watched, [], [], wait_s)[0]:
             return False
-        pressed = os.read(self._file, 64)
+        try:
+            pressed = os.read(self._file, 64)
+        except OSError:  # the terminal is gone
+            return True
         # No bytes mean that the terminal closed.
         return not pressed or any(key in pressed for key in QUIT_KEYS)
 
 
 def _is_terminal() -> bool:
     try:
-        return sys.stdin.isatty()
+        return sys.stdin is not None and sys.stdin.isatty()  # pyright: ignore[reportUnnecessaryComparison]
     except ValueError:  # closed
         return False

@@ -1,4 +1,4 @@
-"""Warns about a run's progress (overdue steps, silent or starved processes, high lag), about its
+"""Warns about a run's progress (overdue steps, starved processes, high lag), about its
 data (unreadable records, a late archive, unverified weights) and about the mismatch of engine and
 trainer (docs/explanation/learning.md lists the causes).
 
@@ -6,10 +6,9 @@ Each warning is one pure function of a `RunSnapshot`, the metrics of one moment;
 for a healthy run. The text at each threshold holds its arithmetic. `concerns.py` lists all checks.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
-from statistics import fmean, median
+from collections.abc import Iterator
+from math import floor
+from statistics import fmean
 
 from rollstream.monitor.format import age, count, plain_text, plural, share, shortened
 from rollstream.monitor.rollouts import RolloutSnapshot
@@ -48,19 +47,6 @@ MASKED_SHARE = 0.05
 """Share of generated tokens that may be masked for their lag: one in twenty."""
 EXPIRED_SHARE, EXPIRED_MIN = 0.02, 2
 """More than one group in fifty has expired, and at least two: a single one may be an outlier."""
-GONE_S = 600.0
-"""A rollout that is silent for longer is gone for good, for instance a spot machine: dispatch drops
-its name after this time too (`inbox.STATUS_KEY_S`).
-"""
-DEATHS_MIN, DEATHS_S, BURST_S = 3, 600.0, 60.0
-"""Three deaths of processes in ten minutes are more than an accident. Several roles that die within
-a minute of each other have one cause, an outage for example, so those count as one.
-"""
-DEATHS_OVER, DEATHS_OVER_S = 2.0, 180.0
-"""They have ended when none came for twice the median time between two of them, and for three
-minutes at least: a supervisor starts a role again after 8 s at most, and a start takes half a
-minute. So what killed several roles once does not hide what kills one of them minutes later.
-"""
 
 
 def run_unreadable(at: RunSnapshot) -> Iterator[RunWarning]:
@@ -74,41 +60,21 @@ def run_unreadable(at: RunSnapshot) -> Iterator[RunWarning]:
         )
 
 
-def run_silent(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if no record is written although the run is not over: its processes are gone."""
-    if at.is_quiet:
-        quiet_s = min(at.record_ages.values(), default=0.0)
-        yield RunWarning(
-            "run_silent",
-            f"nothing has been written for {age(quiet_s)}: the run's processes are gone or stuck",
-            "restart it, it resumes from its last checkpoint "
-            "(rollstream run RUN/config.json); logs/ contain the reason",
-        )
-
-
-def run_failed(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns if the supervisor gave up: the run is over, and all other checks are still."""
-    if at.has_failed:
-        yield RunWarning(
-            "run_failed",
-            f"the supervisor has given up at step {at.step} of {at.steps}",
-            "see the end of logs/, mend what it says and start the run again "
-            "(rollstream run RUN/config.json): it resumes from its last checkpoint",
-        )
-
-
 def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
     """Warns if the last step ended long ago, compared with recent steps, or if the first step does
     not come.
     """
     if at.is_over or at.is_quiet or at.is_starting or at.step >= at.steps:
         return
-    if at.step and at.pace.since_step_s is not None and at.pace.step_s is not None:
-        if at.pace.since_step_s > max(STEP_S, STEP_TIMES * at.pace.step_s):
+    since_s, limit_s = at.pace.since_step_s, STEP_TIMES * (at.pace.step_s or 0.0)
+    if at.trainer_age_s is not None and since_s is not None and at.trainer_age_s < since_s:
+        since_s, limit_s = at.trainer_age_s, max(limit_s, FIRST_STEP_S)  # it loads and repeats
+    if at.step and since_s is not None and at.pace.step_s is not None:
+        if since_s > max(STEP_S, limit_s):
             usual = age(at.pace.step_s)
             yield RunWarning(
                 "step_overdue",
-                f"no step for {age(at.pace.since_step_s)}; a step takes {usual} (median)",
+                f"no step for {age(since_s)}; a step takes {usual} (median)",
                 "see logs/trainer.log, and whether trajectories still come (rates, open groups)",
             )
     elif not at.step and at.version is not None and at.seconds > FIRST_STEP_S:
@@ -120,30 +86,13 @@ def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
         )
 
 
-def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns of rollouts without a heartbeat for so long that dispatch drops them. One that is
-    silent for longer than `GONE_S` is left out.
-    """
-    limit_s = at.plan.heartbeat_timeout_s
-    silent = [o for o in at.rollouts if o.state == "silent" and limit_s < o.silent_s <= GONE_S]
-    if not silent or at.is_over or at.is_quiet or at.is_starting:
-        return
-    verb = "are" if len(silent) > 1 else "is"
-    yield RunWarning(
-        "rollouts_silent",
-        f"{_rollout_names(silent)} {verb} silent for {age(max(one.silent_s for one in silent))}",
-        "their trajectories resume on other rollouts; see their logs, and restart them if no "
-        "supervisor does",
-    )
-
-
 def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     """Warns if rollouts have nothing to decode most of the time. The advice depends on the cause:
     as many open groups as permitted, which wait for the trainer or for their rewards, no prompt, or
     slow assignments.
     """
     idle = _idle_share(at)
-    if idle <= IDLE_SHARE:
+    if idle <= IDLE_SHARE or _needs_no_groups(at):
         return
     what, balance = f"rollouts are idle {share(idle)} of the time", balance_of(at)
     if _groups_wait(at) and _trainer_waits(at):
@@ -151,10 +100,13 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
         do = "open groups wait for their rewards or their last answers: a faster reward (more "
         do += "task.reward_processes or a faster service), or a higher dispatch.max_lag"
     elif _groups_wait(at):
-        do = "the trainer is the slower side: fewer rollouts, more trainer.workers, or a higher "
+        do = f"the trainer is the slower side: fewer rollouts{_faster_trainer(at)}, or a higher "
         do += "dispatch.max_lag"
         if balance is not None and (needed := rollouts_needed(balance)) < balance.rollouts:
             what += f": {needed} of {balance.rollouts} would train as fast"
+    elif 2 * sum(one.state in ("pulling", "draining") for one in _alive(at)) > len(_alive(at)):
+        do = "they wait for new weights: see whether store or relay are slow (logs/rollout-*.log), "
+        do += 'or set rollouts.on_update = "in_flight"'
     elif not at.queue.unread_prompts:
         do = "no prompt is waiting: see logs/prompts.log and whether the data set is exhausted"
     else:
@@ -164,10 +116,30 @@ def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
 
 def _idle_share(at: RunSnapshot) -> float:
     """Returns the mean of the living rollouts; 0 where it cannot be judged."""
-    alive = [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
+    alive = _alive(at)
     if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
         return 0.0
     return fmean(one.idle_share for one in alive)
+
+
+def _alive(at: RunSnapshot) -> list[RolloutSnapshot]:
+    return [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
+
+
+def _needs_no_groups(at: RunSnapshot) -> bool:
+    """Returns whether the open groups are all that the remaining steps need: at the end of a run
+    rollouts rightly have nothing to do.
+    """
+    return at.queue.open_groups >= (at.steps - at.step) * at.plan.groups_per_step
+
+
+def _faster_trainer(at: RunSnapshot) -> str:
+    """Returns the part of an advice that makes the trainer faster; "" where nothing here does."""
+    if at.plan.trainer_gpus is not None:
+        return ", more trainer.processes on further GPUs"
+    if at.machine is None:
+        return ", more trainer.workers on idle cores"
+    return ", more trainer.workers" if at.machine.spare_cores >= 1 else ""
 
 
 def _groups_wait(at: RunSnapshot) -> bool:
@@ -176,7 +148,9 @@ def _groups_wait(at: RunSnapshot) -> bool:
 
 
 def _trainer_waits(at: RunSnapshot) -> bool:
-    if at.pace.recent_steps < STEPS_MIN or at.pace.wait_share <= WAIT_SHARE:
+    # It waits and computes at the same time, so what its threads compute is no waiting.
+    waiting = min(at.pace.wait_share, 1 - at.pace.busy_share / at.plan.trainer_threads)
+    if at.pace.recent_steps < STEPS_MIN or waiting <= WAIT_SHARE:
         return False
     return at.queue.ready_groups < at.plan.groups_per_step
 
@@ -189,19 +163,37 @@ def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     """
     if not _trainer_waits(at) or next(split_off(at), None):
         return
-    if _idle_share(at) > IDLE_SHARE and _groups_wait(at):
+    if (_idle_share(at) > IDLE_SHARE and _groups_wait(at)) or _needs_no_groups(at):
         return
+    if not at.is_over and any(one.state == "starting" for one in at.rollouts):
+        return  # more rollouts come already
     what = f"the trainer waits {share(at.pace.wait_share)} of a step for trajectories"
-    balance = balance_of(at)
-    if balance is not None and (more := more_rollouts(balance)) is not None:
+    balance, room = balance_of(at), _room_for_rollouts(at)
+    if balance is not None and room != 0 and (more := more_rollouts(balance, room)) is not None:
         number, gain = more
         what += f": {plural(number, 'more rollout')} would give about {gain:+.0%} tokens/s"
-    yield RunWarning(
-        "trainer_starved",
-        what,
-        "more rollouts or slots, shorter answers, or a higher dispatch.max_lag; `rollstream tune` "
-        "simulates them",
-    )
+    if room == 0 and at.machine is not None:
+        what += f"; {at.machine.busy_cores:.1f} of {at.machine.cores:g} cores are busy"
+        do = "rollouts on another machine or a GPU, or shorter answers (sampling.tokens_max); here "
+        do += "more rollouts would only divide the same cores"
+    elif at.plan.rollout_cores is None:
+        do = "more rollouts (on further GPUs) or slots, shorter answers, or a higher "
+        do += "dispatch.max_lag; `rollstream tune` simulates them"
+    else:
+        do = "more rollouts where cores are idle, shorter answers, or a higher dispatch.max_lag; "
+        do += "`rollstream tune` simulates them"
+    yield RunWarning("trainer_starved", what, do)
+
+
+def _room_for_rollouts(at: RunSnapshot) -> int | None:
+    """Returns how many more rollouts the idle cores of this machine carry; None if another limit
+    counts (GPUs). Where the machine is unknown, or the run is over, no number can be promised: 0.
+    """
+    if at.plan.rollout_cores is None:
+        return None
+    if at.machine is None or at.is_over:
+        return 0
+    return floor(at.machine.spare_cores / at.plan.rollout_cores + 0.1)
 
 
 def queue_full(at: RunSnapshot) -> Iterator[RunWarning]:
@@ -213,7 +205,7 @@ def queue_full(at: RunSnapshot) -> Iterator[RunWarning]:
             "queue_full",
             f"{at.queue.ready_groups} complete groups wait for the trainer; "
             f"dispatch.{bound} allows {most} open ones",
-            "the trainer is the slower side: more trainer.workers, or fewer rollouts",
+            f"the trainer is the slower side: fewer rollouts{_faster_trainer(at)}",
         )
 
 
@@ -236,50 +228,9 @@ def lag_high(at: RunSnapshot) -> Iterator[RunWarning]:
         yield RunWarning(
             "lag_high",
             ", ".join(what),
-            "fewer rollouts or more trainer.workers for fresher data; a higher dispatch.max_lag "
+            f"fewer rollouts{_faster_trainer(at)} for fresher data; a higher dispatch.max_lag "
             "or shorter answers (sampling.tokens_max) if many tokens are masked",
         )
-
-
-def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
-    """Warns while processes die repeatedly within minutes: by what a supervisor records, and else,
-    as an orchestrator records nothing here, by the terms of a single role. New terms of several
-    roles may be an upgrade.
-    """
-    deaths = _repeated((death.role, death.ago_s) for death in at.deaths)
-    restarts = {r: _repeated((r, ago_s) for ago_s in ages) for r, ages in at.restart_ages.items()}
-    again = {role: number for role, number in restarts.items() if number}
-    if deaths:
-        roles = sorted({death.role for death in at.deaths if death.ago_s < DEATHS_S})
-        what = f"{deaths} deaths within {age(DEATHS_S)}: {', '.join(roles)}"
-    else:
-        what = ", ".join(f"{n} restarts of {plain_text(r, 24)}" for r, n in sorted(again.items()))
-        what += f" within {age(DEATHS_S)}"
-    if (deaths or again) and not at.is_over:
-        yield RunWarning("roles_dying", what, "see the end of their logs (logs/)")
-
-
-def _repeated(deaths: Iterable[tuple[str, float]]) -> int:
-    """Returns how many of these deaths (role and seconds ago) are recent; 0 if they are too few,
-    those of a burst counted as one for each time that a role died in it, or have ended.
-    """
-    recent = sorted((ago_s, role) for role, ago_s in deaths if ago_s < DEATHS_S)
-    bursts: list[Counter[str]] = []
-    for index, (ago_s, role) in enumerate(recent):
-        if not index or ago_s - recent[index - 1][0] > BURST_S:
-            bursts.append(Counter())
-        bursts[-1][role] += 1
-    if sum(max(burst.values()) for burst in bursts) < DEATHS_MIN:
-        return 0
-    usual_s = median(later - earlier for (earlier, _), (later, _) in pairwise(recent))
-    return len(recent) if recent[0][0] <= max(DEATHS_OVER_S, DEATHS_OVER * usual_s) else 0
-
-
-def _rollout_names(lines: list[RolloutSnapshot]) -> str:
-    """Returns the first three names and the number of the others."""
-    names = [shortened(line.name, 24) for line in lines[:3]]
-    more = len(lines) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 # Thresholds of the mismatch: Δ is the trainer's log-probability of a token minus the engine's.
@@ -373,7 +324,7 @@ def archive_behind(at: RunSnapshot) -> Iterator[RunWarning]:
         for t, left in at.unarchived_s.items()
         if left[1] > ARCHIVE_ROLLS * at.plan.archive_roll_s
     }
-    if behind:
+    if behind and not at.is_starting:  # a run that is resumed catches up with what it left
         topic, (records, oldest_s) = max(behind.items(), key=lambda one: one[1][1])
         yield RunWarning(
             "archive_behind",

@@ -120,6 +120,9 @@ def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
             causes[failure_cause(why)] += number
         by_cause = ", ".join(f"{number} {cause}" for cause, number in causes.most_common(4))
         by_cause = f" ({by_cause})" if len(causes) > 1 else ""
+        if at.outcomes.dead_tasks:
+            worst = at.outcomes.dead_tasks[:3]
+            by_cause += ", of " + ", ".join(f"{plain_text(t, 40)} {n}" for t, n in worst)
         yield RunWarning(
             "dead_trajectories",
             f"{dead} of the last {count(total)} trajectories died{by_cause}; most frequent "
@@ -132,6 +135,8 @@ def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
 def unscored_groups(at: RunSnapshot) -> Iterator[RunWarning]:
     """Warns of a complete group that waits long for annotations."""
     waited_s, deadline_s = at.queue.unscored_group_s, at.plan.group_deadline_s
+    if waited_s is not None and at.trainer_age_s is not None:
+        waited_s = min(waited_s, at.trainer_age_s)  # a deadline counts since the trainer's start
     if waited_s is not None and waited_s > UNSCORED_SHARE * deadline_s and not at.is_over:
         yield RunWarning(
             "unscored_groups",
@@ -175,6 +180,17 @@ def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
             "find the program that writes them: docs/explanation/learning.md explains each kind, "
             "the details "
             "of dead groups name some of them (rollstream tail ledger)",
+        )
+
+
+def skipped_rows(at: RunSnapshot) -> Iterator[RunWarning]:
+    """Warns of rows of the data set that are not asked."""
+    for record in at.skipped_rows:
+        first = f" (first: {record.named[0]})" if record.named else ""
+        yield RunWarning(
+            "skipped_rows",
+            f"{record.skipped} of {record.rows} rows of {record.data_set} are skipped{first}",
+            "mend these rows for the next run; rollstream audit names them",
         )
 
 

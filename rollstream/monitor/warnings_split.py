@@ -13,6 +13,7 @@ from statistics import fmean
 
 from rollstream.monitor.format import plural, share
 from rollstream.monitor.snapshot import RunSnapshot, RunWarning
+from rollstream.printable import shell_command
 
 STEPS_MIN = 5
 """The fewest steps whose means are judged: the first steps wait for the first trajectories."""
@@ -73,11 +74,11 @@ def balance_of(at: RunSnapshot) -> PipelineBalance | None:
     )
 
 
-def more_rollouts(balance: PipelineBalance) -> tuple[int, float] | None:
-    """Returns how many more rollouts, at most half as many again, would help the trainer, and the
-    gain; None if they would give less than `GAIN_MIN`.
+def more_rollouts(balance: PipelineBalance, room: int | None = None) -> tuple[int, float] | None:
+    """Returns how many more rollouts, at most half as many again and at most `room`, would help the
+    trainer, and the gain; None if they would give less than `GAIN_MIN`.
     """
-    most = ceil(balance.rollouts / 2)
+    most = ceil(balance.rollouts / 2) if room is None else min(room, ceil(balance.rollouts / 2))
     gains = [(more, balance.gain(balance.rollouts + more)) for more in range(1, most + 1)]
     largest = max(gain for _, gain in gains)
     if largest < GAIN_MIN:
@@ -129,5 +130,5 @@ def split_off(at: RunSnapshot) -> Iterator[RunWarning]:
         f"place of {balance.rollouts} and {balance.trainer_gpus}, would give about {gain:+.0%} "
         "tokens/s",
         f"rollouts.count = {rollouts} and trainer.processes = {trainer}; "
-        f"`rollstream tune RUN/config.json --gpus {gpus}` simulates it",
+        f"`{shell_command('tune', 'RUN/config.json', '--gpus', gpus)}` simulates it",
     )

@@ -196,9 +196,9 @@ class OverlaidRun:
     summary: RunSummary
 
 
-def write_overlay(runs: Sequence[OverlaidRun], path: Path) -> None:
-    """Write the overlay of these runs, at most `RUNS_MAX`, to `path` (atomically)."""
-    page.write_page(overlay_page(runs), path)
+def write_overlay(runs: Sequence[OverlaidRun], path: Path, is_typed: bool = False) -> None:
+    """Write the overlay of these runs, at most `RUNS_MAX`, to `path` (`output_file`)."""
+    page.write_page(overlay_page(runs), path, is_typed)
 
 
 def overlay_page(runs: Sequence[OverlaidRun]) -> str:

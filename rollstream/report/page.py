@@ -8,13 +8,14 @@ column of pixels are drawn (`thinned`), so every peak is seen.
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+
+from rollstream.whole_file import output_file
 
 WIDTH, HEIGHT = 560.0, 220.0  # of a chart, in SVG units (about a pixel), margins included
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 52.0, 10.0, 26.0  # margins
@@ -318,11 +319,10 @@ def page(title: str, body: Sequence[str]) -> str:
     )
 
 
-def write_page(text: str, path: Path) -> None:
-    """Write the page under a temporary name and rename it, so readers never see a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def write_page(text: str, path: Path, is_typed: bool) -> None:
+    """Write the page so that readers never see a part of it (`output_file`)."""
+    with output_file(path, is_typed) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def heading(title: str, line: str) -> str:

@@ -11,16 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollstream.analysis.locate import locate_run
+from rollstream.analysis.looking import open_run_store
 from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import RunFolder, store_url
+from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, StoreError
 from rollstream.http_server import BoundedServer
-from rollstream.metrics.endpoint import TEXT, PageResponse, serve_pages
+from rollstream.metrics.endpoint import PORT_MAX, TEXT, PageResponse, serve_pages
+from rollstream.os_failures import explain_os_error
 from rollstream.roles.completion import POLL_S, is_complete
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.pointer import believed_pointer
+from rollstream.streams.foreign_text import whole_number
 
 EVALUATION_S = 180.0
 """Longest wait for the last evaluation once the last step is done, as the supervisor's."""
@@ -52,10 +55,11 @@ def parse_address(text: str) -> tuple[str, int]:
     """Returns host and port of `HOST:PORT`, or of `PORT` on 127.0.0.1. Raises `ConfigurationError`
     for another text.
     """
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    host, _, digits = text.rpartition(":")
+    port = whole_number(digits)
+    if port is None or port > PORT_MAX:
         raise ConfigurationError(f"--serve {text!r}: write HOST:PORT, e.g. 127.0.0.1:7462")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", port
 
 
 def serve_report(address: tuple[str, int], pages: ReportPages) -> BoundedServer:
@@ -66,7 +70,9 @@ def serve_report(address: tuple[str, int], pages: ReportPages) -> BoundedServer:
     try:
         return serve_pages(*address, paths)
     except OSError as error:
-        raise ConfigurationError(f"--serve {address[0]}:{address[1]}: {error}") from None
+        raise ConfigurationError(
+            f"--serve {address[0]}:{address[1]}: {explain_os_error(error)}"
+        ) from None
 
 
 def wait_until_over(
@@ -80,7 +86,11 @@ def wait_until_over(
     `EVALUATION_S`); returns False if `stop` is set first. `on_step` is given the newest version.
     """
     configuration = load_for_viewing(folder.configuration)
-    store = open_store(store_url(configuration, folder.path), configuration.sync)
+    location = locate_run(str(folder.path))
+    while not location.has_store:  # the run has not begun
+        if stop.wait(pause_s):
+            return False
+    store = open_run_store(location)
     complete_s: float | None = None
     while True:
         with suppress(StoreError):  # it is asked again

@@ -2,25 +2,25 @@
 its most important metrics (`summarise`), for terminal, report and JSON output.
 
 A history (`RunHistory`) is folded from all records of the run's log and archive, and from the
-metrics files in its folder. The run may continue meanwhile. Nothing is written, except that a run
-that was prepared and never started gets its topics.
+metrics files in its folder. The run may continue meanwhile. Nothing is written.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.table import Table
 
+from rollstream.analysis.locate import locate_run
+from rollstream.analysis.looking import metrics_folder, open_run_view
 from rollstream.config.config import flat_settings, load_for_viewing
 from rollstream.config.run_folder import RunFolder
+from rollstream.errors import CorruptObject, TopicMissing
+from rollstream.foreign_json import parse_loose_json
 from rollstream.monitor.concerns import warnings_of
 from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.format import clock
-from rollstream.monitor.observer import open_log_and_archive
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
 from rollstream.report.failures import EpisodeComparison, causes_text, failed_bias_warnings
@@ -29,10 +29,14 @@ from rollstream.report.page import group_digits
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import read_metrics
-from rollstream.streams.topics import catalogue
+from rollstream.streams.bus import BusWrapper, Message
+from rollstream.streams.topics import Topic, catalogue
 
 ACCURACY_GOAL = 0.75  # the summary reports the time to this sampled held-out accuracy
 PACED_NOTE = "paced: drawn lengths and computed times, no model"
+
+
+PASS_AT = "pass_at/"  # prefix of pass@k in a line of `eval.jsonl`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,10 @@ class RunSummary:
     """The samples that were dropped for their age (lag or deadline), compared with trained ones."""
     episodes: EpisodeComparison = field(default_factory=EpisodeComparison)
     """The trajectories that failed, were released, or waited for their environment."""
+    evaluated_step: int | None = None
+    """The newest version that is evaluated on held-out prompts."""
+    pass_at: Mapping[int, MetricChange] = field(default_factory=dict[int, MetricChange])
+    """pass@k on held-out prompts, by k."""
 
     def line(self) -> dict[str, Any]:
         """Returns the summary as a JSON object."""
@@ -115,7 +123,11 @@ class RunSummary:
             ("length, median", self.length_median, ".0f"),
             ("length, p99", self.length_p99, ".0f"),
         )
+        passes = tuple((f"held-out, pass@{k}", one, ".3f") for k, one in self.pass_at.items())
+        changes = (*changes[:1], *passes, *changes[1:])
         rows += [(name, change.text(form)) for name, change, form in changes if change]
+        if self.evaluated_step is not None and self.evaluated_step < self.steps:
+            rows.append(("evaluated", f"up to version {self.evaluated_step} of {self.steps}"))
         if self.goal_s is not None:
             rows.append(
                 (f"{ACCURACY_GOAL} sampled", f"after {self.goal_s:.0f} s, step {self.goal_step}")
@@ -143,9 +155,9 @@ def summarise(history: RunHistory) -> RunSummary:
     span = history.span_s()
     lags = [value for _, value in history.metric("lag_consumed_mean")]
     lags_max = [value for _, value in history.metric("lag_consumed_max")]
-    goal = _goal(history)
+    goal = _goal(history, span)
     tokens = sum(value for _, value in history.metric("tokens_trained"))
-    seconds = span[1] - span[0] if span else 0.0
+    seconds = history.state.run_s(*span) if span else 0.0
     return RunSummary(
         run=str(history.configuration.get("run", "")),
         seed=int(history.configuration.get("seed", 0)),
@@ -171,7 +183,17 @@ def summarise(history: RunHistory) -> RunSummary:
         is_paced=history.configuration.get("rollouts.engine") == "paced",
         dropped=history.dropped.compared(),
         episodes=history.episodes.compared(),
+        evaluated_step=max((int(line["step"]) for line in history.evaluations), default=None),
+        pass_at=pass_changes(history),
     )
+
+
+def pass_changes(history: RunHistory) -> dict[int, MetricChange]:
+    """Returns pass@k of the first and the last evaluation, by k."""
+    names = {name for line in history.evaluations for name in line if name.startswith(PASS_AT)}
+    sizes = sorted(int(k) for name in names if (k := name.removeprefix(PASS_AT)).isdigit())
+    changes = {k: _change(history.evaluated(f"{PASS_AT}{k}")) for k in sizes}
+    return {k: change for k, change in changes.items() if change is not None}
 
 
 def _episode_rows(found: EpisodeComparison) -> list[tuple[str, str]]:
@@ -195,13 +217,17 @@ def _change(points: list[tuple[float, float]]) -> MetricChange | None:
     return MetricChange(points[0][1], points[-1][1]) if points else None
 
 
-def _goal(history: RunHistory) -> tuple[float | None, int] | None:
+def _goal(history: RunHistory, span: tuple[float, float] | None) -> tuple[float | None, int] | None:
     """Returns the seconds, if known, and the step of the first evaluation that reached
-    `ACCURACY_GOAL`.
+    `ACCURACY_GOAL`. Its line counts the pauses of the run as time.
     """
     for line in sorted(history.evaluations, key=lambda line: line["step"]):
         if (line.get("accuracy_sampled") or 0.0) >= ACCURACY_GOAL:
-            return line.get("seconds"), int(line["step"])
+            seconds, done = line.get("seconds"), history.steps.get(int(line["step"]))
+            if seconds is not None and done and span:
+                paused_s = done.time_s - span[0] - history.state.run_s(span[0], done.time_s)
+                seconds = max(0.0, seconds - paused_s)
+            return seconds, int(line["step"])
     return None
 
 
@@ -249,18 +275,72 @@ def read_history(view: LogView, folder: RunFolder) -> RunHistory:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = parse_loose_json(path.read_bytes())
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise CorruptObject(f"{path} is no JSON: {error}; put back a copy of it") from error
+    if not isinstance(value, dict):
+        raise CorruptObject(f"{path} holds no JSON object; put back a copy of it")
+    return cast("dict[str, Any]", value)
 
 
-def open_history(folder: RunFolder) -> RunHistory:
-    """Returns the history of a run up to now, read from its log and archive, which it opens."""
-    configuration = load_for_viewing(folder.configuration)
-    with closing(open_log_and_archive(configuration, folder.path)) as view:
-        assert view.bus is not None
-        view.bus.create(catalogue())  # a prepared run that never started has no topics yet
-        return read_history(view, folder)
+def open_history(folder: RunFolder, is_trusted: bool = False) -> RunHistory:
+    """Returns the history of a run up to now, read from its log and archive, which it opens for
+    reading only.
+    """
+    location = locate_run(str(folder.path), is_trusted)
+    metrics_folder(location)  # refuses files that leave the run
+    with open_run_view(location) as view:
+        # A prepared run that never started has no topics yet.
+        bus = None if view.bus is None else PreparedLog(view.bus)
+        return read_history(LogView(bus, view.store, view.run), folder)
+
+
+class PreparedLog(BusWrapper):
+    """Reads a run's topics that do not exist yet as empty ones."""
+
+    def settings(self, topic: str) -> Topic:
+        try:
+            return super().settings(topic)
+        except TopicMissing:
+            absent = [one for one in catalogue() if one.name == topic]
+            if not absent:
+                raise
+            return absent[0]
+
+    def partitions(self, topic: str) -> int:
+        return self.settings(topic).partitions
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+        exact: bool = True,
+    ) -> list[Message]:
+        try:
+            return super().read(
+                topic, positions, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s,
+                exact=exact,
+            )  # fmt: skip
+        except TopicMissing:
+            return []
+
+    def begin(self, topic: str) -> dict[int, int]:
+        return self._offsets(super().begin, topic)
+
+    def end(self, topic: str) -> dict[int, int]:
+        return self._offsets(super().end, topic)
+
+    def _offsets(self, read: Callable[[str], dict[int, int]], topic: str) -> dict[int, int]:
+        try:
+            return read(topic)
+        except TopicMissing:
+            return dict.fromkeys(range(self.partitions(topic)), 0)
 
 
 def distinct_names(folders: Sequence[RunFolder]) -> list[str]:

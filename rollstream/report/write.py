@@ -17,7 +17,13 @@ from rollstream.report.comparison import tasks_of
 from rollstream.report.failures import episode_card
 from rollstream.report.history import DraftHistory, RunHistory
 from rollstream.report.page import Chart, Series
-from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary
+from rollstream.report.summary import (
+    ACCURACY_GOAL,
+    PACED_NOTE,
+    PASS_AT,
+    RunSummary,
+    pass_changes,
+)
 from rollstream.report.timeline import MARKS_MAX, ROWS_MAX, draw_timeline
 from rollstream.supervisor.process import describe_exit
 
@@ -38,13 +44,18 @@ EXPORT_LINK = (
 
 
 def write_report(
-    history: RunHistory, summary: RunSummary, path: Path, learning: Sequence[str] = ()
+    history: RunHistory,
+    summary: RunSummary,
+    path: Path,
+    learning: Sequence[str] = (),
+    is_typed: bool = False,
 ) -> None:
     """Write the report to `path`, with the cards `learning`; readers see the old file or the whole
-    new one. It links to the explorer's static export, if one is in `EXPORT_FOLDER` beside it.
+    new one. With `is_typed` the user typed the path, so links are followed (`output_file`). The
+    report links to the explorer's static export, if one is in `EXPORT_FOLDER` beside it.
     """
     has_export = (path.parent / EXPORT_FOLDER / "index.html").is_file()
-    page.write_page(report_page(history, summary, has_export, learning), path)
+    page.write_page(report_page(history, summary, has_export, learning), path, is_typed)
 
 
 def report_page(
@@ -86,6 +97,11 @@ def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
     figures: list[tuple[str, str]] = []
     if summary.accuracy_sampled:
         figures.append(("held-out accuracy, sampled", summary.accuracy_sampled.text(".2f")))
+    figures += [
+        (f"held-out, pass@{k}", change.text(".2f")) for k, change in summary.pass_at.items()
+    ]
+    if summary.evaluated_step is not None and summary.evaluated_step < summary.steps:
+        figures.append(("evaluated up to version", str(summary.evaluated_step)))
     if summary.accuracy_greedy:
         figures.append(("held-out accuracy, greedy", summary.accuracy_greedy.text(".2f")))
     if summary.goal_s is not None:
@@ -106,8 +122,12 @@ def _learning(history: RunHistory) -> list[Chart]:
     reward, length.
     """
     accuracy = (
-        Series("sampled (T = 1)", history.evaluated("accuracy_sampled"), 1),
+        Series(_sampled_name(history), history.evaluated("accuracy_sampled"), 1),
         Series("greedy", history.evaluated("accuracy_greedy"), 2),
+        *(
+            Series(f"pass@{k}", history.evaluated(f"{PASS_AT}{k}"), number)
+            for number, k in enumerate([*pass_changes(history)][-6:], start=3)
+        ),
     )
     lengths = (
         Series("median", history.metric("length_median"), 1),
@@ -135,6 +155,12 @@ def _learning(history: RunHistory) -> list[Chart]:
     ]
 
 
+def _sampled_name(history: RunHistory) -> str:
+    """Returns the name of the sampled accuracy, with the temperatures of the evaluations."""
+    temperatures = sorted({float(line.get("temperature", 1.0)) for line in history.evaluations})
+    return f"sampled (T = {', '.join(f'{one:g}' for one in temperatures) or 1})"
+
+
 def _by_task(history: RunHistory) -> list[Chart]:
     """Returns charts of reward, accuracy and mismatch (of engine and trainer) by task, for the
     first `TASKS_MAX` tasks by name.
@@ -155,7 +181,7 @@ def _by_task(history: RunHistory) -> list[Chart]:
             lines(rewards if len(rewards) > 1 else []),
             "mean of a step's trajectories",
         ),
-        Chart("Held-out accuracy by task", lines(accuracies), "sampled (T = 1)", high=1.0),
+        Chart("Held-out accuracy by task", lines(accuracies), _sampled_name(history), high=1.0),
         Chart("Mismatch of engine and trainer", lines(mismatches), MISMATCH_NOTE, ".1e"),
     ]
 

@@ -35,8 +35,7 @@ from rollstream.metrics.metered import MeteredBus, MeteredStore
 from rollstream.producers.prompt_source import PromptOrder
 from rollstream.producers.settings import RolloutSettings
 from rollstream.producers.tasks.base import Task
-from rollstream.producers.tasks.registry import load_task
-from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.producers.tasks.registry import largest_token, load_task, too_few_tokens
 from rollstream.storage.hf_folder import CONFIG, hf_vocabulary_size, read_hf_config
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
@@ -168,21 +167,9 @@ def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> 
     fields = read_hf_config(model_folder(configuration, folder))
     text: Mapping[str, Any] = fields.get("text_config") or fields
     size = text.get("vocab_size")
-    first = task.prompt(configuration.seed, 0).tokens
-    largest = max(_vocabulary_size(task) - 1, *task.stop, *first)
+    largest = largest_token(task, task.prompt(configuration.seed, 0).tokens)
     if isinstance(size, int) and largest >= size:
-        raise ConfigurationError(
-            f"model.path: {path!r} has {size} tokens, and the tokenizer of task {task.name!r} "
-            f"uses ids up to {largest}: it belongs to another model; a text task uses the "
-            "model's own if task.tokenizer is not set"
-        )
-
-
-def _vocabulary_size(task: Task) -> int:
-    tokenizer = task.tokenizer()
-    if isinstance(tokenizer, TextTokenizer):
-        return max(tokenizer.light.get_vocab(with_added_tokens=False).values(), default=-1) + 1
-    return tokenizer.size
+        raise too_few_tokens(path, size, task.name, largest)
 
 
 def prompt_tokens_max(configuration: Configuration) -> int:
@@ -197,12 +184,15 @@ def load_run_task(configuration: Configuration, folder: Path) -> Task:
     return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))
 
 
-def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
+def prompt_order(
+    configuration: Configuration, folder: Path, loaded: Task | None = None
+) -> PromptOrder:
     """Returns the order of the run's prompts, which gives for each group its prompt and sampling
-    parameters. Raises `ConfigurationError` if the model lacks tokens of the task.
+    parameters; `loaded` is the run's task, if the caller has it. Raises `ConfigurationError` if the
+    model lacks tokens of the task.
     """
     c = configuration
-    task = load_run_task(c, folder)
+    task = load_run_task(c, folder) if loaded is None else loaded
     check_vocabulary(c, folder, task)
     sampling = Sampling(
         c.sampling.temperature,

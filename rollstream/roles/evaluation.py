@@ -4,7 +4,8 @@ run, without delaying it (`evaluate_announced`), or stored ones on request (`eva
 For the role every `evaluation.every`-th version is due, and the last one. A version is fetched and
 verified before its evaluation starts, so its removal cannot disturb the evaluation. Due versions
 that wait are pinned: retention removes others first. Each due version has one line in
-`metrics/eval.jsonl`, also after a kill and a restart; one that was removed too early has none.
+`metrics/eval.jsonl`, also after a kill and a restart; one that was removed too early has none. One
+listing of the store per evaluation tells which are left.
 """
 
 import json
@@ -16,13 +17,13 @@ from dataclasses import dataclass, field
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.run_model import task_settings
 from rollstream.config.settings import Configuration
-from rollstream.errors import ObjectMissing
+from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.metric_values import MetricValues
 from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.evaluation import EvaluationPlan, evaluate
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.tasks.base import Task, is_asynchronous
+from rollstream.producers.tasks.base import Task, held_out_count, is_asynchronous
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
@@ -35,7 +36,13 @@ from rollstream.storage.models import config_from_version
 from rollstream.storage.weights.adapters import whole_tensors
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.resident import ResidentWeights
-from rollstream.storage.weights.retention import PINNED_MAX, VersionPins, stored_versions
+from rollstream.storage.weights.retention import (
+    PINNED_MAX,
+    VersionPins,
+    is_whole,
+    listed_versions,
+    stored_versions,
+)
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import WeightsAnnounced
 from rollstream.streams.values import Version
@@ -54,6 +61,8 @@ def evaluate_announced(context: RoleContext) -> bool:
     set_torch_threads(c.evaluation.threads)
     path = RunFolder(context.folder).metrics / "eval.jsonl"
     evaluator = _open_evaluator(context)
+    if not evaluator.prompts:
+        return True
     evaluator.done = {int(line["step"]) for line in read_metrics(path)}
     reader = TopicReader(context.bus, "weights", from_begin(context.bus, "weights"))
     context.watch.offer(evaluator.metric_values, lambda: [reader])
@@ -71,11 +80,15 @@ def evaluate_announced(context: RoleContext) -> bool:
             if not due:
                 context.stop.wait(POLL_S)
                 continue
-            pins.set(_present(context, due, announced))
-            version = announced.get(due[0]) or stored_version(context, due[0])
-            line = None if version is None else evaluator.line(version)
-            evaluator.done.add(due[0])
-            pins.set(_present(context, due[1:], announced))
+            kept = kept_versions(context, due, announced)
+            evaluator.give_up(number for number in due if number not in kept)
+            waiting = [kept[number] for number in due if number in kept]
+            pins.set(waiting[:PINNED_MAX])
+            if not waiting:
+                continue
+            line = evaluator.line(waiting[0])
+            evaluator.done.add(waiting[0].number)
+            pins.set(waiting[1:][:PINNED_MAX])
             if line is not None:
                 metrics.append(line)
                 evaluator.evaluated(line)
@@ -89,6 +102,8 @@ def evaluate_stored(context: RoleContext, numbers: Iterable[int]) -> Iterator[di
     c = context.configuration
     set_torch_threads(c.evaluation.threads)
     evaluator = _open_evaluator(context)
+    if not evaluator.prompts:
+        raise ConfigurationError(f"task {evaluator.task.name!r} holds out no prompts to evaluate")
     for number in numbers:
         version = stored_version(context, number)
         if version is None:
@@ -102,10 +117,12 @@ def evaluate_stored(context: RoleContext, numbers: Iterable[int]) -> Iterator[di
 def _open_evaluator(context: RoleContext) -> "Evaluator":
     c, folder = context.configuration, context.folder
     task = load_run_task(c, folder)
-    task.held_out(c.evaluation.prompts)  # too many raise here, not at the first version
-    return Evaluator(
-        context, task, RewardPool(task_settings(c, folder), is_asynchronous=is_asynchronous(task))
-    )
+    is_set = "prompts" in c.evaluation.model_fields_set
+    prompts = held_out_count(task, c.evaluation.prompts, is_set)  # here, not at the first version
+    if prompts < c.evaluation.prompts:
+        log.warning("evaluation.prompts = %d: no more are held out", prompts)
+    pool = RewardPool(task_settings(c, folder), is_asynchronous=is_asynchronous(task))
+    return Evaluator(context, task, pool, prompts)
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
@@ -114,23 +131,22 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
 
-def _present(
-    context: RoleContext, due: Sequence[int], announced: Mapping[int, Version]
-) -> list[Version]:
-    """The versions with the first `PINNED_MAX` of these due numbers: as announced, or, if no
-    announcement was read, as stored. Numbers without a version are left out.
+def kept_versions(
+    context: RoleContext, numbers: Sequence[int], announced: Mapping[int, Version]
+) -> dict[int, Version]:
+    """The versions with these numbers of which the store still has objects, by number: as announced
+    or, if no announcement was read, the one of the highest term. The store is listed once.
     """
-    numbers = due[:PINNED_MAX]
-    found = (announced.get(number) or stored_version(context, number) for number in numbers)
-    return [version for version in found if version is not None]
+    listed = {version.number: version for version in sorted(listed_versions(context.store))}
+    return {n: announced.get(n, listed[n]) for n in numbers if n in listed}
 
 
 def stored_version(context: RoleContext, number: int) -> Version | None:
     """The complete stored version with this number; of several (a replaced trainer made one too)
     the one of the highest term.
     """
-    stored = [v.version for v in stored_versions(context.store) if v.whole]
-    return max((v for v in stored if v.number == number), default=None)
+    listed = [v for v in listed_versions(context.store) if v.number == number]
+    return next((v for v in sorted(listed, reverse=True) if is_whole(context.store, v)), None)
 
 
 @dataclass(slots=True)
@@ -142,16 +158,27 @@ class Evaluator:
     context: RoleContext
     task: Task
     rewards: RewardPool
+    prompts: int
+    """Number of held-out prompts that an evaluation asks."""
     held: ResidentWeights = field(default_factory=ResidentWeights)
     """Weights of the previously evaluated version: only deltas to the next one are fetched."""
     done: set[int] = field(default_factory=set[int])
     """Numbers of the versions that are evaluated, or that retention removed before."""
+    has_no_start: bool = False
+    """Whether version 0 was looked for in vain: it never comes back."""
     due: int = 0
     """Number of announced versions that wait for their evaluation."""
     count: int = 0
     """Number of evaluations of this process."""
     last: dict[str, float] = field(default_factory=dict[str, float])
     """Values of the newest evaluation of this process."""
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Note due versions that the store does not hold any more."""
+        gone = sorted(numbers)
+        self.done.update(gone)
+        if gone:
+            log.warning("versions %s are gone before their evaluation", gone)
 
     def evaluated(self, line: dict[str, object]) -> None:
         """Count an evaluation whose line was written, and keep its values for the metrics."""
@@ -198,8 +225,9 @@ class Evaluator:
                 ),
                 vllm=c.rollouts.vllm,
             )
+        settings, tokens_max = c.evaluation, c.evaluation.tokens_max or c.sampling.tokens_max
         plan = EvaluationPlan(
-            c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed
+            self.prompts, settings.samples, tokens_max, c.seed, settings.temperature
         )
         evaluation = evaluate(self.task, plan, self.rewards, engine)
         started_s = self.started_s()
@@ -213,7 +241,8 @@ class Evaluator:
         """
         path = RunFolder(self.context.folder).metrics / "started.json"
         if not path.exists():
-            first = stored_version(self.context, 0)
+            first = None if self.has_no_start else stored_version(self.context, 0)
+            self.has_no_start = first is None
             if first is None:
                 return None
             manifest, _ = fetch_tensors(self.context.store, first, tensors=())

@@ -7,6 +7,7 @@ runs inside its lease (`hold_role_lease`). `with_relay_reads` lets rollouts read
 their node's relay; `with_relay_push` lets the trainer send new versions to the relays.
 """
 
+import logging
 import os
 import resource
 import threading
@@ -18,12 +19,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rollstream.config.config import truncates_log
-from rollstream.config.identity import check_exists, read_or_create_identity
+from rollstream.analysis.own_runs import remember_begun
+from rollstream.config.config import fingerprint, truncates_log
 from rollstream.config.recorded_configuration import watch_configuration
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
-from rollstream.errors import ConfigurationError, Fenced
+from rollstream.errors import ConfigurationError, Fenced, StoreError
 from rollstream.metrics.endpoint import ProcessMetrics, serve_metrics
 from rollstream.roles.catalogue import ROLES
 from rollstream.roles.completion import is_complete, stop_when_complete
@@ -33,6 +34,7 @@ from rollstream.roles.context import (
     await_model,
     open_role_context,
 )
+from rollstream.storage.identity import check_exists, read_or_create_identity
 from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.relay.client import BandwidthLimiter
@@ -41,7 +43,10 @@ from rollstream.storage.relay.relay import Relay
 from rollstream.storage.relay.store import RelayStore
 from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.settings import folder_for
+from rollstream.storage.skipped_rows import SkippedRecord, write_skipped_rows
 from rollstream.storage.stores.connect import check_conditional_writes
+
+log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 30 * 86_400.0  # of a standby, which the supervisor ends when the run ends
 ARCHIVE_NICENESS = 10  # the archive gets a tenth of a core's time while other processes want it
@@ -61,12 +66,16 @@ def run_role(launch: RoleLaunch) -> bool:
         try:
             if not role.reads_only:
                 check_conditional_writes(context.store, c.store, uuid.uuid4().hex)
-                read_or_create_identity(context.store, c.run)
+                identity = read_or_create_identity(context.store, c.run)
+                remember_begun(identity.id, c.model_dump(mode="json"), launch.folder)
             accepted = launch.accept_config or role.follows_configuration
             with watch_configuration(context.store, c, launch.stop, accepted):
                 return _run_until_complete(context) if launch.until_complete else _run(context)
         finally:
-            _record_usage(launch.folder, launch.name)
+            try:
+                _record_usage(launch.folder, launch.name)
+            except StoreError as error:  # a full disk must not fail a role that has ended well
+                log.warning("the use of memory and CPU is not recorded: %s", error)
 
 
 def _run(context: RoleContext) -> bool:
@@ -162,16 +171,34 @@ def _acquire(context: RoleContext, candidate: LeaseCandidate) -> Lease:
 
 
 def run_prompts(context: RoleContext) -> bool:
-    """Publish prompts, four steps ahead of admission, until the role is stopped."""
+    """Publish prompts, four steps ahead of admission, until the role is stopped. Rows of a data set
+    that are skipped are written to the run's metrics and store.
+    """
+    from rollstream.monitor.state import PROMPTS_FILE, skipped_line
     from rollstream.producers.prompt_source import PromptSource
-    from rollstream.roles.context import prompt_order
+    from rollstream.producers.row_watch import RowWatch
+    from rollstream.roles.context import load_run_task, prompt_order
 
-    c = context.configuration
-    order = prompt_order(c, context.folder)
-    with hold_role_lease(context, "prompts", c.dispatch.lease_s) as lease:
-        source = PromptSource(context.bus, order, lease.term, 4 * c.trainer.groups_per_step)
-        context.watch.offer(source.metric_values, source.readers)
-        source.run(context.stop)
+    c, path = context.configuration, RunFolder(context.folder).metrics / PROMPTS_FILE
+    task = load_run_task(c, context.folder)
+    with MetricsFile(path) as lines:
+
+        def note(records: tuple[SkippedRecord, ...]) -> None:
+            lines.append(skipped_line(records, time.time()))
+            write_skipped_rows(context.store, records)
+
+        rows = RowWatch(task, note, context.stop)
+        order = prompt_order(c, context.folder, task)
+        with hold_role_lease(context, "prompts", c.dispatch.lease_s) as lease:
+            rows.start()
+            ahead = 4 * c.trainer.groups_per_step
+            source = PromptSource(context.bus, order, lease.term, ahead, fingerprint(c))
+            context.watch.offer(source.metric_values, source.readers)
+            context.watch.offer(rows.metric_values)
+            try:
+                source.run(context.stop)
+            finally:
+                rows.close()
     return False
 
 
@@ -247,7 +274,7 @@ def run_endpoint(context: RoleContext) -> bool:
 
     directory, keys = RolloutDirectory(context.bus), run_session_keys(context.store)
     front = EndpointFront(directory, keys, settings.body_bytes_max, settings.key_env)
-    endpoint = EndpointThread(front.app(), settings.front)
+    endpoint = EndpointThread(front.app(), settings.front, settings.host)
     context.watch.offer(front.metric_values, directory.readers)
     endpoint.start()
     while not context.stop.wait(1.0):

@@ -7,7 +7,6 @@ hardly slows a decode step, follows from it. A profile belongs to a machine, an 
 of model, not to weights: an untrained model gives the same one.
 """
 
-import json
 import os
 import socket
 import time
@@ -16,7 +15,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +27,7 @@ from rollstream.config.run_model import (
 )
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.foreign_json import parse_json
 from rollstream.producers.drafts.feed import DraftFeed
 from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
@@ -351,7 +351,7 @@ def open_rollout_engine(
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
     tensors, slots, context_max = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
     if c.rollouts.engine == "paced":
-        found = json.loads(fetch_model_file(context.store, manifest, "config.json"))
+        found = parse_json(fetch_model_file(context.store, manifest, "config.json"), dict[str, Any])
         vocabulary = found["vocab_size"]
         sizes = {"slots": slots, "context_max": context_max}
         paced = open_paced(c.paced, vocabulary, tensors, announced.version, **sizes)

@@ -21,10 +21,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from rollstream.config.config import accept_change, fingerprint, store_configuration, truncates_log
-from rollstream.config.identity import read_or_create_identity
-from rollstream.config.recorded_configuration import record_configuration
+from rollstream.config.recorded_configuration import accepted_changes, record_configuration
 from rollstream.config.run_folder import RunFolder
-from rollstream.config.run_model import local_model_folder, model_folder, run_model
+from rollstream.config.run_model import (
+    adapter_folder,
+    local_model_folder,
+    model_folder,
+    run_model,
+    task_settings,
+)
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.learn.paced import PacedModel
@@ -35,7 +40,9 @@ from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
 from rollstream.roles.roles import hold_role_lease, with_relay_push
-from rollstream.storage.hf_folder import small_files
+from rollstream.storage.hf_folder import read_small_file, small_files
+from rollstream.storage.hf_tokenizer import is_tokenizer_file, tokenizer_class
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.supervisor.train_group import threads_per_rank
 
@@ -74,7 +81,7 @@ def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedMod
     """
     c = configuration
     if c.trainer.learner != PACED_LEARNER:
-        return _with_adapters(load_starting_model(c, folder), c)
+        return _with_adapters(load_starting_model(c, folder), c, folder)
     return PacedModel(
         seed=c.seed,
         weights_bytes=c.paced.weights_bytes,
@@ -101,13 +108,16 @@ def load_starting_model(c: Configuration, folder: Path) -> "PreTrainedModel":
     return load_stored_model(str(model_folder(c, folder)), StoredRows(found))
 
 
-def _with_adapters(model: "PreTrainedModel", c: Configuration) -> "PreTrainedModel":
-    """Returns the model, with new adapters attached if the run trains adapters."""
+def _with_adapters(model: "PreTrainedModel", c: Configuration, folder: Path) -> "PreTrainedModel":
+    """Returns the model, with adapters attached if the run trains adapters: new ones, or those of
+    `model.lora.path`.
+    """
     if c.model.lora.rank:
         from rollstream.storage.lora import attach_adapters
 
         dtype: torch.dtype = getattr(torch, c.weights.dtype)
-        attach_adapters(model, c.model.lora, c.seed, dtype, c.model.path or f"{c.run}/model")
+        base, start = c.model.path or f"{c.run}/model", adapter_folder(c, folder)
+        attach_adapters(model, c.model.lora, c.seed, dtype, base, start)
     return model
 
 
@@ -140,9 +150,10 @@ def shared_starting_model(configuration: Configuration, folder: Path) -> "Starti
     path, found = str(model_folder(configuration, folder)), run_model(configuration, folder)
     empty = load_empty_model(path, None if found is None else StoredRows(found))
     if empty is not None:
-        return StartingModel(_with_adapters(empty[0], configuration), empty[1])
+        return StartingModel(_with_adapters(empty[0], configuration, folder), empty[1])
     log.warning("the model in %s is loaded whole by every rank: its names are converted", path)
-    return StartingModel(_with_adapters(load_starting_model(configuration, folder), configuration))
+    whole = load_starting_model(configuration, folder)
+    return StartingModel(_with_adapters(whole, configuration, folder))
 
 
 @contextmanager
@@ -198,7 +209,7 @@ def initial_model(context: RoleContext, ranks: "Ranks | None" = None) -> Initial
     all of them start from the same one.
     """
     c, folder = context.configuration, context.folder
-    files = config_and_tokenizer_files(model_folder(c, folder))
+    files = version_files(c, folder)
     if ranks is None:
         return InitialModel(starting_model(c, folder), files)
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
@@ -229,7 +240,7 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
     """
     c = context.configuration
     store_configuration(context.store, c)
-    accept = partial(accept_change, context.store, c, context.accept_config)
+    accept = partial(_accept, context)
     set_torch_threads(threads_per_rank(c.trainer))
     lines = RunFolder(context.folder).metrics / "trainer.jsonl"
     initial = initial_model(context, ranks)
@@ -260,8 +271,35 @@ def train(context: RoleContext, term: int, ranks: "Ranks | None" = None) -> bool
             return trainer.run(context.stop)
 
 
-def config_and_tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Returns the configuration and tokenizer files of a model's folder, as content by file name;
-    every version carries them beside its weights.
+def _accept(context: RoleContext, before: str) -> bool:
+    """Returns whether the change since the configuration `before` is accepted (`accept_change`),
+    and logs from where on it holds.
     """
-    return {path.name: path.read_bytes() for path in small_files(folder)}
+    c, store = context.configuration, context.store
+    is_accepted = accept_change(store, c, context.accept_config, before)
+    for change in accepted_changes(context.bus, store, c) if is_accepted else ():
+        log.warning("%s", change)
+    return is_accepted
+
+
+def version_files(c: Configuration, folder: Path) -> dict[str, bytes]:
+    """Returns the files that every version carries beside its weights, as content by file name: the
+    configuration of the starting model, and the tokenizer and chat template that are trained, which
+    are those of `task.tokenizer` if it names another folder than the model's.
+    """
+    model = model_folder(c, folder)
+    files = small_files(model)
+    tokenizer = Path(task_settings(c, folder).tokenizer or model).expanduser()
+    if c.task.tokenizer is not None and tokenizer.is_dir():
+        files = {name: path for name, path in files.items() if not is_tokenizer_file(name)}
+        own = small_files(tokenizer).items()
+        files |= {name: path for name, path in own if is_tokenizer_file(name)}
+        trained, loaded = tokenizer_class(tokenizer), tokenizer_class(tokenizer, model)
+        if trained != loaded:
+            log.warning(
+                "task.tokenizer: transformers reads the tokenizer in %s by %s, and beside the "
+                "config.json of %s, as in exports, by %s: their tokens may differ from those that "
+                "are trained",
+                *(tokenizer, trained or "a class", model, loaded or "another class"),
+            )
+    return {name: read_small_file(path) for name, path in sorted(files.items())}

@@ -7,7 +7,7 @@ at one moment could have left. It also holds the files that a resumed run reads 
 without it, and the same command completes such a backup.
 """
 
-import re
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,13 +19,28 @@ import msgspec
 
 from rollstream import errors
 from rollstream.config.config import load_for_viewing
-from rollstream.config.identity import DELETED, RunIdentity, read_identity
+from rollstream.config.run_files import COPIED, COPIED_FOLDERS, declared_files
 from rollstream.consumers.replay.topic_copy import partition_batches
+from rollstream.contained_folder import ContainedFolder
+from rollstream.runs.backup_keys import (
+    BACKUP_KEY,
+    BEGUN_KEY,
+    FOLDER,
+    LOG,
+    STORE,
+    LogSegment,
+    is_backup_key,
+    parse_segment,
+)
 from rollstream.runs.cut import Cut, TopicCut, fix_cut
+from rollstream.runs.own import declared_keys, manifest_names
+from rollstream.runs.private_objects import put_private
 from rollstream.storage.claim_check import is_claim, parse_blob_key
+from rollstream.storage.identity import DELETED, RunIdentity, read_identity
 from rollstream.storage.stores.base import ListedObject, ObjectStore, check_key
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import FORMAT, encode_json, seal
+from rollstream.storage.stores.read_only import open_store_for_reading
 from rollstream.storage.terms import is_generation
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.codec import decode
@@ -33,14 +48,10 @@ from rollstream.streams.records import Claim
 from rollstream.streams.release import RELEASE
 from rollstream.streams.values import Address
 
-BACKUP_KEY, BEGUN_KEY = "backup.json", "begun.json"
-LOG, STORE, FOLDER = "log/", "store/", "folder/"
-"""Prefixes of the objects: segments of the log, objects of the store, files of the folder."""
 SEGMENT_BYTES = 32 << 20
 CUTS_MAX = 200  # attempts; each copies less than the one before, even if every step truncates
 TRUNCATED_FIRST = ("partials", "assignments", "prompts")
 """Topics to copy before the others, because dispatch truncates them every few seconds."""
-_SEGMENT = re.compile(r"log/([A-Za-z0-9._-]+)/(\d{5})-(\d{20})-(\d{20})\.msgpack")
 _ROWS = msgspec.msgpack.Decoder(list[tuple[int, int, bytes, bytes | None]])
 
 
@@ -56,7 +67,7 @@ class BackupObject:
 @dataclass(frozen=True, slots=True)
 class Backup:
     """The content of `backup.json`, which completes a backup. `id` and `needs` are the run's
-    (`config/identity.py`), `release` is the program's, `time_s` the end of the copy.
+    (`storage/identity.py`), `release` is the program's, `time_s` the end of the copy.
     """
 
     run: str
@@ -71,29 +82,6 @@ class Backup:
     topics: tuple[TopicCut, ...]
     objects: tuple[BackupObject, ...]
     format: int = FORMAT
-
-
-@dataclass(frozen=True, slots=True)
-class LogSegment:
-    """Names an object that holds the records of one partition at offsets `[first, end)`."""
-
-    topic: str
-    partition: int
-    first: int
-    end: int
-
-    @property
-    def key(self) -> str:
-        return f"{LOG}{self.topic}/{self.partition:05d}-{self.first:020d}-{self.end:020d}.msgpack"
-
-
-def parse_segment(key: str) -> LogSegment | None:
-    """Returns the segment that a key names; None for other keys."""
-    match = _SEGMENT.fullmatch(key)
-    if match is None:
-        return None
-    topic, *numbers = match.groups()
-    return LogSegment(topic, *map(int, numbers))
 
 
 def encode_segment(messages: Sequence[Message]) -> bytes:
@@ -164,19 +152,27 @@ class BackupCopy:
             found |= {part.key: part for part in copied}
         # Terms last: a term that was read before the cut may be below an `Opened` of the log, and a
         # role would draw that term a second time.
-        for role in sorted(self.store.list("roles/"), key=lambda entry: is_generation(entry.key)):
+        roles = [entry for entry in self.store.list("roles/") if declared_keys(entry.key)]
+        for role in sorted(roles, key=lambda entry: is_generation(entry.key)):
             with suppress(errors.ObjectMissing):  # a name that was retired meanwhile
                 found[STORE + role.key] = self._write(STORE + role.key, self.store.get(role.key))
         return found
 
-    def files(self, folder: Path) -> dict[str, BackupObject]:
-        """Copy the files of the run's folder that a resumed run reads; returns them by key."""
-        named = [folder / "config.json", folder / "metrics" / "eval.jsonl"]
-        paths = [path for path in (*named, *(folder / "model").rglob("*")) if path.is_file()]
+    def files(self, folder: ContainedFolder) -> dict[str, BackupObject]:
+        """Copy the files of the run's folder that a resumed run reads; returns them by key. Raises
+        `OutsideRun` if one of them, or a folder of theirs, is behind a link that leaves the folder.
+        """
+        listed = [*self.store.list("model/"), *self.store.list("weights/v")]
+        names = manifest_names(self.store, listed)
         found: dict[str, BackupObject] = {}
+        paths = [name for name in COPIED if folder.has_file(name)]
+        for part in COPIED_FOLDERS:
+            paths += [path for path, _ in folder.walk(part, skip=lambda name: False)]
         for path in paths:
-            key = check_key(f"{FOLDER}{path.relative_to(folder).as_posix()}")
-            found[key] = self._write(key, path.read_bytes())
+            declared = declared_files(path, names)
+            if declared is not None and declared.copied:
+                key = check_key(f"{FOLDER}{path}")
+                found[key] = self._write(key, _content(folder, path))
         return found
 
     def check_history(self, cut: Cut) -> None:
@@ -275,9 +271,14 @@ class BackupCopy:
         return self._made[key]
 
     def _write(self, key: str, data: bytes) -> BackupObject:
-        self.target.put(key, data)
+        put_private(self.target, key, data, key.removeprefix(STORE))
         self.present[key] = len(data)
         return described(key, data)
+
+
+def _content(folder: ContainedFolder, path: str) -> bytes:
+    with folder.open(path) as file:
+        return file.read()
 
 
 def described(key: str, data: bytes) -> BackupObject:
@@ -315,9 +316,11 @@ def back_up(
     folder: Path,
     progress: Callable[[str], None] = lambda part: None,
     clock: Callable[[], float] = time.time,
+    files: ContainedFolder | None = None,
 ) -> Backup:
     """Back up the run whose `config.json` is in `folder` into `target`, or complete a backup of it
-    that was interrupted there.
+    that was interrupted there. `files` is that folder with the folders into which its links may
+    lead; without it no link out of the folder is followed.
 
     1. Copy the files of `folder` that a resumed run reads, and fix a cut (`cut.py`).
     2. Copy the log up to the cut, with offsets and timestamps, and the large records that it names.
@@ -329,7 +332,8 @@ def back_up(
     missing parts are copied. Raises `ConfigurationError` if `target` holds anything else than an
     interrupted backup of this run, `StoreError` if `CUTS_MAX` attempts were too slow for the run.
     """
-    run = load_for_viewing(folder / "config.json").run
+    files = files or ContainedFolder(folder)
+    run = load_for_viewing(files.file("config.json")).run
     identity = read_identity(store) or RunIdentity("", run)
     if DELETED in identity.needs:
         raise errors.ConfigurationError(
@@ -341,7 +345,7 @@ def back_up(
     lost: errors.PositionLost | errors.ObjectMissing | None = None
     for attempt in range(CUTS_MAX):
         try:
-            found = copying.files(folder)
+            found = copying.files(files)
             cut = fix_cut(bus, store, run)  # 1
             if not attempt:
                 copying.check_history(cut)
@@ -356,7 +360,8 @@ def back_up(
             f"copied ({lost}); repeat the command, which copies the rest, or use a faster target"
         ) from lost
     for key in set(copying.present) - set(found) - {BEGUN_KEY}:
-        target.delete(key)  # copied by an earlier attempt, and not part of this cut
+        if is_backup_key(key):
+            target.delete(key)  # copied by an earlier attempt, and not part of this cut
     backup = Backup(
         run, identity.id, RELEASE, identity.needs, clock(), cut.step, cut.checkpoint,
         cut.topics, tuple(found[key] for key in sorted(found)),
@@ -382,12 +387,16 @@ def _claim(target: ObjectStore, identity: RunIdentity, present: dict[str, int]) 
 
 
 def open_backup(named: str, must_exist: bool = False) -> ObjectStore:
-    """Open the store of a backup; `named` is the URL of an object store, or a folder. Raises
-    `ConfigurationError` if it is a missing folder that `must_exist`.
+    """Open the store of a backup; `named` is the URL of an object store, or a folder. One that
+    `must_exist` is opened for reading only; raises `ConfigurationError` if it is a missing folder.
     """
-    is_url = ":" in named and not Path(named).exists()
+    is_url = ":" in named and not os.path.exists(named)
     url = named if is_url else f"file:{Path(named).absolute()}"
     path = Path(url.removeprefix("file:").removeprefix("//"))
-    if must_exist and url.startswith("file:") and not path.is_dir():
+    if not must_exist:
+        return open_store(url)
+    if not url.startswith("file:"):
+        return open_store_for_reading(url, None)
+    if not path.is_dir():
         raise errors.ConfigurationError(f"{named}: no such backup; is the path right?")
-    return open_store(url)
+    return open_store_for_reading(url, ContainedFolder(path))

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rollstream.analysis.locate import locate_run
+from rollstream.analysis.looking import open_run_store, require_code
 from rollstream.config.config import load
-from rollstream.config.run_folder import store_url
+from rollstream.config.run_model import model_is_read
 from rollstream.consumers.objective_settings import BEHAVIOUR
 from rollstream.consumers.replay.offline_log import SourceTrajectory
 from rollstream.consumers.replay.training import BehaviourModel
@@ -27,7 +29,6 @@ from rollstream.consumers.trainer.past_versions import PublishedVersions
 from rollstream.errors import ConfigurationError
 from rollstream.roles.train import starting_model
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.retention import listed_versions
 from rollstream.streams.records import Trajectory
 
@@ -41,9 +42,12 @@ class RunBehaviour:
         settings = Path(folder) / "config.json"
         if not settings.is_file():
             raise ConfigurationError(f"run {folder!r} is no run's folder: it has no config.json")
-        self._folder, self._configuration = Path(folder), load(settings)
+        location = locate_run(folder)
+        require_code(location, "trainer")
+        self._folder, self._configuration = Path(folder).absolute(), load(settings)
         c = self._configuration
-        self._store: ObjectStore = open_store(store_url(c, self._folder), c.sync)
+        self._location = location
+        self._store: ObjectStore = open_run_store(location)
         self.numbers = {version.number for version in listed_versions(self._store)}
         self._past = PublishedVersions(lambda: (self._store,), c.weights.dtype)
         self._read: tuple[int, Mapping[str, Tensor]] = (-1, {})
@@ -58,7 +62,8 @@ class RunBehaviour:
         if self._read[0] != number:
             self._read = number, self._past.read(number)
         if self._policy is None:
-            model = starting_model(c, self._folder)
+            with model_is_read(self._location):
+                model = starting_model(c, self._folder)
             if isinstance(model, PacedModel):
                 raise ConfigurationError(f"run {self._folder} trains no model (paced)")
             self._policy = FrozenPolicy(model, BEHAVIOUR, scoring_form(c.trainer), self._past)

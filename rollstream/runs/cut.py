@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, ObjectMissing, TopicMissing
-from rollstream.runs.removal import plan_objects, version_folders
+from rollstream.runs.own import declared_keys, manifest_names, sort_objects
+from rollstream.runs.removal import version_folders
 from rollstream.storage.checkpoints import CheckpointId, stored_checkpoints
 from rollstream.storage.stores.base import ListedObject, ObjectStore
 from rollstream.storage.stores.json_objects import decode_json
 from rollstream.storage.weights.pointer import POINTER_KEY, Pointer
 from rollstream.streams.bus import Bus
+from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.records import Position
 from rollstream.streams.removal import GROUPS, topic_names
 from rollstream.streams.topics import Topic, catalogue
@@ -30,14 +32,6 @@ these topics get some records a second.
 """
 SHARED_ORDER = ("dead", "annotations", "trajectories", "applied", "partials", "status")
 """Order in which the ends of the topics with many writers are read (`_fix_ends`)."""
-NOT_READ = (
-    "archive/", "weights/", "model/", "checkpoints/", "blobs/", "configurations/", "roles/",
-    "probes/", "audit/",
-)  # fmt: skip
-"""Prefixes of objects whose content `fix_cut` does not read with the others: objects that never
-change (they are copied after the cut), objects that are read at another moment, and what no backup
-has: probes, and the audit's stored verdict (a restored run is audited from its begin).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +102,12 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
     begins = {topic.name: bus.begin(topic.name) for topic in topics}  # 1
     commits = {topic.name: tuple(_commits(bus, topic.name)) for topic in topics}
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]  # 2
-    # All objects of this run: those that its removal would delete. Here nothing is deleted.
-    listed = plan_objects(store.list(), run, (), ()).delete
+    every = list(store.list())
+    names = manifest_names(store, every)
+    own = sort_objects(every, run, names).own
     read: dict[str, bytes] = {}
-    for entry in listed:
-        if not entry.key.startswith(NOT_READ):
+    for entry, keys in own:
+        if keys.copied == "cut" and entry.key != POINTER_KEY:
             with suppress(ObjectMissing):
                 read[entry.key] = store.get(entry.key)
     ends, pointer = _fix_ends(bus, store, topics)  # 3
@@ -120,7 +115,11 @@ def fix_cut(bus: Bus, store: ObjectStore, run: str) -> Cut:
         read[POINTER_KEY] = pointer
     version = decode_json(pointer, Pointer, POINTER_KEY).version if pointer else None
     number = version.number if version else 0
-    versions = [one for one in store.list("weights/v") if _is_version(one.key, number)]  # 4
+    names |= manifest_names(store, again := list(store.list("weights/v")))  # 4
+    versions = [
+        one for one in again if declared_keys(one.key, names) and _is_version(one.key, number)
+    ]
+    listed = [entry for entry, keys in own if keys.copied == "later"]
     kept = [*(one for one in listed if _is_kept(one.key, whole)), *versions]
     required = (*(f"{newest.folder}/" for newest in whole[-1:]), *version_folders(store, version))
     _check_complete(required, kept)
@@ -186,19 +185,18 @@ def _pointer(store: ObjectStore) -> bytes:
 
 
 def _is_kept(key: str, whole: Sequence[CheckpointId]) -> bool:
-    """Returns whether a listed object that never changes belongs to the cut: those of whole
-    checkpoints (`whole`), of the archive, of the starting model and of the configurations do;
-    versions are listed again.
+    """Returns whether a listed object that never changes belongs to the cut. Of checkpoints those
+    that are whole (`whole`) do; versions are listed again.
     """
     if key.startswith("checkpoints/"):
         return key.startswith(tuple(f"{one.folder}/" for one in whole))
-    return key.startswith(("archive/", "configurations/", "model/"))
+    return not key.startswith("weights/")
 
 
 def _is_version(key: str, number_max: int) -> bool:
     """Returns whether the object belongs to a version of at most this number."""
-    digits = key.removeprefix("weights/v").partition("-")[0]
-    return digits.isdecimal() and int(digits) <= number_max
+    number = whole_number(key.removeprefix("weights/v").partition("-")[0])
+    return number is not None and number <= number_max
 
 
 def _check_complete(required: Iterable[str], kept: Iterable[ListedObject]) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from rollstream.analysis.locate import REPLAY_FILE
+from rollstream.analysis.own_runs import remember_begun
 from rollstream.config import config, run_folder
-from rollstream.config.identity import read_or_create_identity
 from rollstream.config.recorded_configuration import record_configuration
-from rollstream.config.run_model import model_folder, store_starting_model
+from rollstream.config.run_model import MODEL, store_starting_model
 from rollstream.config.settings import Configuration
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
 from rollstream.consumers.objective_settings import named_version, past_policies
@@ -34,7 +34,7 @@ from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.producers.prompt_source import PromptOrder
 from rollstream.revision import code_revision
 from rollstream.roles.context import prompt_order, set_torch_threads
-from rollstream.roles.train import config_and_tokenizer_files, starting_model
+from rollstream.roles.train import starting_model, version_files
 from rollstream.runs.parentage import (
     ForkParent,
     Parentage,
@@ -42,22 +42,23 @@ from rollstream.runs.parentage import (
     prompts_left,
     write_parentage,
 )
-from rollstream.runs.replay_output import check_outside_run
+from rollstream.runs.replay_output import ReplaySource, check_outside_run
 from rollstream.storage.checkpoints import (
     Checkpoint,
     newest_checkpoint,
     stored_checkpoints,
     write_checkpoint,
 )
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.starting_model.put import copy_model
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.adapters import BASE
 from rollstream.storage.weights.fetch import export_version
 from rollstream.storage.weights.pointer import believed_pointer, read_pointer
 from rollstream.streams.bus import Bus
+from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Configured, GroupClosed, Position, Take
 from rollstream.streams.topics import catalogue
@@ -164,9 +165,10 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
     all. If there is none, raises `ObjectMissing`, which names the checkpoints that are kept and
     why some could not be read.
     """
-    if text != "latest" and not text.isdecimal():
+    step = whole_number(text)
+    if text != "latest" and step is None:
         raise ConfigurationError(f"--at {text}: give the number of a step, or latest")
-    restored = newest_checkpoint(store, None if text == "latest" else int(text))
+    restored = newest_checkpoint(store, step)
     if restored.checkpoint is not None:
         return restored.checkpoint
     kept = ", ".join(str(one.id) for one in stored_checkpoints(store) if one.whole) or "none"
@@ -236,10 +238,12 @@ def _ended_later(log: Bus, state: TrainerState) -> set[int]:
     return found
 
 
-def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
-    """Make the fork as planned, from this checkpoint and with the prompts `left`; it is complete
-    when this function returns. Raises `ConfigurationError` if the fork's log or store already holds
-    a run.
+def make_fork(
+    wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft, parent: ReplaySource
+) -> Parentage:
+    """Make the fork as planned, from this checkpoint of the opened `parent` and with the prompts
+    `left`; it is complete when this function returns. Raises `ConfigurationError` if the fork's log
+    or store already holds a run.
 
     1. Make the fork's folder and copy the starting model's files.
     2. Write the state that a trainer leaves after the checkpoint's step: the version of that step
@@ -258,7 +262,7 @@ def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Pa
     with closing(run_folder.open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         _check_empty(bus, store, c)
-        _copy_model(wanted, store)  # 1
+        _copy_model(wanted, store, parent)  # 1
         with ExitStack() as roles:
             trainer = roles.enter_context(_held_lease_term(store, "trainer"))
             prompts = roles.enter_context(_held_lease_term(store, "prompts"))
@@ -284,25 +288,31 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
             raise ConfigurationError(f"bus: {c.bus} holds a run already; give the fork a new one")
 
 
-def _copy_model(wanted: ForkPlan, store: ObjectStore) -> None:
+def _copy_model(wanted: ForkPlan, store: ObjectStore, parent: ReplaySource) -> None:
     """Put the starting model, which roles read when they start, into the fork's store: that in the
     parent's store. An earlier release stored none: then that of `model.path` or of the parent's
     folder, or, if only its store is left, its believed version (with LoRA, the base of its
     adapters).
     """
-    if copy_model(open_store(wanted.parent.store), store, wanted.now.run) is None:
-        _copy_model_files(wanted)
+    assert parent.store is not None
+    if copy_model(parent.store, store, wanted.now.run) is None:
+        _copy_model_files(wanted, parent)
         store_starting_model(store, wanted.now, wanted.folder.path)
 
 
-def _copy_model_files(wanted: ForkPlan) -> None:
+def _copy_model_files(wanted: ForkPlan, parent: ReplaySource) -> None:
     """Copy the model's files into the fork's folder, unless `model.path` names them."""
     if wanted.now.model.path is not None:
         return
     if wanted.parent.folder is not None:
-        shutil.copytree(wanted.parent.folder.model, wanted.folder.model)
+        for name, _ in parent.location.files.walk(MODEL, skip=lambda name: False):
+            target = wanted.folder.path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with parent.location.files.open(name) as source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy)
         return
-    store = open_store(wanted.parent.store)
+    store = parent.store
+    assert store is not None
     pointer = believed_pointer(store)
     if pointer is None or pointer.version is None:
         raise ConfigurationError(f"{wanted.parent.where} holds no version, so no model to start")
@@ -327,11 +337,10 @@ def _write_trainer_state(
     c, step = wanted.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would mix with the command's output
     set_torch_threads(c.trainer.threads)
-    start = model_folder(c, wanted.folder.path)
     learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
     learner.load_state(checkpoint.tensors)
     writer = FencedWriter(bus, "weights", "trainer", term)
-    files = config_and_tokenizer_files(start)
+    files = version_files(c, wanted.folder.path)
     versions = VersionWriter(store, writer, c.run, term, c.weights, files, lambda: ())
     versions.open()
     versions.publish(step, learner.snapshot(c.weights.dtype))
@@ -353,6 +362,7 @@ def _write_trainer_state(
     ledger.open(Position())
     origin = f"{wanted.before.run} {checkpoint.id}"
     run_id = read_or_create_identity(store, c.run).id
+    remember_begun(run_id, c.model_dump(mode="json"), wanted.folder.path)
     record_configuration(store, c)
     ledger.append(
         [

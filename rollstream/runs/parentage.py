@@ -7,26 +7,32 @@ the fork read it there (docs/reference/fork.md).
 """
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollstream.config.config import load_for_viewing, recorded_settings
-from rollstream.config.identity import IDENTITY_KEY, read_identity
+from rollstream.analysis.permissions import folder_of_url
+from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder, bus_url, store_url
 from rollstream.config.sources import SettingLayers
+from rollstream.config.stored_settings import recorded_settings
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
+from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.storage.identity import IDENTITY_KEY, read_identity
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
+from rollstream.storage.stores.read_only import open_store_for_reading
+from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import StepDone
 
 PARENTAGE_KEY = "forked_from.json"
+RUN_KEYS = (RunKeys(re.compile(re.escape(PARENTAGE_KEY)), "cut", "any"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,8 @@ def recorded_configuration(url: str) -> dict[str, Any]:
     """Returns the settings that a trainer recorded in the store at `url`, as nested tables. Raises
     `ConfigurationError` if the store holds no run that was trained.
     """
-    store = open_store(url)
+    folder = folder_of_url(url)
+    store = open_store_for_reading(url, None if folder is None else ContainedFolder(folder))
     identity = read_identity(store)
     if identity is None or not identity.configuration:
         raise ConfigurationError(

@@ -1,12 +1,12 @@
 """Deletes a run: its consumer groups and topics, its objects, its folder, and nothing of another
-run (`rollstream rm`, docs/how-to/delete-and-retain.md).
+run or of the user (`rollstream rm`, docs/how-to/delete-and-retain.md).
 
-`check_not_living` refuses a run with living processes; `plan_removal` lists what there is to delete
-and to keep, for the user to confirm; `remove` deletes what the plan lists. The same request,
-repeated after an interruption at any point, deletes the rest.
+`check_not_living` refuses a run with living processes; `plan_removal` proves that the place is a
+run's (`run_place.py`) and lists what there is to delete and to keep, for the user to confirm;
+`remove` deletes what the plan lists. An object or file is the run's if it has a declared form
+(`own.py`). The same request, repeated after an interruption at any point, deletes the rest.
 """
 
-import shutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,59 +14,50 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Literal
 
-from rollstream.analysis.locate import locate_run
-from rollstream.config.config import url_identity
-from rollstream.config.identity import IDENTITY_KEY, mark_deleted, read_identity
-from rollstream.errors import ConfigurationError, LeaseHeld
-from rollstream.storage.archive.file_names import parse_archive_key
+from rollstream.analysis.permissions import folder_of_url
+from rollstream.config.run_files import CONFIGURATION_FILE, LOCKS, REMOVAL_FILE
+from rollstream.errors import LeaseHeld
+from rollstream.runs.folder_files import FolderFiles, delete_files, folder_files
+from rollstream.runs.links import (
+    FolderLink,
+    listed_objects,
+    remove_empty_folders,
+    remove_link,
+    store_links,
+)
+from rollstream.runs.own import manifest_names, sort_objects
+from rollstream.runs.run_place import (
+    RunPlace,
+    RunProof,
+    find_run_place,
+    open_present,
+    open_present_for_reading,
+    prove_run,
+    write_removal,
+)
 from rollstream.storage.checkpoints import stored_checkpoints
+from rollstream.storage.identity import mark_deleted
 from rollstream.storage.leases import LeaseCandidate, acquire_lease, living_leases
 from rollstream.storage.stores.base import ListedObject, ObjectStore
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.file import FileStore
-from rollstream.storage.terms import read_role
+from rollstream.storage.stores.run_keys import RunKeys
+from rollstream.storage.terms import SINGLE_HOLDERS, read_role
 from rollstream.storage.weights.anchors import lineage
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.pointer import POINTER_KEY, believed_pointer
 from rollstream.streams.removal import LogContents, living_rollouts, log_contents, remove_log
 from rollstream.streams.values import Version
 
+__all__ = ["RunPlace", "find_run_place"]
+
 Keep = Literal["archive", "final"]
 KEEPS: tuple[Keep, ...] = ("archive", "final")
-ROLES = ("trainer", "dispatch", "prompts", "archive")
-STORE_ROOTS = (
-    "archive", "weights", "model", "checkpoints", "pins", "roles", "dispatch", "blobs",
-    "configurations", "audit", "probes", "run.json", "forked_from.json",
-)  # fmt: skip
-"""First parts of all keys of a run's store; other objects are not the run's."""
-FOLDER_PARTS = (
-    "metrics", "logs", "profiles", "report.html", "replay.json", "nonces.json",
-    "token-scores.parquet", "model", "config.json",
-)  # fmt: skip
-"""Files and folders that programs write into a run's folder beside log and store, in the order of
-deletion.
-"""
-SETTINGS_KEPT = ("token-scores.parquet", "model", "config.json")
-"""Entries that stay in the folder while a part of the store is kept, because readers need them, and
-scores cannot be computed again without the weights.
-"""
+LEASE_WAIT_S = 300.0  # the longest wait for a holder; leases of this program last below a minute
 HEARTBEATS_S = 10.0  # for which the topic `status` is watched for living rollouts and relays
 PASSES_MAX = 5
 """The most rounds of listing and deleting a store's objects: a process that is ending may write an
 object after a listing.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlace:
-    """Names a run and its parts: `folder`, and the URLs of log (`bus`) and `store`. Paths are
-    absolute; None for a part that does not exist or is not to be deleted.
-    """
-
-    run: str
-    folder: Path | None
-    bus: str | None
-    store: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +69,14 @@ class ObjectsPlan:
     delete: tuple[ListedObject, ...]
     kept: tuple[ListedObject, ...]
     foreign: tuple[ListedObject, ...]
+    orders: tuple[int, ...] = ()
+    """The order of deletion (`run_keys`) of each object to delete; ascending."""
+
+    def groups(self) -> Iterator[list[str]]:
+        """Yields the keys of the objects to delete, those of one order together."""
+        pairs = zip(self.orders, self.delete, strict=True)
+        for _, group in groupby(pairs, key=lambda pair: pair[0]):
+            yield [entry.key for _, entry in group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,66 +88,58 @@ class RemovalPlan:
     place: RunPlace
     log: LogContents | None
     objects: ObjectsPlan
-    files: tuple[Path, ...]
-    """The files and folders to delete in the run's folder, in the order of deletion."""
-    unknown: tuple[Path, ...]
-    """The other entries of the folder, which stay."""
+    folder: FolderFiles
+    links: tuple[FolderLink, ...]
+    """The links in the store in the place of a folder of the run's objects."""
+    proof: RunProof
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files to delete in the run's folder."""
+        return self.folder.delete
+
+    @property
+    def unknown(self) -> tuple[Path, ...]:
+        """The other files and links of the folder, which stay."""
+        return self.folder.foreign
 
     def __bool__(self) -> bool:
-        return bool(self.log or self.objects.delete or self.files)
+        return bool(self.log or self.objects.delete or self.folder or self.links)
 
 
 def plan_objects(
-    listed: Iterable[ListedObject], run: str, keep: Collection[Keep], final: Collection[str]
+    listed: Iterable[ListedObject],
+    run: str,
+    keep: Collection[Keep],
+    final: Collection[str],
+    names: Collection[str] = (),
 ) -> ObjectsPlan:
-    """Sort the listed objects of a run's store, without I/O. `keep` names what the user wants to
-    keep: the archive, or the `final` state, which is in the folders `final` (`final_folders`).
-
-    An object is foreign if no run writes such a key, if it belongs to a run whose store is inside
-    this one (below a `run.json` of its own), or if it is an archive file of another run's name.
-    With any `keep`, `run.json` stays: its mark of a deleted run keeps roles away.
+    """Sort the listed objects of a run's store (`sort_objects`), without I/O. `keep` names what the
+    user wants to keep: the archive, or the `final` state, which is in the folders `final`
+    (`final_folders`). With any `keep`, `run.json` stays: its mark of a deleted run keeps roles
+    away.
     """
-    entries = list(listed)
-    nested = tuple(
-        entry.key.removesuffix(IDENTITY_KEY)
-        for entry in entries
-        if entry.key.endswith(f"/{IDENTITY_KEY}")
-    )
-    delete: list[ListedObject] = []
+    objects = sort_objects(listed, run, names)
+    delete: list[tuple[int, ListedObject]] = []
     kept: list[ListedObject] = []
-    foreign: list[ListedObject] = []
-    for entry in entries:
-        key = entry.key
-        archived = parse_archive_key(key, entry.bytes)
-        is_own = key.partition("/")[0] in STORE_ROOTS and not key.startswith(nested)
-        if not is_own or (archived is not None and archived.run != run):
-            foreign.append(entry)
-        elif _is_kept(key, keep, final):
+    for entry, keys in objects.own:
+        if _is_kept(entry.key, keys, keep, final):
             kept.append(entry)
         else:
-            delete.append(entry)
-    return ObjectsPlan(tuple(sorted(delete, key=_deletion_order)), tuple(kept), tuple(foreign))
+            delete.append((keys.deletion, entry))
+    delete.sort(key=lambda due: (due[0], due[1].key))
+    return ObjectsPlan(
+        tuple(entry for _, entry in delete),
+        tuple(kept),
+        objects.foreign,
+        tuple(order for order, _ in delete),
+    )
 
 
-def _is_kept(key: str, keep: Collection[Keep], final: Collection[str]) -> bool:
-    root = key.partition("/")[0]
-    if root == "archive":
-        return "archive" in keep
-    if root in ("weights", "checkpoints"):
+def _is_kept(key: str, keys: RunKeys, keep: Collection[Keep], final: Collection[str]) -> bool:
+    if keys.kept == "final":
         return "final" in keep and (key == POINTER_KEY or key.startswith(tuple(final)))
-    return bool(keep) and root in (IDENTITY_KEY, "model", "configurations", "forked_from.json")
-
-
-def _deletion_order(entry: ListedObject) -> tuple[int, str]:
-    """Returns the sort key of deletion. Manifests and the pointer are first, because readers ignore
-    objects without a manifest, so none meets half a version. Leases and then `run.json` are last,
-    because they keep roles away: a role that read `run.json` before it was marked reads it again
-    after it took its lease, and ends.
-    """
-    key = entry.key
-    if key.endswith("/manifest.json") or key == POINTER_KEY:
-        return 0, key
-    return (3 if key == IDENTITY_KEY else 2 if key.startswith("roles/") else 1), key
+    return bool(keep) if keys.kept == "any" else keys.kept in keep
 
 
 def final_folders(store: ObjectStore) -> tuple[str, ...]:
@@ -179,53 +170,46 @@ def version_folders(store: ObjectStore, version: Version | None) -> tuple[str, .
 
 def plan_removal(place: RunPlace, keep: Collection[Keep]) -> RemovalPlan:
     """Plan the removal of what exists now of log, store and folder; delete nothing. Raises
-    `LeaseHeld` if a consumer group has members.
+    `ConfigurationError` if nothing proves that it is a run's (`prove_run`), `LeaseHeld` if a
+    consumer group has members.
     """
     log = None if place.bus is None else log_contents(place.bus)
-    objects, store = ObjectsPlan((), (), ()), _opened(place.store)
+    proof = prove_run(place, open_present_for_reading(place.store), log)
+    store = open_present(place.store)
+    objects, names, links = ObjectsPlan((), (), ()), frozenset[str](), tuple[FolderLink, ...]()
     if store is not None:
+        links = store_links(store, proof.id) if proof.in_store else ()
+        listed = listed_objects(store, links)
+        names = manifest_names(store, listed)
         final = final_folders(store) if "final" in keep else ()
-        objects = plan_objects(store.list(), place.run, keep, final)
-    files, unknown = _folder_files(place, keep)
-    return RemovalPlan(place, log, objects, files, unknown)
+        objects = plan_objects(listed, place.run, keep, final, names)
+        if not proof.in_store:
+            objects = ObjectsPlan((), (), tuple(listed))
+        links = tuple(link for link in links if not _has_kept(link, objects))
+    beside = [folder_of_url(url) for url in (place.bus, place.store) if url is not None]
+    folder = place.folder if proof.in_folder else None
+    files = folder_files(folder, bool(keep), names, [path for path in beside if path])
+    return RemovalPlan(place, log, objects, files, links, proof)
 
 
-def _opened(store_url: str | None) -> ObjectStore | None:
-    """Open the store; returns None for a folder that does not exist, because opening the store
-    would create it.
-    """
-    folder = None if store_url is None else _folder_of(store_url)
-    if store_url is None or (folder is not None and not folder.is_dir()):
-        return None
-    return open_store(store_url)
+def check_is_run(place: RunPlace) -> None:
+    """Raise `ConfigurationError` if nothing proves that the place is a run's (`prove_run`)."""
+    log = None if place.bus is None else log_contents(place.bus)
+    prove_run(place, open_present_for_reading(place.store), log)
 
 
-def _folder_of(store_url: str) -> Path | None:
-    """Returns the folder of a `file:` store; None for other stores."""
-    scheme, _, rest = store_url.partition(":")
-    return Path(rest.removeprefix("//")).absolute() if scheme == "file" else None
-
-
-def _folder_files(
-    place: RunPlace, keep: Collection[Keep]
-) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    if place.folder is None or not place.folder.is_dir():
-        return (), ()
-    names = [name for name in FOLDER_PARTS if not (keep and name in SETTINGS_KEPT)]
-    urls = [url.partition(":")[2] for url in (place.bus, place.store) if url is not None]
-    known = {*FOLDER_PARTS, "run.lock", "replay.lock", *(Path(url).name for url in urls)}
-    unknown = [path for path in sorted(place.folder.iterdir()) if path.name not in known]
-    files = [path for name in names if (path := place.folder / name).exists()]
-    return tuple(files), tuple(unknown)
+def _has_kept(link: FolderLink, objects: ObjectsPlan) -> bool:
+    """Returns whether an object behind the link is kept, for which the link must stay."""
+    return any(entry.key.startswith(link.prefix) for entry in objects.kept)
 
 
 def check_not_living(place: RunPlace, heartbeats_s: float = HEARTBEATS_S) -> None:
     """Raise `LeaseHeld` if a process of the run lives: if a lease is renewed, or a rollout or relay
-    sends a status, while this function watches them. It watches for about the duration of a lease,
-    then `heartbeats_s` seconds.
+    sends a status, while this function watches them, or if a lease is too long for that. It
+    watches for about the duration of a lease, then `heartbeats_s` seconds.
     """
-    store = _opened(place.store)
-    living = [] if store is None else living_leases(store, ROLES)
+    store = open_present(place.store)
+    living = [] if store is None else living_leases(store, SINGLE_HOLDERS, LEASE_WAIT_S)
     if living:
         held = ", ".join(f"{one.role} (by {one.holder}, term {one.term})" for one in living)
         raise LeaseHeld(f"the run {place.run} is running: leases are held of {held}; stop it")
@@ -241,20 +225,24 @@ def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
     of the run lives (`check_not_living`), and holds the folder's lock. Raises `LeaseHeld` before
     anything is deleted if a lease is renewed nevertheless.
 
-    1. Mark the run in `run.json` as deleted. From here a role that starts, of any release, reads
-       the mark and ends, and a running role ends within a minute. Without the mark a trainer that
+    1. Mark the run in `run.json` as deleted, and write the run's id into the folder, which proves
+       after 5 that the rest is the run's. From here a role that starts, of any release, reads the
+       mark and ends, and a running role ends within a minute. Without the mark a trainer that
        starts during 4 would find no checkpoint and publish version 0 into a store that is being
        emptied.
     2. Take and release the leases, so that a holder that was only suspended finds a higher term.
     3. Delete consumer groups and topics.
     4. Delete objects: manifests first, then others, then leases, `run.json` last.
-    5. Delete the folder's files, `config.json` last, because a repeated command finds log and store
-       by it.
+    5. Delete the folder's files, `config.json` after all but the id, because a repeated command
+       finds log and store by it.
     """
     place = plan.place
-    store = _opened(place.store)
+    store = open_present(place.store)
+    folder = None if place.folder is None or not place.folder.is_dir() else place.folder
+    if folder is not None and plan:
+        write_removal(folder, place.run, plan.proof.id)  # 1
     if store is not None and (plan.objects.delete or plan.objects.kept):
-        mark_deleted(store, place.run)  # 1
+        mark_deleted(store, place.run)
         _fence(store, place.run)  # 2
     if place.bus is not None and plan.log:
         remove_log(place.bus, plan.log)  # 3
@@ -262,8 +250,8 @@ def remove(plan: RemovalPlan, keep: Collection[Keep]) -> Iterator[str]:
     if store is not None:
         _delete_objects(store, plan, keep)  # 4
         yield "store"
-    if place.folder is not None and place.folder.is_dir():
-        _delete_files(place.folder, plan.files, bool(keep))  # 5
+    if folder is not None:
+        _delete_folder(folder, plan.folder, bool(keep))  # 5
         yield "folder"
 
 
@@ -271,11 +259,12 @@ def _fence(store: ObjectStore, run: str) -> None:
     """Take each lease, which fences a suspended holder by a higher term, and release it, so that a
     repeated removal need not wait. If a holder is alive, remove the mark and raise `LeaseHeld`.
     """
-    for role in ROLES:
+    for role in SINGLE_HOLDERS:
         present = read_role(store, role)
         if present is None:
             continue
-        wait_s = 0.0 if present[0].released else 1.5 * present[0].duration_s
+        # A lease of another program may state years.
+        wait_s = 0.0 if present[0].released else min(1.5 * present[0].duration_s, LEASE_WAIT_S)
         try:
             acquire_lease(store, LeaseCandidate(role, "rm", token_hex(16)), wait_s).release()
         except LeaseHeld:
@@ -286,67 +275,40 @@ def _fence(store: ObjectStore, run: str) -> None:
 def _delete_objects(store: ObjectStore, plan: RemovalPlan, keep: Collection[Keep]) -> None:
     """Delete the plan's objects, then those that appeared since; `PASSES_MAX` rounds at most."""
     kept = tuple(entry.key for entry in plan.objects.kept)
+    names = frozenset(entry.key.rpartition("/")[2] for entry in plan.objects.delete)
     due = plan.objects
     for _ in range(PASSES_MAX):
         if not due.delete:
             break
-        for _, entries in groupby(due.delete, key=lambda entry: _deletion_order(entry)[0]):
-            store.delete_all(entry.key for entry in entries)
-        due = plan_objects(store.list(), plan.place.run, keep, kept)
-    if isinstance(store, FileStore):
+        for keys in due.groups():
+            store.delete_all(keys)
+        due = plan_objects(listed_objects(store, plan.links), plan.place.run, keep, kept, names)
+    for link in reversed(plan.links):  # a link behind another link first
+        remove_link(link)
+    root = folder_of_url(plan.place.store or "")
+    if isinstance(store, FileStore) and root is not None:
+        for top in {link.prefix.partition("/")[0] for link in plan.links}:
+            remove_empty_folders(root / top)
         store.remove_if_empty()
+        if not plan.objects.kept:
+            _remove_own_folders(root)
+        if root.is_symlink() and next(store.list(), None) is None:
+            remove_link(FolderLink(root, root.resolve(), "", True))
 
 
-def _delete_files(folder: Path, files: Iterable[Path], is_kept: bool) -> None:
-    for path in files:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
+def _remove_own_folders(root: Path) -> None:
+    """Remove the locks of a file store in which only objects of others are left."""
+    for path in (root / "~locks").glob("[0-9a-f][0-9a-f]"):
+        if not path.parent.is_symlink():
             path.unlink(missing_ok=True)
-    if is_kept:
-        return
-    for name in ("replay.lock", "run.lock"):
+    for name in ("~locks", "~writing"):
+        remove_empty_folders(root / name)
+
+
+def _delete_folder(folder: Path, files: FolderFiles, is_kept: bool) -> None:
+    delete_files(folder, files)
+    last = (REMOVAL_FILE,) if is_kept else (CONFIGURATION_FILE, REMOVAL_FILE, *LOCKS)
+    for name in last:
         (folder / name).unlink(missing_ok=True)
-    if not any(folder.iterdir()):
+    if not is_kept and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _is_emptied(store_url: str, store: ObjectStore | None) -> bool:
-    """Returns whether `store_url` can be the place of a run that was removed completely: the store
-    has no object, or its folder is missing and the folder above exists. A mistyped prefix of an
-    existing bucket cannot be told from it.
-    """
-    if store is not None:
-        return next(store.list(), None) is None
-    folder = _folder_of(store_url)
-    return folder is not None and folder.parent.is_dir()
-
-
-def find_run_place(named: str, bus: str | None = None, *, or_emptied: bool = False) -> RunPlace:
-    """Locate the run that the user calls `named`: its folder, its config.json, or the URL of its
-    store or its log. `bus` is the URL of the log of a run named by its store. Raises
-    `ConfigurationError` if no run is there; with `or_emptied` an empty store is accepted as the
-    place of a run that was removed.
-    """
-    scheme, separator, _ = named.partition(":")
-    if separator and scheme in ("kafka", "sqlite"):
-        if bus is not None:
-            raise ConfigurationError(f"--bus {bus}: {named} is a log already; name the store first")
-        return RunPlace(url_identity(named), None, named, None)
-    if separator and not Path(named).exists():
-        store = _opened(named)
-        identity = None if store is None else read_identity(store)
-        if identity is None and not (or_emptied and _is_emptied(named, store)):
-            raise ConfigurationError(f"{named} holds no run (no {IDENTITY_KEY}); is the URL right?")
-        run = url_identity(named) if identity is None else identity.run
-        return RunPlace(run, None, bus, named)
-    path = Path(named).absolute()
-    folder = path.parent if path.name == "config.json" else path
-    if bus is not None:
-        raise ConfigurationError(f"--bus {bus}: {folder}/config.json names the run's log already")
-    if not (folder / "config.json").is_file():
-        if folder.is_dir() and {p.name for p in folder.iterdir()} == {"run.lock"}:
-            return RunPlace(folder.name, folder, None, None)  # a removal that was nearly complete
-        raise ConfigurationError(f"{folder} holds no run (no config.json there); is it right?")
-    location = locate_run(str(folder))
-    return RunPlace(location.run or folder.name, folder, location.bus, location.store)

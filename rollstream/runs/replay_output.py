@@ -13,16 +13,16 @@ import os
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
-from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_run, open_run_view
+from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_run
+from rollstream.analysis.looking import open_run_view
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import (
     RunFolder,
@@ -30,7 +30,7 @@ from rollstream.config.run_folder import (
     store_for_writing,
     store_url,
 )
-from rollstream.config.run_model import model_folder
+from rollstream.config.run_model import model_is_read
 from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import BEHAVIOUR
 from rollstream.consumers.replay import recorded_steps
@@ -47,22 +47,29 @@ from rollstream.consumers.trainer.ledger import Ledger, missing_lines
 from rollstream.consumers.trainer.past_versions import NeededVersions, PublishedVersions
 from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPublisher
 from rollstream.consumers.trainer.versions import VersionWriter
+from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, LeaseHeld
+from rollstream.foreign_json import parse_json
+from rollstream.os_failures import explain_os_error
 from rollstream.revision import code_revision
 from rollstream.roles.context import set_torch_threads
-from rollstream.roles.train import config_and_tokenizer_files, starting_model
+from rollstream.roles.train import starting_model, version_files
 from rollstream.runs.behaviour import Behaviours
 from rollstream.storage.checkpoints import newest_checkpoint, write_checkpoint
+from rollstream.storage.hf_folder import find_hf_folder
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
+from rollstream.storage.model_fit import read_model_config
 from rollstream.storage.models import load_model
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
-from rollstream.storage.terms import next_term
+from rollstream.storage.terms import REPLAYS, next_term
 from rollstream.streams.admissible import TrainingBounds
 from rollstream.streams.records import Configured, Position, StepDone
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter
+from rollstream.whole_file import whole_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +115,10 @@ def open_replay_output(
     with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         store = store_for_writing(c, folder.path)
-        term = next_term(store, "replay", "replay")
+        read_or_create_identity(store, c.run)  # by it `rm` knows the replay's files
+        term = next_term(store, REPLAYS, REPLAYS)
         writer = FencedWriter(bus, "weights", "trainer", term)
-        files = config_and_tokenizer_files(model_folder(c, folder.path))
+        files = version_files(c, folder.path)
         needed = NeededVersions(store, c.trainer, c.dispatch.max_lag)
         versions = VersionWriter(
             store, writer, c.run, term, c.weights, files, HeldVersions(bus), needed
@@ -156,7 +164,7 @@ def read_replay_request(path: Path) -> dict[str, Any] | None:
     ):
         return None
     try:
-        return json.loads((path / REPLAY_FILE).read_text(encoding="utf-8"))
+        return parse_json(ContainedFolder(path).read(REPLAY_FILE), dict[str, Any])
     except (OSError, ValueError):
         raise ConfigurationError(
             f"{path} is not empty and holds no replay; give a new folder with --out"
@@ -190,7 +198,7 @@ def lock_replay_folder(path: Path) -> Generator[None]:
         descriptor = os.open(path / REPLAY_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise ConfigurationError(
-            f"the folder {path} cannot be made ({error.strerror}); give another with --out"
+            f"the folder {path} cannot be made: {explain_os_error(error)} (--out names another)"
         ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,9 +218,8 @@ def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
     line: dict[str, Any] = {}
     for part in parts:
         line |= part
-    partial = path / f"{REPLAY_FILE}.partial"
-    partial.write_text(json.dumps(line, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path / REPLAY_FILE)
+    with whole_file(path / REPLAY_FILE) as partial:
+        partial.write_text(json.dumps(line, indent=2) + "\n", encoding="utf-8")
 
 
 def replay_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
@@ -248,14 +255,18 @@ class ReplaySource:
 
 
 @contextmanager
-def open_replay_source(named: str, name: str | None = None) -> Generator[ReplaySource]:
+def open_replay_source(
+    named: str, name: str | None = None, is_trusted: bool = False
+) -> Generator[ReplaySource]:
     """Open the input that the user calls `named`: a run's folder, its config.json, or an archive (a
     folder or a store's URL). `name` selects the run in an archive that holds several. If the log
-    has no ledger, the archive alone is read.
+    has no ledger, the archive alone is read. The input is only read, as in `analysis/looking.py`;
+    while the block runs, its model's files are kept in a private folder.
     """
-    location = locate_run(named)
+    location = locate_run(named, is_trusted)
     location = location if name is None else replace(location, run=name)
-    with open_run_view(location) as view:
+    read = model_is_read(location) if location.configuration else nullcontext()
+    with open_run_view(location) as view, read:
         log = view if view.has("ledger") else LogView(None, view.store, view.run)
         yield ReplaySource(location, view.store, log)
 
@@ -331,8 +342,8 @@ class OfflineTraining:
     @property
     def vocabulary(self) -> int:
         """Returns the size of the model's vocabulary."""
-        found: Any = AutoConfig.from_pretrained(str(self._model))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return int(found.get_text_config().vocab_size)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        found: Any = read_model_config(self._model)
+        return int(found.get_text_config().vocab_size)
 
     def outcome(self) -> dict[str, Any]:
         """Returns the number of trained steps, of groups closed in them, and of groups that no step
@@ -346,4 +357,4 @@ class OfflineTraining:
     def _model(self) -> Path:
         path = self.configuration.model.path
         assert path is not None
-        return Path(path)
+        return find_hf_folder(path)

@@ -7,14 +7,16 @@ name, id and settings, resumes as after a crash of all its processes.
 has written everything, the run is marked as deleted, so no role acts on it.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollstream import errors
+from rollstream.analysis.own_runs import is_named
+from rollstream.analysis.permissions import folder_of_url
 from rollstream.config import config
-from rollstream.config.identity import DELETED, IDENTITY_KEY, RunIdentity, mark_deleted
 from rollstream.config.run_folder import (
     RunFolder,
     bus_url,
@@ -23,6 +25,7 @@ from rollstream.config.run_folder import (
     write_configuration,
 )
 from rollstream.config.settings import Configuration
+from rollstream.printable import shell_command, shell_words
 from rollstream.runs.backup import (
     BACKUP_KEY,
     BEGUN_KEY,
@@ -33,21 +36,27 @@ from rollstream.runs.backup import (
     LogSegment,
     decode_segment,
     described,
+    is_backup_key,
     parse_segment,
 )
 from rollstream.runs.cut import TopicCut
+from rollstream.runs.private_objects import put_private
 from rollstream.runs.removal import plan_objects
-from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.identity import DELETED, IDENTITY_KEY, RunIdentity, mark_deleted
+from rollstream.storage.stores.base import ObjectStore, is_key
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import decode_json, encode_json, unseal
 from rollstream.storage.terms import RoleRecord
 from rollstream.streams.bus import AppendEntry, Bus, Message
 from rollstream.streams.connect import check_reachable, open_bus
 from rollstream.streams.release import missing_features, upgrade_advice
-from rollstream.streams.removal import log_contents
+from rollstream.streams.removal import log_contents, topic_names
+from rollstream.streams.sqlite.topic_log import OFFSET_END, PARTITIONS_MAX
 
 RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
 FILLERS_MAX = 10_000  # of one append
+FILLED_MAX = 1 << 28
+"""Most empty records of a restored topic, which take about a minute for each 100 million."""
 CONFIGURATION = f"{FOLDER}config.json"
 
 
@@ -61,6 +70,17 @@ class RestorePlan:
     source: ObjectStore
     folder: RunFolder
     settings: Configuration
+    left_out: tuple[str, ...] = ()
+    """Keys of the backup that no run writes, from an earlier release's backup; not restored."""
+    unnamed: tuple[str, ...] = ()
+    """The settings of the backup that name a place outside the folder, and that the user did not
+    give (`--set`).
+    """
+
+    @property
+    def objects(self) -> tuple[BackupObject, ...]:
+        """Returns the objects to restore."""
+        return tuple(one for one in self.backup.objects if one.key not in self.left_out)
 
     @property
     def urls(self) -> tuple[str, str]:
@@ -103,9 +123,12 @@ def plan_restore(
     key of each object. The only file that is written is the backup's `config.json`, in `scratch`.
 
     Raises as `read_backup` does, `CorruptObject`, which names the object, if the backup is damaged,
-    and `ConfigurationError` if an override changes an essential setting (`_check_settings`).
+    and `ConfigurationError` if an override changes an essential setting (`_check_settings`). No
+    module that the backup names is imported.
     """
     backup = read_backup(source, where)
+    _check_names(backup, where)
+    _check_numbers(backup, where)
     for stored in backup.objects:
         progress(stored.key)
         checked(source, stored)
@@ -114,7 +137,80 @@ def plan_restore(
     before = config.load(path)
     now = config.load(path, [f"folder={folder.absolute()}", *overrides])
     _check_settings(before, now)
-    return RestorePlan(backup, source, RunFolder(folder.absolute()), now)
+    left_out = tuple(one.key for one in backup.objects if not is_backup_key(one.key))
+    given = {override.partition("=")[0].strip() for override in overrides}
+    plan = RestorePlan(backup, source, RunFolder(folder.absolute()), now, left_out)
+    unnamed = tuple(key for key in _outside(plan) if key not in given)
+    plan = replace(plan, unnamed=unnamed)
+    check_named(plan, on_this_machine=False)
+    return plan
+
+
+def _check_names(backup: Backup, where: str) -> None:
+    """Raise `CorruptObject` if the backup, which may come from another user, names a key that is
+    no key of a store (`../` leads out of the target), or a topic that no run has.
+    """
+    topics = [cut.topic.name for cut in backup.topics]
+    keys = [one.key for one in backup.objects]
+    for name in (*(key for key in keys if not is_key(key)), *({*topics} - {*topic_names()})):
+        raise errors.CorruptObject(
+            f"{where}: {BACKUP_KEY} names {name[:80]!r}, which no backup has: nothing is restored"
+        )
+
+
+def _check_numbers(backup: Backup, where: str) -> None:
+    """Raise `CorruptObject` if the backup states partitions, offsets or positions that no run has:
+    a restore would make a table for each partition, and write empty records up to the begin.
+    """
+    for cut in backup.topics:
+        partitions, name = cut.topic.partitions, cut.topic.name
+        fits = 0 < partitions <= PARTITIONS_MAX and partitions == len(cut.begins) == len(cut.ends)
+        if not fits or not all(map(_is_range, cut.begins, cut.ends)):
+            raise errors.CorruptObject(
+                f"{where}: {BACKUP_KEY} states for topic {name} {partitions} partitions from "
+                f"{str(cut.begins)[:80]} to {str(cut.ends)[:80]}: nothing is restored"
+            )
+        segments = [one for stored in backup.objects if (one := parse_segment(stored.key))]
+        if any(one.topic == name and one.partition >= partitions for one in segments):
+            raise errors.CorruptObject(
+                f"{where}: {BACKUP_KEY} has records of a partition of topic {name} above its "
+                f"{partitions}: nothing is restored"
+            )
+        if cut.topic.cleanup == "safe" and sum(cut.begins) > FILLED_MAX:
+            raise errors.CorruptObject(
+                f"{where}: {BACKUP_KEY} states that topic {name} begins at {sum(cut.begins):,}; "
+                f"at most {FILLED_MAX:,} empty records are written before: nothing is restored"
+            )
+
+
+def _is_range(begin: int, end: int) -> bool:
+    return 0 <= begin <= end < OFFSET_END
+
+
+def _outside(plan: RestorePlan) -> list[str]:
+    """Returns the settings of log and store that name a place outside the restored folder."""
+    places = zip(config.URL_SETTINGS, plan.urls, strict=True)
+    folders = {key: folder_of_url(url) for key, url in places}
+    root = Path(os.path.normpath(plan.folder.path))
+    return [
+        key
+        for key, path in folders.items()
+        if path is None or not Path(os.path.normpath(path)).is_relative_to(root)
+    ]
+
+
+def check_named(plan: RestorePlan, on_this_machine: bool = True) -> None:
+    """Raise `ConfigurationError` if the backup itself, and not the user, names a place outside the
+    restored folder: a backup of another user could name any folder of the user, or a host that
+    waits for the user's secrets. Places of a run that the user began on this machine are named.
+    """
+    for key, url in zip(config.URL_SETTINGS, plan.urls, strict=True):
+        is_here = folder_of_url(url) is not None
+        if key in plan.unnamed and is_here == on_this_machine and not is_named(url):
+            raise errors.ConfigurationError(
+                f"the backup's setting {key} names {url}, outside {plan.folder.path}; if it is "
+                f"right, name it yourself: {shell_words('--set', f'{key}={url}')}"
+            )
 
 
 def checked(source: ObjectStore, wanted: BackupObject) -> bytes:
@@ -157,7 +253,7 @@ def check_free(plan: RestorePlan) -> None:
     """Raise `ConfigurationError` if the target (folder, log or store) is not empty."""
     bus, store = plan.urls
     folder = plan.folder.path
-    advice = f"give an empty one, or remove that run: rollstream rm {store} --bus {bus}"
+    advice = f"give an empty one, or remove that run: {shell_command('rm', store, '--bus', bus)}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise errors.ConfigurationError(
             f"{folder} is not empty; give a new folder (without a config.json in it, it is a "
@@ -180,7 +276,8 @@ def check_free(plan: RestorePlan) -> None:
 
 def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: None) -> None:
     """Restore the backup; the run is complete when this function returns. `progress` gets the name
-    of each topic and object. Raises `ConfigurationError` if the target is not empty. After an
+    of each topic and object. Raises `ConfigurationError` if the target is not empty, or if the
+    backup and not the user names a place outside the folder (`check_named`). After an
     interruption, remove the partial run with `rollstream rm` and repeat the restore.
 
     1. Check that the target is empty, and create `run.json` with the mark of a deleted run.
@@ -189,9 +286,10 @@ def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: No
     4. Write the folder, `config.json` last, and remove the mark.
     """
     check_free(plan)  # 1
+    check_named(plan)
     plan.folder.path.mkdir(parents=True, exist_ok=True)
     store = store_for_writing(plan.settings, plan.folder.path)
-    by_key = {one.key: one for one in plan.backup.objects}
+    by_key = {one.key: one for one in plan.objects}
     _claim(plan, store, by_key)
     with closing(open_bus(plan.urls[0], sync=plan.settings.sync)) as bus:
         for topic in plan.backup.topics:  # 2
@@ -202,7 +300,8 @@ def restore(plan: RestorePlan, progress: Callable[[str], None] = lambda part: No
         if name != key and name != IDENTITY_KEY:
             progress(name)
             data = checked(plan.source, one)
-            store.put(name, _released(name, data) if name.startswith("roles/") else data)
+            written = _released(name, data) if name.startswith("roles/") else data
+            put_private(store, name, written, name)
     for key, one in by_key.items():  # 4
         name = key.removeprefix(FOLDER)
         if name != key and key != CONFIGURATION:

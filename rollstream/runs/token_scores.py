@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
+from rollstream.analysis.looking import require_code
 from rollstream.analysis.token_scores import (
     TOKEN_SCORES_FILE,
     TRAJECTORIES_MAX,
@@ -118,6 +119,8 @@ def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
             f"{source.location.name}: scores need the run's config.json and its weights, and are "
             "kept in the run's folder; give that folder"
         )
+    require_code(source.location, "trainer")
+    source.location.files.path(TOKEN_SCORES_FILE)  # a link that leaves the run is refused
     c = load(folder / "config.json")
     if c.trainer.learner == "paced":
         raise ConfigurationError(

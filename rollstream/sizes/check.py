@@ -14,6 +14,7 @@ from pathlib import Path
 from rollstream.config.settings import Configuration
 from rollstream.consumers.objective_settings import named_version
 from rollstream.errors import ConfigurationError
+from rollstream.printable import shell_command
 from rollstream.sizes import arithmetic as sums, engines
 from rollstream.sizes.arithmetic import total
 from rollstream.sizes.devices import GB
@@ -168,5 +169,5 @@ def _refusal(c: Configuration, shape: ModelShape, card: GpuCard, parts: Mapping[
     return (
         f"the run does not fit: GPU {card.index} ({card.name}) has {card.memory / GB:.1f} GB, and "
         f"{shape.parameters / GB:.2f} billion parameters need at least {roles} there; {advice} "
-        f"(`rollstream plan {c.model.path or 'MODEL'} --gpus …` proposes a configuration)"
+        f"(`{shell_command('plan', c.model.path or 'MODEL')} --gpus …` proposes a configuration)"
     )

@@ -71,7 +71,7 @@ def parse_gpus(text: str) -> tuple[int, Accelerator]:
     """Returns the number and kind of cards that a text such as `8xH100`, `H100` (one card) or
     `2x24GB` names. Raises `ConfigurationError` for an unknown card and for a number of 0.
     """
-    match = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.+)", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(?:([0-9]{1,9})\s*x\s*)?(.*)", text.strip(), re.IGNORECASE | re.DOTALL)
     assert match is not None, "the second group takes any text"
     count, kind = int(match[1] or 1), match[2].strip()
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*GB", kind, re.IGNORECASE)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
+from rollstream.printable import shell_command, shell_words
 from rollstream.sizes import rates
 from rollstream.sizes.devices import CARDS_PER_MACHINE
 from rollstream.sizes.engines import SAMPLES, PlanRequest
@@ -92,33 +93,37 @@ class MachineFile:
         for the first machine alone.
         """
         if self.kind == "run":
-            return [f"rollstream run {file}"]
-        run = f"{file} --run RUN"
+            return [shell_command("run", file)]
+        run = shell_words(file, "--run", "RUN")
         if self.kind == "rollouts":
-            relay = f"rollstream relay {run} --name relay-$(hostname) &"
-            return [relay, *self._engine_commands(run)]
+            relay = f"{_command('relay', file)} --name relay-$(hostname) &"
+            return [relay, *self._engine_commands(file)]
         if self.generates:
-            return [f"rollstream run {run}"]
-        train = f"rollstream train {run}"
+            return [_command("run", file)]
+        train = _command("train", file)
         if self.machines > 1:
             train = TORCHRUN.format(machines=self.machines, cards=CARDS_PER_MACHINE, run=run)
         return [train, f"(for role in {COORDINATORS}; do rollstream $role {run} & done)"]
 
-    def _engine_commands(self, run: str) -> list[str]:
+    def _engine_commands(self, file: str) -> list[str]:
         """Returns the commands that start the rollouts of one machine, each on cards of its own,
         and the evaluation, which shares the first rollout's cards.
         """
         rollouts = self.settings["rollouts"]
         cards, count = rollouts.get("vllm", {}).get("tensor_parallel", 1), rollouts["count"]
         own = "$n" if cards == 1 else f"$(seq -s, $((n * {cards})) $((n * {cards} + {cards - 1})))"
-        rollout = f"rollstream rollout {run} --name rollout-$(hostname)-$n"
+        rollout = f"{_command('rollout', file)} --name rollout-$(hostname)-$n"
         found = [
             f"for n in $(seq 0 {count - 1}); do CUDA_VISIBLE_DEVICES={own} {rollout} & done",
         ]
         if self.settings["evaluation"]["enabled"]:
             first = ",".join(map(str, range(cards)))
-            found.append(f"(CUDA_VISIBLE_DEVICES={first} rollstream eval {run} &)")
+            found.append(f"(CUDA_VISIBLE_DEVICES={first} {_command('eval', file)} &)")
         return found
+
+
+def _command(role: str, file: str) -> str:
+    return shell_command(role, file, "--run", "RUN")
 
 
 def machine_files(plan: RunPlan) -> tuple[MachineFile, ...]:

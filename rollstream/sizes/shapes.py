@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.errors import ConfigurationError
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder, how_to_download, read_hf_config
+from rollstream.storage.hf_folder import (
+    CONFIG,
+    find_hf_folder,
+    longest_positions,
+    missing_checkpoint,
+    read_hf_config,
+)
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe")
@@ -272,7 +278,7 @@ def find_shape(model: str) -> ModelShape:
     nearest = f"nearest: {near[0]}" if near else f"known: {', '.join(SHAPES)}"
     raise ConfigurationError(
         f"{model!r} is no checkpoint folder, no Hub name in this machine's cache and not in the "
-        f"table of models; {nearest}{how_to_download(model)}"
+        f"table of models; {nearest}; {missing_checkpoint(model)}"
     )
 
 
@@ -299,7 +305,7 @@ def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
             kv_heads=int(fields.get("num_key_value_heads") or heads),
             width=int(fields.get("head_dim") or hidden // heads),
             vocabulary=int(fields["vocab_size"]),
-            positions=int(fields.get("max_position_embeddings") or 32_768),
+            positions=longest_positions(fields) or 32_768,
             tied=bool(fields.get("tie_word_embeddings", False)),
             experts=_experts_of(fields) if family in EXPERTS else None,
         )

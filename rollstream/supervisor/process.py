@@ -7,6 +7,7 @@ killed with `kill -9`.
 """
 
 import ctypes
+import logging
 import os
 import shutil
 import signal
@@ -18,9 +19,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from rollstream.errors import EXIT_REFUSED, EXIT_UNSERVED
+from rollstream.os_failures import explain_os_error
+
+_logger = logging.getLogger(__name__)
 
 PARENT_VARIABLE = "ROLLSTREAM_PARENT"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -100,8 +104,7 @@ class ChildProcess:
         self, seat: ProcessSpec, log: Path, environment: Mapping[str, str], lock: int | None
     ) -> None:
         self.seat, self.log = seat, log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with _opened_log(log) as output:
             self._began = output.tell()
             self._process = subprocess.Popen(
                 list(seat.command),
@@ -148,8 +151,10 @@ class ChildProcess:
                 shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
                 os.truncate(self.log, 0)
                 self._began = 0
-        except OSError as error:  # the disk is full, or the folder is gone: no reason to stop
-            print(f"{self.log} is not rotated: {error}", file=sys.stderr)
+        except FileNotFoundError:
+            return  # a deleted log needs no room; `RunLock` notices a folder that is gone
+        except OSError as error:  # the disk is full: no reason to stop
+            print(f"{self.log} is not rotated: {explain_os_error(error)}", file=sys.stderr)
 
     def terminate(self) -> None:
         """Send SIGTERM, on which the role finishes its current work and exits. Does not wait."""
@@ -163,6 +168,23 @@ class ChildProcess:
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
             self._process.send_signal(number)
+
+
+def _opened_log(log: Path) -> BinaryIO:
+    """Open the log for appending. If it cannot be made (a full disk), the process runs without one,
+    with a warning.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        warn_unwritten(log, error, "the process runs without a log")
+        return Path(os.devnull).open("ab")
+
+
+def warn_unwritten(path: Path, error: OSError, effect: str) -> None:
+    """Log that a file of the run's folder could not be written, the effect, and what to do."""
+    _logger.warning("%s is not written: %s; %s", path, explain_os_error(error), effect)
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:

@@ -16,11 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from rollstream.contained_folder import ContainedFolder, check_regular
 from rollstream.errors import ConfigurationError, LeaseHeld
+from rollstream.foreign_json import parse_json
 from rollstream.metric_values import MetricValues
+from rollstream.os_failures import explain_os_error
 from rollstream.supervisor import process
+from rollstream.whole_file import whole_file
 
 # Longest wait for the lock: the roles of a killed supervisor, which have the lock too, die at once,
 # and their own children a moment later.
@@ -39,8 +43,10 @@ class RunLock:
     """
 
     def __init__(self, folder: Path, wait_s: float = LOCK_WAIT_S) -> None:
-        self._nonces = folder / "nonces.json"
-        self.descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        self._folder, self._nonces = folder, folder / "nonces.json"
+        check_regular(folder / "run.lock", links=False)  # a received run may have one to a key
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        self.descriptor = os.open(folder / "run.lock", flags, 0o666)
         deadline = time.monotonic() + wait_s
         while not self._taken():
             if time.monotonic() > deadline:
@@ -54,24 +60,45 @@ class RunLock:
         if os.fstat(self.descriptor).st_nlink == 0:
             os.close(self.descriptor)
             raise ConfigurationError(f"the run in {folder} was deleted while this command started")
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:  # the number is for messages; the lock is held without it
+            process.warn_unwritten(folder / "run.lock", error, "messages lack its process number")
+
+    def lost_folder(self) -> str:
+        """Returns a message if another file than this lock, or none, is in the run's folder: it was
+        moved, deleted or replaced. "" if the lock is in its place.
+        """
+        try:
+            there, own = os.stat(self._folder / "run.lock"), os.fstat(self.descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"the run's folder {self._folder} is gone (moved or deleted?)"
+        except OSError:  # a network file system without its server, for the moment
+            return ""
+        return "" if os.path.samestat(there, own) else f"{self._folder} has been replaced"
 
     def nonces(self) -> dict[str, str]:
         """Returns, by role, the nonce of the last process that the former supervisor started; {} if
         it left none.
         """
         try:
-            found = json.loads(self._nonces.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # torn by a kill: roles wait for their leases
+            content = ContainedFolder(self._nonces.parent).read(self._nonces.name)
+            return parse_json(content, dict[str, str])
+        except (OSError, ValueError):  # torn by a kill, or no file: roles wait for their leases
             return {}
-        return cast(dict[str, str], found) if isinstance(found, dict) else {}
 
     def keep_nonces(self, nonces: Mapping[str, str]) -> None:
-        """Write these nonces for the next supervisor."""
-        partial = self._nonces.with_suffix(".partial")
-        partial.write_text(json.dumps(dict(nonces)), encoding="utf-8")
-        os.replace(partial, self._nonces)
+        """Write these nonces for the next supervisor. If they cannot be written (a full disk), a
+        warning is printed: the next supervisor's roles then wait for the leases of their
+        predecessors to expire, as after a crash of the machine. Older nonces do no harm: no lease
+        has them.
+        """
+        try:
+            with whole_file(self._nonces) as partial:
+                partial.write_text(json.dumps(dict(nonces)), encoding="utf-8")
+        except OSError as error:
+            process.warn_unwritten(self._nonces, error, "the next start waits for leases to expire")
 
     def close(self) -> None:
         """Give up this process's share of the lock; roles that still run keep theirs."""
@@ -116,7 +143,7 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Reports how a run ended; `message` is the reason of a failure."""
+    """Reports how a run ended; `message` is the reason of a failure, or what is not done."""
 
     kind: Literal["complete", "stopped", "failed"]
     message: str = ""
@@ -174,7 +201,9 @@ class Supervisor:
         """
         try:
             outcome = self._watch(stop, show)
-            self._record({"time_s": time.time(), "event": outcome.kind, "note": outcome.message})
+            self._note({"event": outcome.kind, "note": outcome.message})
+            if self._lost_folder():  # an orderly end writes: it would make the folder again
+                self._kill_all()
         finally:
             self._stop_all(hurry, show)
         return outcome
@@ -202,14 +231,24 @@ class Supervisor:
         """Check all processes at each tick, until the run has an outcome."""
         while not stop.wait(self._limits.tick_s):
             now = time.monotonic()
+            if lost := self._lost_folder():
+                return RunOutcome("failed", f"{lost}; its processes are ended")
             for post in self._posts:
                 failure = self._look(post, now)
                 if failure:
                     return failure
             if self._complete_s is not None and self._has_finished(now):
-                return RunOutcome("complete")
+                return RunOutcome("complete", self._unfinished())
             show(self.states())
         return RunOutcome("complete" if self._complete_s is not None else "stopped")
+
+    def _lost_folder(self) -> str:
+        return self._lock.lost_folder() if self._lock else ""
+
+    def _kill_all(self) -> None:
+        for post in self._posts:
+            if post.child:
+                post.child.kill()
 
     def _look(self, post: _RoleProcess, now: float) -> RunOutcome | None:
         """Start the role's process if it is due, or handle its end. Returns the run's outcome if
@@ -219,7 +258,10 @@ class Supervisor:
             return None
         if post.child is None:
             if now >= post.due_s:
-                self._start(post)
+                try:
+                    self._start(post)
+                except OSError as error:  # no process, thread, file or memory is left
+                    return self._not_started(post, error, now)
             return None
         post.child.rotate_log()
         code = post.child.reap()
@@ -246,7 +288,7 @@ class Supervisor:
         has_refused, post.code = process.is_final_exit(code, post.code), code
         delay = None if has_refused else self._policy.delay_s(post.deaths_s, now)
         event = {"event": "death", "role": name, "code": code, "delay_s": delay}
-        self._record({"time_s": time.time(), **event})
+        self._note(event)
         if delay is not None:
             post.due_s = now + delay
             post.death = f"died ({process.describe_exit(code)}), restart {len(post.deaths_s)}"
@@ -258,6 +300,16 @@ class Supervisor:
         how = "refused to start" if has_refused else often
         quoted = "\n".join(f"  | {line}" for line in process.last_lines(child.log))
         return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
+
+    def _not_started(self, post: _RoleProcess, error: OSError, now: float) -> RunOutcome | None:
+        """Plan the next start of a process that the machine did not start, as after a death."""
+        post.deaths_s.append(now)
+        delay = self._policy.delay_s(post.deaths_s, now)
+        why = f"cannot be started: {explain_os_error(error)}"
+        if delay is None:
+            return RunOutcome("failed", f"{post.seat.name} {why}")
+        post.due_s, post.death = now + delay, why
+        return None
 
     def _start(self, post: _RoleProcess) -> None:
         """Start the process with a new nonce. If its role holds a lease, pass it the nonce of its
@@ -272,15 +324,23 @@ class Supervisor:
         log = self._logs / f"{post.seat.name}.log"
         lock = self._lock.descriptor if self._lock else None
         post.child = process.ChildProcess(post.seat, log, environment, lock)
-        self._record(
+        self._note(
             {
-                "time_s": time.time(),
                 "event": "start",
                 "role": post.seat.name,
                 "pid": post.child.pid,
                 "restart": len(post.deaths_s),
             }
         )
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """Record an event with its time. An event that cannot be written (a full disk) is lost,
+        with a warning: it must not end the roles.
+        """
+        try:
+            self._record({"time_s": time.time(), **event})
+        except OSError as error:  # a `StoreError` is one
+            process.warn_unwritten(self._logs, error, f"the event {event['event']!r} is lost")
 
     def _complete(self, now: float) -> None:
         """Note that the run is complete, and stop the roles that would never end by themselves. So
@@ -298,6 +358,12 @@ class Supervisor:
         assert self._complete_s is not None
         late = now - self._complete_s > self._limits.finish_s
         return late or all(post.done for post in self._posts if not post.seat.stops_last)
+
+    def _unfinished(self) -> str:
+        """Returns which roles of the complete run still had work; "" if none had."""
+        names = [post.seat.name for post in self._posts if not (post.done or post.seat.stops_last)]
+        waited = f"{self._limits.finish_s:g} s after the last step"
+        return f"{', '.join(names)} still had work {waited} and was stopped" if names else ""
 
     def _stop_all(self, hurry: threading.Event, show: ShowStates) -> None:
         """Stop all roles but those that stop last (they read the records of the others), then
@@ -323,5 +389,5 @@ class Supervisor:
             show(self.states())
         for child in children:
             if child.reap() is None:
-                self._record({"time_s": time.time(), "event": "killed", "role": child.seat.name})
+                self._note({"event": "killed", "role": child.seat.name})
                 child.kill()

@@ -144,7 +144,7 @@ def machine_of(
     """Returns the machine of the configuration `c`. `profile` is the measured roofline of its
     engine, `run` what a recorded run shows, and `recorded` that run's configuration. `cores` are
     those of this machine, which rollouts and trainer share if both compute on the CPU. Raises
-    `ConfigurationError`, which says what to do, if step times, training times or lengths are
+    `ConfigurationError`, with what to do, if step times, training times or lengths are
     unknown.
     """
     assumed, unknown = list[str](), list[str]()

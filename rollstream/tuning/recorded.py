@@ -4,16 +4,24 @@ profile of its engine (`read_engine`). Nothing is written.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rollstream.analysis.locate import RunLocation, locate_run, open_run_view
+from rollstream.analysis.locate import RunLocation, locate_run
+from rollstream.analysis.looking import open_run_view
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.run_model import local_model_folder
 from rollstream.config.settings import Configuration
+from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError
+from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.engines.profile import read_profile
 from rollstream.producers.engines.roofline import Roofline
+from rollstream.storage.hf_folder import CONFIG
 from rollstream.tuning.measured import RunLogFold, RunMeasurements
+
+if TYPE_CHECKING:  # importing transformers takes seconds
+    from transformers import PreTrainedConfig
 
 TOPICS = ("prompts", "trajectories", "ledger", "weights", "applied", "status")
 
@@ -60,14 +68,12 @@ def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
     if c.rollouts.engine == "paced":
         return None  # its roofline is in the configuration
     from rollstream.roles.rollout import run_profile
-    from rollstream.storage.models import read_model_config
 
     for folder in folders:
-        model = local_model_folder(c, folder)
-        if (model / "config.json").is_file():
-            found = run_profile(c, folder, read_model_config(model))
-            if found is not None:
-                return found.roofline
+        model = _read_model(local_model_folder(c, folder), folder if c.model.path is None else None)
+        found = None if model is None else run_profile(c, folder, model)
+        if found is not None:
+            return found.roofline
     if c.rollouts.profile is None:
         return None
     profile = read_profile(c.rollouts.profile)  # no model to compare it with
@@ -77,6 +83,22 @@ def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
             f"configuration has {c.rollouts.engine}; make its own with `rollstream profile CONFIG`"
         )
     return profile.roofline
+
+
+def _read_model(model: Path, run: Path | None) -> "PreTrainedConfig | None":
+    """Returns the configuration of the model in this folder, which is in the folder `run`, or the
+    user's for None; None if there is no model. Raises `ConfigurationError` if it cannot be read.
+    """
+    files = ContainedFolder(model if run is None else run)
+    if not files.has_file(model / CONFIG):
+        return None
+    from rollstream.storage.model_fit import read_model_config
+
+    try:
+        parse_loose_json(files.read(model / CONFIG))  # of any depth, before the library reads it
+        return read_model_config(model)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{model / CONFIG} is no model's: {error}") from None
 
 
 def folders_of(configured: RunFolder, run: RecordedRun | None) -> list[Path]:

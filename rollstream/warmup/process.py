@@ -99,7 +99,10 @@ class WarmupProcess:
                     return None
                 if line := newest_progress(log):
                     bar.update(task, completed=line["done"], loss=line["loss"])
-        self._console.print(f"warm-up took {time.monotonic() - started:.0f} s", highlight=False)
+        seconds = f"{time.monotonic() - started:.0f} s"
+        self._console.print(
+            f"warm-up done after {seconds}, with imports, tokenizer and saving", highlight=False
+        )
         return code
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from rollstream.storage.stores.run_keys import RunKeys
+
 if TYPE_CHECKING:
     from rollstream.streams.bus import Message
 
@@ -23,8 +25,10 @@ DAY_MS = 86_400_000
 _MS_MAX = 253_402_300_799_999  # the end of year 9999, the last that a date can name
 _KEY = re.compile(
     r"archive/topic=([^/]+)/run=([^/]+)/date=(\d{4}-\d\d-\d\d)/"
-    r"\1-(\d{5})-(\d{20})(?:-(\d{20}))?\.parquet"
+    r"\1-(\d{5})-(\d{20})(?:-(\d{20}))?\.parquet",
+    re.ASCII,
 )
+RUN_KEYS = (RunKeys(_KEY, "later", "archive", linked=True),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,8 @@ class ArchiveBus:
         file = files[below - 1]
         with self._lock:
             found = self._messages(topic, file).since(offset, most)
-        assert not found or found[0].offset == offset, f"{file.key} has a hole at {offset}"
+        if found and found[0].offset != offset:
+            raise reading.damaged_file(file, f"it has a hole at offset {offset}")
         return found
 
     def _messages(self, topic: str, file: ArchiveFile) -> FileMessages:

@@ -168,13 +168,6 @@ def _padding(sizes: pa.Array) -> pa.Array:
     return _PADDING.take(pc.bit_wise_and(sizes, 7))
 
 
-# The columns without which a file is not an archive file; `header` came after release 0.1.0.
-_NEEDED = (
-    "offset", "timestamp", "key", "schema", "hash", "term", "sequence", "void", "reason",
-    "original",
-)  # fmt: skip
-
-
 class FileMessages:
     """Reads the rows of one archive file as messages of the log, at consecutive offsets (`since`);
     the bytes of each message match its hash.
@@ -238,6 +231,8 @@ class FileMessages:
         for batch in self._batches:
             offsets, stamps, keys = _places_in(batch)
             self._next = offsets[-1] + 1
+            if self._next - offsets[0] != len(offsets):
+                raise damaged_file(self._file, f"offsets from {offsets[0]} on are missing")
             if offsets[0] <= offset < self._next:
                 values = list(OriginalBytes(self._topic).views(batch))
                 self._parts.append(_FilePart(offsets, stamps, keys, values))
@@ -300,16 +295,12 @@ def batches_of(
     row: int = 0,
     rows_max: int = ROWS_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the file's rows in the order of their offsets, with all columns, or with the envelope
+    """Returns the file's rows in the order of their offsets, with all columns, or with the envelope
     columns and `columns`. Rows before the row with index `row` may be left out. Raises
     `CorruptObject` if the file is not an archive file.
     """
     wanted = None if columns is None else [*ENVELOPE_COLUMNS.names, *columns]
-    for batch in batches_from(store, file, wanted, row, rows_max):
-        lacking = [name for name in _NEEDED if name not in batch.schema.names]
-        if lacking:
-            raise damaged_file(file, f"it lacks {', '.join(lacking)}")
-        yield batch
+    return batches_from(store, file, wanted, row, rows_max)
 
 
 def messages_in(

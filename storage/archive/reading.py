@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollstream.errors import CorruptObject, NewerRelease, ObjectMissing
+from rollstream.errors import CorruptObject, NewerRelease, ObjectMissing, RollstreamError
 from rollstream.storage.archive.file_names import (
     ArchiveFile,
     archive_prefix,
@@ -26,17 +27,22 @@ from rollstream.storage.archive.file_names import (
 )
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.file import FileStore
+from rollstream.storage.stores.read_only import FolderReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
 
     from rollstream.streams.records import Fence
 
 LISTINGS_MAX = 5  # attempts in a row, each with a new listing
 TAIL_BYTES = 64 << 10  # usually contains a file's footer
 BATCH_BYTES, BATCH_ROWS_MIN = 4 << 20, 64  # size of a batch of `batches_from`
+BATCH_ROWS_MAX = 1 << 20  # a file whose footer states wrong sizes gives no larger batch
 ROWS_MAX = 1 << 62  # no limit
 _MAGIC = b"PAR1"
+_PARQUET_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+DIGITS_MAX = 20  # read of a number in a file's metadata: no number of the archive has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +113,13 @@ def table_from(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(pa.BufferReader(store.get(file.key))) as parquet:
-            _refuse_newer(file, parquet.metadata.metadata or {})
-            return parquet.read(columns=columns, use_threads=False)
-    except ObjectMissing:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise damaged_file(file, str(error)) from error
+    data = pa.BufferReader(store.get(file.key))
+    with _damage_reported(file), pq.ParquetFile(data) as parquet:
+        _check_form(file, parquet)
+        table = parquet.read(columns=columns, use_threads=False)
+        for batch in table.to_batches():
+            _check_rows(file, batch)
+        return table
 
 
 def batches_from(
@@ -132,28 +137,24 @@ def batches_from(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        path = local_path(store, file.key)
-        is_here = path is not None and path.is_file()
-        source = str(path) if is_here else pa.BufferReader(store.get(file.key))
-        with pq.ParquetFile(source) as parquet:
-            _refuse_newer(file, parquet.metadata.metadata or {})
-            found = parquet.metadata
-            groups = [found.row_group(number) for number in range(found.num_row_groups)]
-            size = sum(group.total_byte_size for group in groups)
-            batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * found.num_rows // max(1, size))
-            batch_rows = min(batch_rows, rows_max)
-            ends = list(accumulate(group.num_rows for group in groups))
-            wanted = [number for number, end in enumerate(ends) if end > row]
-            yield from parquet.iter_batches(
-                batch_rows, row_groups=wanted, columns=columns, use_threads=False
-            )
-    except ObjectMissing:
-        raise
-    except FileNotFoundError as error:
-        raise ObjectMissing(f"no object {file.key}") from error
-    except (pa.ArrowException, OSError) as error:
-        raise damaged_file(file, str(error)) from error
+    path = local_path(store, file.key)
+    is_here = path is not None and path.is_file()
+    source = str(path) if is_here else pa.BufferReader(store.get(file.key))
+    with _damage_reported(file), pq.ParquetFile(source) as parquet:
+        _check_form(file, parquet)
+        found = parquet.metadata
+        groups = [found.row_group(number) for number in range(found.num_row_groups)]
+        size = sum(max(0, group.total_byte_size) for group in groups)
+        batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * found.num_rows // max(1, size))
+        batch_rows = min(batch_rows, rows_max, BATCH_ROWS_MAX)
+        ends = list(accumulate(group.num_rows for group in groups))
+        wanted = [number for number, end in enumerate(ends) if end > row]
+        for batch in parquet.iter_batches(
+            batch_rows, row_groups=wanted, columns=columns, use_threads=False
+        ):
+            if batch.num_rows:
+                _check_rows(file, batch)
+                yield batch
 
 
 def allocate_tables_with_malloc(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -187,7 +188,7 @@ def local_path(store: ObjectStore, key: str) -> Path | None:
     """Returns the path of an object in a `file:` store, for readers that map files; None for other
     stores.
     """
-    return store.path(key) if isinstance(store, FileStore) else None
+    return store.path(key) if isinstance(store, FileStore | FolderReader) else None
 
 
 def damaged_file(file: ArchiveFile, how: str) -> CorruptObject:
@@ -198,6 +199,52 @@ def damaged_file(file: ArchiveFile, how: str) -> CorruptObject:
         f"newest of its partition and the log still keeps {file.topic}/{file.partition} from "
         f"offset {file.first} on, move it away: `rollstream archive` writes it again"
     )
+
+
+@contextmanager
+def _damage_reported(file: ArchiveFile) -> Generator[None]:
+    """Raise the errors that pyarrow has for a file's content as `CorruptObject`, and that of a file
+    that is gone as `ObjectMissing`. Beside its own errors pyarrow raises those of Python: for a
+    name that is not UTF-8, a number out of range, a type that it cannot convert.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except RollstreamError:
+        raise
+    except FileNotFoundError as error:
+        raise ObjectMissing(f"no object {file.key}") from error
+    except (pa.ArrowException, OSError, *_PARQUET_ERRORS) as error:
+        raise damaged_file(file, str(error)) from error
+
+
+def _check_form(file: ArchiveFile, parquet: ParquetFile) -> None:
+    """Raise `NewerRelease` or `CorruptObject` if the file's columns are not the archive's."""
+    from rollstream.storage.archive.schema import misfit
+
+    _refuse_newer(file, parquet.metadata.metadata or {})
+    problem = misfit(file.topic, parquet.schema_arrow)
+    if problem:
+        raise damaged_file(file, problem)
+
+
+def _check_rows(file: ArchiveFile, batch: pa.RecordBatch) -> None:
+    """Raise `CorruptObject` if texts are not UTF-8, a column that always has values has none, or
+    offsets do not ascend.
+    """
+    from rollstream.storage.archive.schema import NOT_NULL, TEXT
+
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if field.type == TEXT:
+            column.validate(full=True)
+    for name in NOT_NULL.intersection(batch.schema.names):
+        if batch.column(name).null_count:
+            raise damaged_file(file, f"its column {name} lacks values")
+    if "offset" in batch.schema.names:
+        offsets = batch.column("offset").to_numpy()
+        if offsets[0] < file.first or (offsets[1:] <= offsets[:-1]).any():
+            raise damaged_file(file, "its offsets do not ascend")
 
 
 def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
@@ -212,10 +259,8 @@ def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
         if footer > file.bytes:
             raise damaged_file(file, "its footer is longer than the file")
         tail = store.get(file.key, file.bytes - footer, file.bytes)
-    try:
+    with _damage_reported(file):
         found = pq.read_metadata(pa.BufferReader(_MAGIC + tail)).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise damaged_file(file, str(error)) from error
     _refuse_newer(file, found)
     return {
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()
@@ -228,7 +273,7 @@ def _refuse_newer(file: ArchiveFile, metadata: Mapping[bytes, bytes]) -> None:
     from rollstream.storage.archive.schema import SCHEMA_NUMBER
     from rollstream.streams.release import upgrade_advice
 
-    number = metadata.get(SCHEMA.encode(), b"")
+    number = metadata.get(SCHEMA.encode(), b"")[:DIGITS_MAX]
     if number.isdigit() and int(number) > SCHEMA_NUMBER:
         raise NewerRelease(
             f"archive file {file.key} has columns of format {int(number)}, and formats up to "

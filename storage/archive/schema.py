@@ -46,6 +46,9 @@ else null; `void`: the record does not count (invariant 7). `rows.py` explains `
 and `header`.
 """
 
+TEXT = pa.string()
+NOT_NULL = frozenset(field.name for field in ENVELOPE_COLUMNS if not field.nullable)
+
 # The item types of record arrays, by the suffix of their encoded names (`logprobs:f4`).
 _ARRAYS = {"u4": pa.uint32(), "u1": pa.uint8(), "f4": pa.float32()}
 SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
@@ -65,6 +68,11 @@ class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
     required: bool
 
     @property
+    def may_be_none(self) -> bool:
+        """Returns whether None is a value of the field."""
+        return NoneType in get_args(self.python)
+
+    @property
     def items(self) -> pa.DataType:
         """Returns the type of an array's items."""
         return self.arrow.value_type
@@ -78,6 +86,44 @@ def arrow_schema(topic: str) -> pa.Schema:
     return pa.schema(
         [*ENVELOPE_COLUMNS, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))]
     )
+
+
+def misfit(topic: str, schema: pa.Schema) -> str:
+    """Returns why a file with this schema cannot be a file of the topic, or "" if it can: it has
+    the envelope columns (`header` came after release 0.1.0), and each column of the archive occurs
+    at most once and has the archive's type. Columns and nested fields of other names are a newer
+    release's; other columns that the file lacks came after its release.
+    """
+    names, types = schema.names, schema.types
+    if schema.equals(arrow_schema(topic)):
+        return ""
+    lacking = [name for name in ENVELOPE_COLUMNS.names if name not in names]
+    if set(lacking) - {"header"}:
+        return f"it lacks {', '.join(lacking)}"
+    for field in arrow_schema(topic):
+        if names.count(field.name) > 1:
+            return f"it has the column {field.name} twice"
+        stored = types[names.index(field.name)] if field.name in names else field.type
+        if not _holds(field.type, stored):
+            return f"its column {field.name} has the type {stored}"
+    return ""
+
+
+def _holds(expected: pa.DataType, stored: pa.DataType) -> bool:
+    """Returns whether values of the type `stored` can be read as values of `expected`."""
+    if pa.types.is_struct(expected) and pa.types.is_struct(stored):
+        fields_by_name = {field.name: field.type for field in stored}
+        both = [field for field in expected if field.name in fields_by_name]
+        return len(fields_by_name) == stored.num_fields and all(
+            _holds(field.type, fields_by_name[field.name]) for field in both
+        )
+    if pa.types.is_list(expected) and pa.types.is_list(stored):
+        nulls = stored.value_field.nullable and not expected.value_field.nullable
+        return not nulls and _holds(expected.value_type, stored.value_type)
+    if pa.types.is_map(expected) and pa.types.is_map(stored):
+        key, item = stored.key_type, stored.item_type
+        return _holds(expected.key_type, key) and _holds(expected.item_type, item)
+    return expected == stored
 
 
 @cache

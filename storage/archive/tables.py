@@ -10,7 +10,7 @@ nested values are converted level by level.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal, get_origin
 
 import msgspec
 import numpy as np
@@ -223,7 +223,7 @@ def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
         elif reasons[index] is not None or schema not in SCHEMAS:
             yield None
         elif kept[index] is not None:
-            yield decode(kept[index]).record
+            yield _kept_record(kept[index])
         else:
             cls = SCHEMAS[schema]
             if cls not in values:
@@ -233,7 +233,24 @@ def records_in(batch: pa.RecordBatch) -> Iterator[Record | None]:
                 for column, held in values[cls].items()
                 if column.required or held[index] is not None
             }
+            if any(given[field] is None for field in _never_none(cls)):
+                raise CorruptObject(f"{schema}: row {index} lacks a value of the record")
             yield with_default(cls(**given), stated=False)
+
+
+@cache
+def _never_none(cls: type[Record]) -> tuple[str, ...]:
+    """Returns the fields that a record always has, and in which None is no value."""
+    columns = columns_of(cls)
+    return tuple(c.field for c in columns if c.required and not c.may_be_none)
+
+
+def _kept_record(data: bytes) -> Record:
+    """Returns the record in bytes that the archiving release could read."""
+    try:
+        return decode(data).record
+    except DecodeError as error:
+        raise CorruptObject(f"a row holds damaged bytes: {error}") from error
 
 
 def _decode_again(data: bytes) -> Record | None:
@@ -266,9 +283,12 @@ def _values(column: ArchiveColumn, array: pa.Array) -> Sequence[Any]:
     """Returns the values of a column as a record holds them, for each row of the batch."""
     if not column.is_array:
         values = array.to_pylist(maps_as_pydicts="strict")
-        if column.arrow in SCALARS.values():
+        if column.arrow in SCALARS.values() and get_origin(column.python) is not Literal:
             return values
-        return msgspec.convert(values, list[column.python | None])  # pyright: ignore[reportInvalidTypeForm]
+        try:
+            return msgspec.convert(values, list[column.python | None])  # pyright: ignore[reportInvalidTypeForm]
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise CorruptObject(f"column {column.name} holds other values: {error}") from error
     items = array.values.to_numpy(zero_copy_only=True)
     starts = array.offsets.to_pylist()
     return [items[start:end] for start, end in pairwise(starts)]

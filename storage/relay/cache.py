@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from rollstream.errors import CorruptObject
+from rollstream.errors import CorruptObject, NewerRelease
 from rollstream.storage.relay.object import (
     MANIFEST,
     CachedObject,
@@ -292,7 +292,7 @@ class RelayCache:
             manifest = decode_json(held.content(), Manifest, held.key)
             if manifest.version != version or len(manifest.files) > OBJECTS_MAX:
                 raise CorruptObject(f"object {held.key} is not the manifest of {version}")
-        except CorruptObject as error:
+        except (CorruptObject, NewerRelease) as error:
             log.error("%s", error)
             self.counters["relay_wrong_total"] += 1
             self._drop(held.key)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rollstream.errors import ConfigurationError, StoreError
+from rollstream.foreign_json import parse_json
 from rollstream.storage.relay.object import ObjectOffer
 from rollstream.storage.stores.base import Data
 
@@ -34,6 +35,7 @@ the bytes.
 """
 TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
 """The environment variable with the secret that relays and their clients share."""
+_STATUS, _LENGTH = re.compile(r"[0-9]{3}"), re.compile(r"[0-9]{1,15}")
 _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
@@ -116,6 +118,7 @@ class RelayConnection:
         self.url = url
         try:
             split = urlsplit(url)  # from another program's status record: it may not be a URL
+            split.netloc.encode("ascii")  # it is sent as the header `Host`
             self._socket = socket.create_connection(
                 (split.hostname or "", split.port or 80), CONNECT_S
             )
@@ -194,7 +197,7 @@ class RelayConnection:
         head, _, self._buffered = head.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         parts = first.split(" ", 2)
-        if len(parts) < 2 or not first.startswith("HTTP/1.") or not parts[1].isdigit():
+        if len(parts) < 2 or not first.startswith("HTTP/1.") or not _STATUS.fullmatch(parts[1]):
             raise RelayLost(f"relay {self.url}: answered {first[:80]!r}")
         pairs = (line.partition(":") for line in lines)
         return int(parts[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
@@ -246,8 +249,8 @@ class RelayConnection:
         if status != 200:
             raise RelayRefused(status, f"relay {self.url}: status {status} for its listing")
         try:
-            return msgspec.json.decode(body, type=RelayListing)
-        except msgspec.DecodeError as error:
+            return parse_json(body, RelayListing)
+        except ValueError as error:
             raise RelayLost(f"relay {self.url}: not a listing: {error}") from error
 
     def _receive_some(self, wait_s: float) -> bytes | None:
@@ -274,7 +277,7 @@ class RelayConnection:
 
 def body_length(headers: Mapping[str, str]) -> int:
     """Returns the size of the body, in bytes, from the headers of the response; 0 if they do not
-    state it.
+    state it in at most 15 digits.
     """
     text = headers.get("content-length", "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if _LENGTH.fullmatch(text) else 0

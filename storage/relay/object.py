@@ -20,13 +20,18 @@ import xxhash
 from msgspec import Struct
 
 from rollstream.errors import CorruptObject, RollstreamError, StoreError
+from rollstream.os_failures import explain_os_error
+from rollstream.storage.hf_folder import TEMPLATES
 from rollstream.storage.weights.manifest import parse_version
 from rollstream.streams.values import Version
 
 MANIFEST = "manifest.json"
 URL_FILE = "url"
 """Name of the file in a relay's folder that holds the URL for processes of its node."""
-_KEY = re.compile(r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/([A-Za-z0-9_=-][A-Za-z0-9._=-]{0,199})")
+_KEY = re.compile(
+    r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/"
+    rf"((?:{TEMPLATES}/)?[A-Za-z0-9_=-][A-Za-z0-9._=-]{{0,199}})"
+)
 _HASH = re.compile(r"[0-9a-f]{32}")
 WAIT_MAX_S = 60.0  # longest wait that a request may ask for
 _RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
@@ -65,7 +70,7 @@ def version_of(key: str) -> Version | None:
 
 def file_name_of(key: str) -> str:
     """Returns the object's name in its version's folder."""
-    return key.rpartition("/")[2]
+    return key.split("/", 2)[2]
 
 
 def parse_key(path: str) -> str:
@@ -284,7 +289,7 @@ class CachedObject:
             os.posix_fallocate(self._descriptor, self._reserved, end - self._reserved)
         except OSError as error:
             raise StoreError(
-                f"no room for object {self.key} beside {self._path}: {error.strerror} "
+                f"no room for object {self.key} beside {self._path}: {explain_os_error(error)} "
                 "(relay.bytes_max, relay.folder)"
             ) from error
         self._reserved = end

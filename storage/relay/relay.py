@@ -21,6 +21,7 @@ from typing import Any
 
 from rollstream.errors import BusError, ConfigurationError, Fenced
 from rollstream.metric_values import MetricValues
+from rollstream.os_failures import explain_os_error
 from rollstream.storage.relay.bucket import BucketReader
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import TOKEN_VARIABLE, BandwidthLimiter, shared_token
@@ -221,7 +222,7 @@ COUNTERS = (
 
 
 def _fitting_bytes(folder: Path, bytes_max: int) -> int:
-    """Returns `bytes_max`, or what is free in the file system of the folder if that is less, so
+    """Returns `bytes_max`, or the free room in the file system of the folder if that is less, so
     that older versions are evicted before it is full. Logs a warning then: Docker gives a container
     64 MiB of shared memory by default.
     """
@@ -250,7 +251,7 @@ def _lock_folder(folder: Path) -> Any:
         message = f"another relay uses {folder}: one per node and run, or give it a relay.folder"
         raise ConfigurationError(message) from None
     except OSError as error:
-        raise ConfigurationError(f"relay.folder {folder}: {error.strerror}") from None
+        raise ConfigurationError(f"relay.folder {folder}: {explain_os_error(error)}") from None
     if folder.stat().st_uid != os.getuid():
         raise ConfigurationError(f"relay.folder {folder} belongs to another user")
     return file

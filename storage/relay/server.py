@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -23,6 +24,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from rollstream.errors import CorruptObject, StoreError
+from rollstream.http_guard import program_rule
 from rollstream.http_server import BoundedServer, HttpResponder
 from rollstream.storage.relay.cache import RelayCache
 from rollstream.storage.relay.client import PIECE_BYTES, BandwidthLimiter, RelayListing
@@ -301,7 +303,9 @@ class RelayServer(BoundedServer):
         self._expected = f"Bearer {token}".encode() if token else b""
         self._pushed_s: dict[Version, float] = {}
         self._pushes = threading.Lock()
-        super().__init__(address, RelayResponder, "relay-serve", connections_max)
+        # With a token no page can send a request that is served, whatever name it came by.
+        rule = replace(program_rule(address[0]), any_host=bool(token))
+        super().__init__(address, RelayResponder, "relay-serve", connections_max, rule)
 
     def note_push(self, key: str) -> None:
         """Note that bytes of a push of this object arrived."""

@@ -35,6 +35,7 @@ SILENCE_S = 3.0  # a relay that sends no byte of a response for this long is los
 RELAY_RETRY_S = 5.0  # a lost relay is tried again after this
 CONNECTIONS_MAX = 4
 URL_BYTES_MAX = 4096
+PIECE_BYTES = 32 << 20
 
 
 class RelayStore:
@@ -201,12 +202,17 @@ class RelayStore:
 
 
 def _body(connection: RelayConnection, size: int) -> bytes:
-    content = bytearray(size)
-    at = 0
-    with memoryview(content) as view:
-        while at < size:
-            count = connection.receive_into(view[at:], SILENCE_S)
-            if not count:
-                raise RelayLost(f"relay {connection.url}: silent in the middle of a response")
-            at += count
-    return bytes(content)
+    """Returns the body of a response. Memory is taken as bytes arrive, `PIECE_BYTES` at a time: the
+    size is only what the relay states.
+    """
+    pieces: list[bytearray] = []
+    for begin in range(0, size, PIECE_BYTES):
+        piece, at = bytearray(min(PIECE_BYTES, size - begin)), 0
+        with memoryview(piece) as view:
+            while at < len(piece):
+                count = connection.receive_into(view[at:], SILENCE_S)
+                if not count:
+                    raise RelayLost(f"relay {connection.url}: silent in the middle of a response")
+                at += count
+        pieces.append(piece)
+    return b"".join(pieces)

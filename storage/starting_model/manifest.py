@@ -1,8 +1,8 @@
 """Describes the model that a run starts from, as the run's store holds it (`ModelManifest`), by
 hashing the files of a Hugging Face folder (`describe_model`).
 
-    model/<digest>/config.json …   the files of the model's folder, byte for byte, the tokenizer,
-                                   and the task's files
+    model/<digest>/config.json …   the files of the model's folder and of the tokenizer, byte for
+                                   byte but for byte order marks, and the task's files
     model/manifest.json            created last, with the hash of every file and block of rows
 
 A range of a tensor's rows is verified by the hashes of the blocks that it touches, so a process
@@ -10,8 +10,10 @@ that reads some rows reads little more than these.
 """
 
 import json
+import math
 import mmap
 import os
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,21 +21,41 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
+from rollstream.foreign_json import parse_loose_json
 from rollstream.storage.hf_folder import (
-    HEADER_BYTES_MAX,
-    INDEX,
-    check_hf_weights,
-    hf_weight_files,
+    ADAPTER_CONFIG,
+    ADAPTER_TENSORS,
+    BOM,
+    TEMPLATES,
+    is_lfs_pointer,
+    lfs_refusal,
     small_files,
 )
+from rollstream.storage.hf_weights import HEADER_BYTES_MAX, INDEX, hf_weight_files
 from rollstream.storage.stores.base import ObjectStore, content_hash, is_key
 from rollstream.storage.stores.json_objects import FORMAT, decode_json
-from rollstream.storage.weights.manifest import FileEntry
+from rollstream.storage.stores.run_keys import LEASES, RunKeys
+from rollstream.storage.weights.delta.coding import ELEMENTS
+from rollstream.storage.weights.manifest import FileEntry, Size
 
 MODEL_PREFIX = "model/"
 MODEL_KEY = f"{MODEL_PREFIX}manifest.json"
-TOKENIZER, TASK = "tokenizer/", "task/"
-"""Prefixes of the names of a tokenizer's files (`task.tokenizer`) and of a task's files."""
+TOKENIZER, ADAPTER, TASK = "tokenizer/", "adapter/", "task/"
+"""Prefixes of the names of a tokenizer's files (`task.tokenizer`), of the files of an adapter
+(`model.lora.path`), and of a task's files.
+"""
+RUN_KEYS = (
+    RunKeys(
+        re.compile(
+            rf"{MODEL_PREFIX}[0-9a-f]{{16}}/"
+            rf"(?:{TASK}\d+(?:\.[^/]+)?|(?:{TOKENIZER}|{ADAPTER})?(?P<file>(?:{TEMPLATES}/)?[^/]+))"
+        ),
+        "later",
+        "any",
+    ),
+    # Deleted late: it names files of the other folders.
+    RunKeys(re.compile(re.escape(MODEL_KEY)), "later", "any", LEASES),
+)
 TASK_BYTES_MAX = 1 << 30
 """A task's file above this size is not stored: each host that reads it needs its own."""
 BLOCK_BYTES, BLOCK_BYTES_MIN, BLOCKS_MIN = 1 << 20, 64 << 10, 64
@@ -47,11 +69,11 @@ class BlockedTensor:
     """
 
     file: str
-    start: int
-    end: int
+    start: Size
+    end: Size
     dtype: str
-    shape: tuple[int, ...]
-    block_rows: int
+    shape: tuple[Size, ...]
+    block_rows: Size
     blocks: tuple[str, ...]
 
     @property
@@ -68,7 +90,7 @@ class BlockedTensor:
 class ModelManifest:
     """Lists the files of a run's starting model in the folder `model/<digest>/`, and the tensors in
     them. `digest` is a hash of the names and hashes of all files. `task_files` maps a path as the
-    settings give it to the file's name, or to `TOKENIZER` for a tokenizer's folder.
+    settings give it to the file's name, or to `TOKENIZER` or `ADAPTER` for a folder of these.
     """
 
     run: str
@@ -99,27 +121,31 @@ class ModelManifest:
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Names the files of a model on this host: its Hugging Face folder, and the paths that the
-    task's settings give. Without `has_weights` the folder has only configuration and tokenizer.
+    settings give. Without `has_weights` the folder has only configuration and tokenizer.
     """
 
     folder: Path
     tokenizer: str | None = None
     task_files: tuple[str, ...] = ()
     has_weights: bool = True
+    adapter: str | None = None
 
     def files(self) -> dict[str, Path]:
         """Returns the paths of all files by their names in the store. Raises `ConfigurationError`
         if a weight file is missing.
         """
-        found = {path.name: path for path in small_files(self.folder)}
+        found = small_files(self.folder)
         if self.has_weights:
-            check_hf_weights(self.folder)
             found |= {path.name: path for path in hf_weight_files(self.folder).values()}
             if (self.folder / INDEX).is_file():
                 found[INDEX] = self.folder / INDEX
         if self.tokenizer is not None:
             own = small_files(Path(self.tokenizer))
-            found |= {f"{TOKENIZER}{path.name}": path for path in own}
+            found |= {f"{TOKENIZER}{name}": path for name, path in own.items()}
+        if self.adapter is not None:
+            own = Path(self.adapter).expanduser()
+            names = (ADAPTER_CONFIG, ADAPTER_TENSORS)
+            found |= {f"{ADAPTER}{name}": own / name for name in names}
         return found | {name: Path(given) for given, name in self.named_task_files().items()}
 
     def named_task_files(self) -> dict[str, str]:
@@ -134,7 +160,8 @@ class ModelSource:
     def path_names(self) -> dict[str, str]:
         """Returns what `ModelManifest.task_files` holds."""
         tokenizer = {} if self.tokenizer is None else {self.tokenizer: TOKENIZER}
-        return self.named_task_files() | tokenizer
+        adapter = {} if self.adapter is None else {self.adapter: ADAPTER}
+        return self.named_task_files() | tokenizer | adapter
 
 
 def describe_model(source: ModelSource, run: str, created_s: float) -> ModelManifest:
@@ -142,7 +169,7 @@ def describe_model(source: ModelSource, run: str, created_s: float) -> ModelMani
     files: list[FileEntry] = []
     tensors: dict[str, BlockedTensor] = {}
     for name, path in sorted(source.files().items()):
-        with mapped_bytes(path) as data:
+        with stored_bytes(name, path) as data:
             files.append(FileEntry(name, len(data), content_hash(data)))
             if is_weights(name):
                 tensors |= _blocked_tensors(name, path, data)
@@ -164,7 +191,35 @@ def read_model_manifest(store: ObjectStore) -> ModelManifest | None:
     for entry in found.files:  # names become paths on this host
         if not is_key(entry.name):
             raise CorruptObject(f"object {MODEL_KEY} names the file {entry.name!r}")
+    sizes = {entry.name: entry.bytes for entry in found.files}
+    for name, tensor in found.tensors.items():
+        if not _is_sound(tensor, sizes):
+            raise CorruptObject(
+                f"object {MODEL_KEY}: its entry of tensor {name} contradicts itself"
+            )
     return found
+
+
+def _is_sound(tensor: BlockedTensor, sizes: Mapping[str, int]) -> bool:
+    """Returns whether a tensor is within its file, has the size of its shape, and has a hash for
+    each of its blocks. Sizes of dtypes that no reader here knows are not compared.
+    """
+    size, rows = tensor.end - tensor.start, tensor.rows
+    if not size >= 0 or tensor.end > sizes.get(tensor.file, -1) or not tensor.block_rows:
+        return False
+    element = ELEMENTS.get(tensor.dtype)
+    if element is not None and size != math.prod(tensor.shape) * element.bytes:
+        return False
+    if not size:
+        return not tensor.blocks
+    if not rows or size % rows:
+        return False
+    return len(tensor.blocks) == math.ceil(rows / tensor.block_rows)
+
+
+def of_model(name: str) -> bool:
+    """Returns whether this is the name of a file in the model's own folder."""
+    return not name.startswith((TOKENIZER, ADAPTER, TASK))
 
 
 def is_weights(name: str) -> bool:
@@ -182,11 +237,26 @@ def mapped_bytes(path: Path) -> Generator[memoryview]:
             yield at
 
 
+@contextmanager
+def stored_bytes(name: str, path: Path) -> Generator[memoryview]:
+    """Yield the bytes that the store holds of the file with this name: those of the file, but a
+    configuration or tokenizer file without its byte order mark, which its readers refuse. Raises
+    `ConfigurationError` for a pointer of Git LFS in place of a file of the model.
+    """
+    with mapped_bytes(path) as data:
+        is_model = not name.startswith(TASK)
+        if is_model and is_lfs_pointer(bytes(data[:64])):
+            raise ConfigurationError(f"model.path: {lfs_refusal(path)}")
+        has_mark = is_model and not is_weights(name) and bytes(data[: len(BOM)]) == BOM
+        with data[len(BOM) if has_mark else 0 :] as content:
+            yield content
+
+
 def _blocked_tensors(name: str, path: Path, data: memoryview) -> dict[str, BlockedTensor]:
     """Returns the tensors of a safetensors file with the hashes of their blocks."""
     try:
         size = int.from_bytes(data[:8], "little")
-        header: dict[str, Any] = json.loads(bytes(data[8 : 8 + min(size, HEADER_BYTES_MAX)]))
+        header: dict[str, Any] = parse_loose_json(bytes(data[8 : 8 + min(size, HEADER_BYTES_MAX)]))
         header.pop("__metadata__", None)
         found: dict[str, BlockedTensor] = {}
         for tensor, entry in header.items():
@@ -194,7 +264,7 @@ def _blocked_tensors(name: str, path: Path, data: memoryview) -> dict[str, Block
             if not 0 <= start <= end <= len(data):
                 raise ValueError(f"{tensor} is outside the file")
             found[tensor] = _blocked(name, start, end, entry, data)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigurationError(
             f"model.path: {path} cannot be read as a safetensors file: {error!r}"
         ) from error

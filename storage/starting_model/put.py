@@ -12,18 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollstream.errors import ConfigurationError, ObjectExists
+from rollstream.storage.hf_folder import TEMPLATES
 from rollstream.storage.starting_model.manifest import (
+    ADAPTER,
     MODEL_KEY,
+    TOKENIZER,
     ModelManifest,
     ModelSource,
     describe_model,
     is_same,
     is_weights,
     mapped_bytes,
+    of_model,
     read_model_manifest,
+    stored_bytes,
 )
 from rollstream.storage.starting_model.reading import StoredModel, has_block
-from rollstream.storage.stores.base import Data, ObjectStore
+from rollstream.storage.stores.base import Data, ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import encode_json
 from rollstream.storage.weights.manifest import FileEntry
 
@@ -48,7 +53,7 @@ def put_model(
         paths = source.files()
         for entry in wanted.files:
             progress(entry.name, entry.bytes)
-            with mapped_bytes(paths[entry.name]) as data:
+            with stored_bytes(entry.name, paths[entry.name]) as data:
                 _create_once(store, wanted.key(entry.name), data)
         try:
             store.create(MODEL_KEY, encode_json(wanted))
@@ -56,9 +61,16 @@ def put_model(
         except ObjectExists:  # another process stored a model meanwhile
             present = read_model_manifest(store)
             assert present is not None, "the model's manifest is never deleted"
-    if present.digest != wanted.digest:
+    if present.digest != wanted.digest and not _lacks_templates(present, wanted):
         raise _other_model(run, _first_difference(present.files, wanted.files))
     return present
+
+
+def _lacks_templates(present: ModelManifest, wanted: ModelManifest) -> bool:
+    """Returns whether an earlier release stored this model: without its further chat templates."""
+    added = {(e.name, e.hash) for e in wanted.files} - {(e.name, e.hash) for e in present.files}
+    is_template = all(name.removeprefix(TOKENIZER).startswith(TEMPLATES) for name, _ in added)
+    return is_template and len(wanted.files) == len(present.files) + len(added)
 
 
 def _other_model(run: str, name: str) -> ConfigurationError:
@@ -95,8 +107,11 @@ def check_same_model(manifest: ModelManifest, source: ModelSource) -> None:
     """
     for entry in manifest.files:
         path = source.folder / entry.name
-        if "/" not in entry.name and path.exists() and not _looks_same(path, entry):
+        if of_model(entry.name) and path.exists() and not _looks_same(path, entry):
             raise _other_model(manifest.run, entry.name)
+    for name, path in source.files().items():
+        if name.startswith(ADAPTER) and not is_same(path, manifest.entry(name)):
+            raise _other_model(manifest.run, f"the adapter's file {path.name}")
     for given in source.task_files:
         name = manifest.task_files.get(given)
         if name is not None and not is_same(Path(given), manifest.entry(name)):
@@ -111,7 +126,8 @@ def check_same_model(manifest: ModelManifest, source: ModelSource) -> None:
 def _looks_same(path: Path, entry: FileEntry) -> bool:
     if is_weights(entry.name):
         return path.stat().st_size == entry.bytes
-    return is_same(path, entry)
+    with stored_bytes(entry.name, path) as data:
+        return content_hash(data) == entry.hash
 
 
 def _create_once(store: ObjectStore, key: str, data: Data) -> None:

@@ -10,19 +10,23 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
 
 from rollstream.errors import CorruptObject
-from rollstream.storage.hf_folder import INDEX
+from rollstream.storage.hf_folder import GENERATION, TEMPLATES, small_files
+from rollstream.storage.hf_tokenizer import is_tokenizer_file
+from rollstream.storage.hf_weights import INDEX
 from rollstream.storage.starting_model.manifest import (
+    ADAPTER,
     MODEL_KEY,
     BlockedTensor,
     ModelManifest,
     is_same,
+    of_model,
 )
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.manifest import FileEntry
@@ -103,10 +107,21 @@ class StoredModel:
         entries = [entry for entry in self.manifest.files if _is_small(entry.name, prefix)]
         names = {entry: entry.name.removeprefix(prefix) for entry in entries}
         if given is not None:
-            if all(is_same(given / name, entry) for entry, name in names.items()):
+            is_whole = all(is_same(given / name, entry) for entry, name in names.items())
+            if is_whole and not _has_more(given, names.values()):
                 return given
             if given.exists() and given != cache / prefix:
                 log.warning("%s is not the run's model: files of the run's store are used", given)
+        return self._kept(entries, prefix, cache)
+
+    def adapter_folder(self, given: Path, cache: Path) -> Path:
+        """Returns a folder on this host with the adapter's files: `given` if they are the same."""
+        entries = [entry for entry in self.manifest.files if entry.name.startswith(ADAPTER)]
+        if all(is_same(given / entry.name.removeprefix(ADAPTER), entry) for entry in entries):
+            return given
+        return self._kept(entries, ADAPTER, cache)
+
+    def _kept(self, entries: Sequence[FileEntry], prefix: str, cache: Path) -> Path:
         for entry in entries:
             self.write_file(entry, cache / entry.name)
         return cache / prefix
@@ -125,7 +140,7 @@ class StoredModel:
 
     def whole_folder(self) -> Path | None:
         """Returns the first folder on this host that has every file of the model, weights too."""
-        entries = [entry for entry in self.manifest.files if "/" not in entry.name]
+        entries = [entry for entry in self.manifest.files if of_model(entry.name)]
         for folder in self.folders:
             if all(is_same(folder / entry.name, entry) for entry in entries):
                 return folder
@@ -136,7 +151,7 @@ class StoredModel:
         the same content stay. Returns the folder.
         """
         for entry in self.manifest.files:
-            if "/" not in entry.name:
+            if of_model(entry.name):
                 self.write_file(entry, folder / entry.name)
         return folder
 
@@ -173,7 +188,21 @@ def _is_small(name: str, prefix: str) -> bool:
     """Returns whether this is a file of the prefix that roles read beside the weights."""
     rest = name.removeprefix(prefix)
     is_weights = rest.endswith((".safetensors", INDEX))
-    return name.startswith(prefix) and "/" not in rest and not is_weights
+    is_below = name.startswith(prefix) and (bool(prefix) or of_model(name))
+    return is_below and not is_weights
+
+
+def _has_more(folder: Path, names: Collection[str]) -> bool:
+    """Returns whether the folder has files beside these that its readers would read too. Further
+    chat templates do not count in a run that an earlier release began without them.
+    """
+    has_templates = any(name.startswith(TEMPLATES) for name in names)
+    return any(
+        (is_tokenizer_file(name) or name == GENERATION)
+        and name not in names
+        and (has_templates or not name.startswith(TEMPLATES))
+        for name in small_files(folder)
+    )
 
 
 def _read_range(path: Path, start: int, end: int) -> memoryview | None:

@@ -15,8 +15,9 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 
-from rollstream.errors import ConfigurationError
-from rollstream.storage import hf_folder
+from rollstream.errors import ConfigurationError, CorruptObject
+from rollstream.storage.hf_folder import CONFIG
+from rollstream.storage.hf_weights import read_header
 from rollstream.storage.starting_model.reading import StoredModel
 from rollstream.storage.weights.tensors import DTYPES, tensor_bytes, tensor_of
 
@@ -33,6 +34,10 @@ def fetch_rows(
     hash.
     """
     tensor = model.manifest.tensors[name]
+    if tensor.dtype not in DTYPES:
+        raise CorruptObject(
+            f"tensor {name} of the run's model has the unknown dtype {tensor.dtype!r}"
+        )
     shape = (stop - start, *tensor.shape[1:])
     rows = torch.empty(shape, dtype=dtype or DTYPES[tensor.dtype])
     for first, data in model.row_pieces(name, start, stop):
@@ -124,11 +129,10 @@ class FolderRows:
         """Returns a hash of the configuration, of every file's header and of every tensor's first
         row.
         """
-        hasher = xxhash.xxh3_128((self._folder / hf_folder.CONFIG).read_bytes())
+        hasher = xxhash.xxh3_128((self._folder / CONFIG).read_bytes())
         for path in sorted(set(self._files.values())):
             with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                hasher.update(file.read(min(size, hf_folder.HEADER_BYTES_MAX)))
+                hasher.update(read_header(file))
         for name in sorted(self._files):
             hasher.update(tensor_bytes(self.rows(name, 0, 1)))
         return hasher.hexdigest()

@@ -2,7 +2,8 @@
 
 `base` is the contract, with the rules for keys and the hash of content. `file` and `s3/` implement
 it. `connect` opens a store from its URL, and checks that it honours the conditions which terms,
-leases and versions rely on. `json_objects` reads and writes small JSON objects.
+leases and versions rely on; `read_only` opens it for readers. `json_objects` reads and writes small
+JSON objects, `run_keys` declares which objects are a run's.
 """
 
 from typing import TYPE_CHECKING

@@ -10,18 +10,21 @@ atomic. The store's own files are in folders with a `~` in their name, which is 
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import xxhash
 
-from rollstream.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
+from rollstream.errors import ObjectExists, ObjectMissing, OutsideRun, StoreError, SwapLost
+from rollstream.os_failures import explain_os_error
 from rollstream.storage.stores.base import (
     Data,
     ListedObject,
@@ -50,15 +53,26 @@ class FileLocks:
         """Hold the lock of `key` inside the block. Raises `StoreError` if another holder keeps it
         for more than `WAIT_S_MAX`.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        _make_own_folder(self._folder)
         path = self._folder / f"{xxhash.xxh3_64_intdigest(key.encode()) % STRIPES:02x}"
-        # Read-only is enough for flock and lets several users share a store.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        # Read-only is enough for flock and lets several users share a store. A store of another
+        # user may have a link or pipe of this name.
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o666)
         try:
             _wait_for(descriptor, path)
             yield
         finally:
             os.close(descriptor)
+
+
+def _make_own_folder(folder: Path) -> None:
+    """Make a folder of the store's own files, which is never a link: files would be made where a
+    link of another user leads.
+    """
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link, which no store makes: remove it")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _wait_for(descriptor: int, path: Path) -> None:
@@ -77,10 +91,9 @@ def _wait_for(descriptor: int, path: Path) -> None:
         pause_s = min(2 * pause_s, 0.01)
 
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NO_OBJECT = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
+_KEY_IN_THE_WAY = "a file or folder is in the way: a key cannot be the folder of another key"
 
 
 @contextmanager
@@ -95,19 +108,14 @@ def translate_os_errors(action: str, path: Path) -> Generator[None]:
     except OSError as error:
         if action == "read" and error.errno in _NO_OBJECT:
             raise ObjectMissing(f"no object {path}") from error
-        raise StoreError(f"cannot {action} {path}: {error.strerror}; {_advice(error)}") from error
+        if error.errno in _IN_THE_WAY:
+            advice = f"{error.strerror}; {_KEY_IN_THE_WAY}"
+        else:
+            advice = explain_os_error(error)
+        raise StoreError(f"cannot {action} {path}: {advice}") from error
 
 
-def _advice(error: OSError) -> str:
-    if error.errno in _FULL:
-        return "the disk, quota or file size limit is reached: free space and start again"
-    if error.errno in _REFUSED:
-        return "the folder is read-only or belongs to another user: choose a writable one"
-    if error.errno in _IN_THE_WAY:
-        return "a file or folder is in the way: a key cannot be the folder of another key"
-    return "nothing acknowledged was lost"
-
-
+_TEMPORARY = re.compile(r"[0-9a-f]{32}")  # the name of a temporary file
 LEFTOVER_AGE_S = 3600.0  # no write of one object takes this long: its writer was killed
 PLACE_ATTEMPTS_MAX = 100  # an attempt fails if a delete removes the key's folder at that moment
 
@@ -142,8 +150,19 @@ class FileStore:
         return content_hash(data)
 
     def create(self, key: str, data: Data) -> str:
+        return self._create(key, data, 0o666)
+
+    def create_private(self, key: str, data: Data) -> str:
+        """As `create`, in a file and a folder that no other user of the machine may read."""
+        folder = self.path(key).parent
+        with translate_os_errors("create", folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        return self._create(key, data, 0o600)
+
+    def _create(self, key: str, data: Data, mode: int) -> str:
         target = self.path(key)
-        with translate_os_errors("create", target), self._temporary_file(data) as source:
+        with translate_os_errors("create", target), self._temporary_file(data, mode) as source:
             try:
                 self._take_name(os.link, source, target)
             except FileExistsError:
@@ -169,8 +188,11 @@ class FileStore:
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         assert 0 <= start <= (start if end is None else end), (key, start, end)
         path = self.path(key)
-        with translate_os_errors("read", path), path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with translate_os_errors("read", path), open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OutsideRun(f"{path} is no regular file (a pipe or device): not read")
+            size = status.st_size
             file.seek(start)
             return file.read(max(0, size - start if end is None else min(end, size) - start))
 
@@ -215,12 +237,15 @@ class FileStore:
         return self._root / check_key(key)
 
     @contextmanager
-    def _temporary_file(self, data: Data) -> Generator[Path]:
-        """Yield a temporary file that holds `data`; it is removed afterwards unless renamed."""
+    def _temporary_file(self, data: Data, mode: int = 0o666) -> Generator[Path]:
+        """Yield a temporary file that holds `data`; it is removed afterwards unless renamed. `mode`
+        has the rights that the process's umask may restrict.
+        """
         path = self._temporary / uuid.uuid4().hex
-        self._temporary.mkdir(parents=True, exist_ok=True)
+        _make_own_folder(self._temporary)
         try:
-            with path.open("xb", buffering=0) as file:
+            opener = partial(os.open, mode=mode)
+            with open(path, "xb", buffering=0, opener=opener) as file:
                 view = memoryview(data).cast("B")
                 while view:
                     view = view[file.write(view) :]
@@ -264,14 +289,32 @@ class FileStore:
                 folder = folder.parent
 
     def _walk(self, folder: Path) -> Iterator[ListedObject]:
-        for path, folders, files in os.walk(folder, onerror=_unless_missing):
-            folders[:] = [name for name in folders if "~" not in name]
+        """Yields the objects below a folder. A link to a folder is one: a user may have moved
+        `archive` to a larger disk, and `list("")` must list what `list("archive/")` does. A link to
+        a folder that contains it is left out.
+        """
+        chains = {str(folder): (os.path.realpath(folder),)}
+        for path, folders, files in os.walk(str(folder), onerror=_unless_missing, followlinks=True):
+            chain = chains.pop(path)
             for name in files:
                 file = Path(path, name)
                 key = file.relative_to(self._root).as_posix()
                 with suppress(FileNotFoundError):  # deleted during the walk
                     if is_key(key):
                         yield ListedObject(key, file.stat().st_size)
+            inner = {name: _real_folder(os.path.join(path, name), chain[-1]) for name in folders}
+            folders[:] = [n for n, real in inner.items() if "~" not in n and real not in chain]
+            chains |= {os.path.join(path, name): (*chain, inner[name]) for name in folders}
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens the file without waiting: opening a pipe waits for its other end."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _real_folder(path: str, parent: str) -> str:
+    """Returns the path of a folder without links; `parent` is that of the folder above."""
+    return os.path.realpath(path) if os.path.islink(path) else f"{parent}/{os.path.basename(path)}"
 
 
 def _unless_missing(error: OSError) -> None:
@@ -281,12 +324,17 @@ def _unless_missing(error: OSError) -> None:
 
 def _remove_leftovers(folder: Path, before_s: float) -> None:
     """Remove temporary files older than `before_s` (epoch), which killed writers left; those of
-    other users stay.
+    other users stay. Only regular files with a name that a writer drew, in a folder that is no
+    link, are such files: a link in place of the folder would lead to files of another user.
     """
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if folder.is_symlink():
+            return
         for path in folder.iterdir():
             with suppress(FileNotFoundError, PermissionError):
-                if path.stat().st_mtime < before_s:
+                status = path.lstat()
+                is_partial = _TEMPORARY.fullmatch(path.name) and stat.S_ISREG(status.st_mode)
+                if is_partial and status.st_mtime < before_s:
                     path.unlink()
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rollstream.errors import CorruptObject, NewerRelease, ObjectExists, StoreError
+from rollstream.foreign_json import parse_json
 from rollstream.storage.stores.base import Data, ObjectStore, content_hash
 from rollstream.streams.release import upgrade_advice
 
@@ -41,8 +42,8 @@ def decode_json(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> 
     not a value of `type_`, and `NewerRelease` if the number of its format is above `known`.
     """
     try:
-        number = msgspec.json.decode(data, type=_Numbered).format
-    except msgspec.DecodeError:  # no JSON object, or a damaged one: the decode below raises
+        number = parse_json(data, _Numbered).format
+    except ValueError:  # no JSON object, or a damaged one: the decode below raises
         number = FORMAT
     if number > known:
         raise NewerRelease(
@@ -50,8 +51,8 @@ def decode_json(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> 
             f"{upgrade_advice('')}"
         )
     try:
-        return msgspec.json.decode(data, type=type_)
-    except msgspec.DecodeError as error:
+        return parse_json(data, type_)
+    except ValueError as error:
         raise CorruptObject(f"object {key} is not a {type_.__name__}: {error}") from error
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.lora import merge_adapter
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent
@@ -30,8 +31,6 @@ from rollstream.storage.weights.tensors import Tensors, tensor_hashes
 from rollstream.streams.values import Version
 
 BASE = Version(0, 0)
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_TENSORS = "adapter_model.safetensors"
 
 
 class AdapterTensors(dict[str, torch.Tensor]):

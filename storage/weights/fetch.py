@@ -6,16 +6,19 @@ vLLM load (tensors, an index, the model's files), or the folder of an adapter al
 loads. The folder appears in one step, when it is complete.
 """
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
+from rollstream.foreign_json import parse_json
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.weights.adapters import whole_tensors
 from rollstream.storage.weights.manifest import (
@@ -104,7 +107,8 @@ def export_version(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    files = sorted(path.name for path in folder.iterdir())
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    files = sorted(str(path.relative_to(folder)) for path in paths)
     return ExportedVersion(
         version, folder, tuple(files), sum((folder / name).stat().st_size for name in files)
     )
@@ -125,13 +129,34 @@ def _write_model(
     (folder / SHARD_INDEX).write_bytes(shard_index(TensorFiles((), entries, tied)))
     for entry in manifest.model_files:
         if entry.name != SHARD_INDEX:
-            (folder / entry.name).write_bytes(fetch_model_file(store, manifest, entry.name))
+            path = folder / entry.name
+            path.parent.mkdir(exist_ok=True)
+            data = fetch_model_file(store, manifest, entry.name)
+            path.write_bytes(_stated(data, kept) if entry.name == "config.json" else data)
+
+
+def _stated(config: bytes, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Returns the content of `config.json` with the type that most numbers of the tensors have:
+    loaders take it for the model's.
+    """
+    numbers: Counter[str] = Counter()
+    for tensor in tensors.values():
+        numbers[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    try:
+        fields = parse_json(config, dict[str, object])
+    except ValueError:
+        return config
+    stated = numbers.most_common(1)[0][0] if numbers else None
+    if stated is None or fields.get("dtype", fields.get("torch_dtype")) == stated:
+        return config
+    fields.pop("torch_dtype", None)
+    return (json.dumps({**fields, "dtype": stated}, indent=2) + "\n").encode()
 
 
 def _check_empty(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(
-            f"{folder} is not empty and nothing in it is replaced: name a new folder"
+            f"{folder} is not empty, and nothing in it is replaced: give a new or empty folder"
         )
 
 

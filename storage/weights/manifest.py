@@ -11,17 +11,42 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from rollstream.errors import CorruptObject
-from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.hf_folder import TEMPLATES
+from rollstream.storage.stores.base import ObjectStore, content_hash, is_key
 from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.run_keys import MANIFESTS, RunKeys
 from rollstream.storage.weights.delta.coding import Coding, ValueCoding, element_of
 from rollstream.streams.values import Version
 
-_VERSION = re.compile(r"v(\d{8,})-t(\d{4,})")
+# Longer numbers are not a version's, and Python refuses to convert thousands of digits.
+_VERSION = re.compile(r"v([0-9]{8,18})-t([0-9]{4,18})")
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""A size, place or count that a manifest states. The bound keeps sums and products of a few of them
+small, whatever a manifest of another program has.
+"""
+DENSE_RATIO_MAX = 1 << 15
+"""Most bytes that one byte of a dense payload unfolds to: a block of zstd holds at most 128 KiB and
+takes at least 4 bytes.
+"""
+VERSION_FILES = RunKeys(
+    re.compile(
+        rf"weights/{_VERSION.pattern}/"
+        rf"(?P<file>(?!manifest\.json$)(?:{TEMPLATES}/)?[^/]+)"
+    ),
+    "later", "final", linked=True,
+)  # fmt: skip
+RUN_KEYS = (
+    RunKeys(
+        re.compile(rf"weights/{_VERSION.pattern}/manifest\.json"),
+        "later", "final", MANIFESTS, linked=True,
+    ),
+    VERSION_FILES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +56,7 @@ class FileEntry:
     """
 
     name: str
-    bytes: int
+    bytes: Size
     hash: str
 
 
@@ -43,10 +68,10 @@ class TensorEntry:
     """
 
     file: str
-    start: int
-    end: int
+    start: Size
+    end: Size
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     hash: str
 
     @property
@@ -101,10 +126,10 @@ class DeltaEntry:
     base: str
     coding: Coding
     values: ValueCoding
-    changed: int
+    changed: Size
     file: str
-    start: int
-    end: int
+    start: Size
+    end: Size
     payload: str
 
     @property
@@ -254,16 +279,49 @@ def _check(manifest: Manifest, version: Version, key: str) -> None:
         raise CorruptObject(f"object {key} is a delta and holds none")
     if (manifest.kind == "adapter") != bool(manifest.adapter):
         raise CorruptObject(f"object {key} is an adapter without a base, or no adapter with one")
-    if not set(manifest.weights.tied.values()) <= tensors.keys():
-        raise CorruptObject(f"object {key}: a tied name names no tensor")
+    check_tensors(manifest.weights, key)
     for name, entry in tensors.items():
+        if manifest.kind != "delta" and not entry.file:
+            raise CorruptObject(f"object {key} is an {manifest.kind} without tensor {name}")
+    _check_files(manifest, key)
+
+
+def check_tensors(stored: TensorFiles, key: str) -> None:
+    """Raise `CorruptObject` if a tensor's bytes are not those of its shape, or not within its file,
+    or a tied name names no tensor. `key` is that of the manifest.
+    """
+    if not set(stored.tied.values()) <= stored.tensors.keys():
+        raise CorruptObject(f"object {key}: a tied name names no tensor")
+    sizes = {file.name: file.bytes for file in stored.files}
+    for name, entry in stored.tensors.items():
         if entry.bytes != nbytes_of(entry.dtype, entry.shape):
             raise CorruptObject(
                 f"object {key}: tensor {name} is {entry.bytes} bytes, "
                 f"not {entry.dtype}{list(entry.shape)}"
             )
-        if manifest.kind != "delta" and not entry.file:
-            raise CorruptObject(f"object {key} is an {manifest.kind} without tensor {name}")
+        if entry.file and entry.end > sizes.get(entry.file, -1):
+            raise CorruptObject(f"object {key}: tensor {name} is outside of its file")
+
+
+def _check_files(manifest: Manifest, key: str) -> None:
+    """Raise `CorruptObject` if a file has no plain name (names become files of an export), or if a
+    payload is not within its file, or unfolds to more than its bytes can hold: a reader takes
+    memory for a tensor before it reads any of it.
+    """
+    for file in (*manifest.files, *manifest.model_files):
+        plain = file.name.removeprefix(f"{TEMPLATES}/")
+        if "/" in plain or not is_key(file.name):
+            raise CorruptObject(f"object {key} names the file {file.name[:80]!r}")
+    delta = manifest.delta
+    payload_sizes = {file.name: file.bytes for file in delta.files} if delta else {}
+    for name, entry in manifest.weights.tensors.items():
+        step = delta.tensors[name] if delta else None
+        if step is None or step.coding == "same":
+            continue
+        if not step.start <= step.end <= payload_sizes.get(step.file, -1):
+            raise CorruptObject(f"object {key}: the changes of {name} are outside of their file")
+        if step.coding == "dense" and entry.bytes > DENSE_RATIO_MAX * step.bytes:
+            raise CorruptObject(f"object {key}: {name} is larger than its changes can unfold to")
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:

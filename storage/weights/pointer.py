@@ -6,15 +6,18 @@ own term at the same version; from then on every swap of a lower term loses, als
 already in flight.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from rollstream.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissing, SwapLost
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.run_keys import MANIFESTS, RunKeys
 from rollstream.storage.weights.manifest import Manifest, manifest_key, read_manifest
 from rollstream.streams.values import Version
 
 POINTER_KEY = "weights/latest.json"
+RUN_KEYS = (RunKeys(re.compile(re.escape(POINTER_KEY)), "cut", "final", MANIFESTS),)
 SWAPS_MAX = 100  # competitors are trainers of lower terms, which publish every few seconds
 
 

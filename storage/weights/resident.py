@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rollstream.errors import ObjectMissing
+from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.anchors import find_fetch_paths, find_other_paths
 from rollstream.storage.weights.delta.coding import Changes, squash
@@ -137,7 +137,7 @@ class ResidentWeights:
             from_name = tied.get(name, name)
             present = self._memory.get(from_name)
             if present is None or not _fits(present, entry):
-                memory[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+                memory[name] = _empty(name, entry)
                 continue
             memory[name] = present.clone() if from_name in used else present
             used.add(from_name)
@@ -165,6 +165,19 @@ class ResidentWeights:
         for error in done.failed.values():
             raise error
         return done
+
+
+def _empty(name: str, entry: TensorEntry) -> torch.Tensor:
+    """Return memory for a tensor. Raises `CorruptObject` if there can be none of this size: the
+    manifest states it, and no byte of the tensor was read yet.
+    """
+    try:
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    except (RuntimeError, MemoryError) as error:
+        raise CorruptObject(
+            f"tensor {name} of {entry.bytes:,} bytes has no room in memory; its manifest is "
+            "damaged, or this machine is too small for the model"
+        ) from error
 
 
 def _patch(name: str, entry: TensorEntry, changes: Changes) -> TensorPatch:

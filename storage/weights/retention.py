@@ -8,16 +8,21 @@ its base, and no partly deleted version counts as complete.
 """
 
 import logging
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rollstream.errors import CorruptObject, Fenced, ObjectMissing, StoreError
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json, encode_json
+from rollstream.storage.stores.run_keys import RunKeys, undecided
 from rollstream.storage.weights.manifest import (
+    RUN_KEYS as VERSION_KEYS,
+    VERSION_FILES,
     manifest_key,
     parse_version,
     read_manifest,
@@ -132,10 +137,12 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def listed_versions(store: ObjectStore) -> list[Version]:
-    """Return the versions of which any object is in the store, oldest first."""
-    keys = (entry.key.split("/") for entry in store.list("weights/"))
-    folders = sorted({parts[1] for parts in keys if len(parts) > 2})
-    return [version for name in folders if (version := parse_version(name)) is not None]
+    """Return the versions of which any object is in the store, oldest first. A file of another
+    program in a version's folder is no object of it.
+    """
+    keys = (entry.key for entry in store.list("weights/"))
+    folders = {key.split("/")[1] for key in keys if any(one.owns(key) for one in VERSION_KEYS)}
+    return [version for name in sorted(folders) if (version := parse_version(name)) is not None]
 
 
 def stored_versions(
@@ -151,6 +158,11 @@ def stored_versions(
     return [whole.get(version) or _stored(store, version) for version in listed_versions(store)]
 
 
+def is_whole(store: ObjectStore, version: Version) -> bool:
+    """Return whether the version is complete. It reads one manifest."""
+    return _stored(store, version).whole
+
+
 def _stored(store: ObjectStore, version: Version) -> StoredVersion:
     try:
         manifest = read_manifest(store, version)
@@ -162,19 +174,36 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
 
 
 def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
-    """Delete the versions of the plan: their manifests, newest first, then all other files.
+    """Delete the versions of the plan: their manifests, newest first, then all other files of
+    theirs. A file of another user in a version's folder stays.
 
     Idempotent, also after an interruption. Raises `Fenced` once a trainer of a higher term than
     `term` owns the pointer.
     """
+    folders = [f"{version_folder(version)}/" for version in plan.delete]
+    listed = [entry.key for folder in folders for entry in store.list(folder)]
+    names = _names_of(store, listed)  # before the manifests are deleted
     for version in reversed(plan.delete):
         _check_deletable(store, version, term)
         store.delete(manifest_key(version))
-    folders = [f"{version_folder(version)}/" for version in plan.delete]
-    files = [entry.key for folder in folders for entry in store.list(folder)]
+    files = [key for key in listed if VERSION_FILES.owns(key, names)]
     if files:
         _check_deletable(store, plan.delete[0], term)
         store.delete_all(files)
+
+
+def _names_of(store: ObjectStore, listed: Collection[str]) -> frozenset[str]:
+    """Return the names of the model's files that the versions' manifests name, if the listing has
+    such files that only a manifest tells from a user's.
+    """
+    names: set[str] = set()
+    for folder in {key.rpartition("/")[0] for key in undecided((VERSION_FILES,), listed)}:
+        version = parse_version(folder.removeprefix("weights/"))
+        with suppress(ObjectMissing, CorruptObject):
+            if version is not None:
+                manifest = read_manifest(store, version)
+                names |= {file.name for file in (*manifest.files, *manifest.model_files)}
+    return frozenset(names)
 
 
 def _check_deletable(store: ObjectStore, version: Version, term: int) -> None:
@@ -185,6 +214,8 @@ def _check_deletable(store: ObjectStore, version: Version, term: int) -> None:
 
 
 PIN_PREFIX = "pins/"
+PINS = RunKeys(re.compile(rf"{PIN_PREFIX}[^/]+\.json"), "cut")
+RUN_KEYS = (PINS,)
 PIN_EVERY_S = 10.0
 PIN_LIVE_S = 60.0  # a pin that is not renewed ends after this time on the trainer's own clock
 PINNED_MAX = 4  # most versions that one reader can pin

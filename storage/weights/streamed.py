@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from rollstream.errors import CorruptObject, StoreError
+from rollstream.os_failures import explain_os_error
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.anchors import find_fetch_paths, find_other_paths
 from rollstream.storage.weights.delta.codec import SegmentDecoder, bits_of
@@ -268,7 +269,7 @@ class ScratchFile:
             self._file.close()
             raise StoreError(
                 f"{size / 1e9:.2f} GB of weights do not fit into {tempfile.gettempdir()} "
-                f"({error.strerror}): free space there, or name a larger disk by TMPDIR"
+                f"({explain_os_error(error)}); TMPDIR names a larger disk"
             ) from error
         self.data = memoryview(mmap.mmap(self._file.fileno(), max(size, 1)))[:size]
         """The bytes; a write is visible to every process that maps the file."""

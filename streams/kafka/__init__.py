@@ -3,7 +3,8 @@
 `bus` implements the contract, `address` parses its URL, `tokens` signs in at MSK. Only `client`
 imports kafka-python; `log_filter` limits its log. `producer` appends, `cursors` reads at explicit
 positions, `prefetch` serves polling loops, `group` is a member of a consumer group. `admin` retries
-cluster requests, and `topic_settings` maps topics to the broker's settings.
+cluster requests, `refusals` explains errors, and `topic_settings` maps topics to the broker's
+settings.
 """
 
 from typing import TYPE_CHECKING

@@ -28,6 +28,7 @@ TOKEN_FILE = "KAFKA_TOKEN_FILE"
 KEY_PASSWORD = "KAFKA_KEY_PASSWORD"
 EXAMPLE = "kafka://host:9092/prefix"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9_-]+)*")
+_PORT = re.compile(r"[0-9]{1,5}")
 _FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")  # `module:function`
 # The brokers of Amazon MSK, provisioned or serverless: `b-1.NAME.ID.c2.kafka.REGION.amazonaws.com`.
 _MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?:\d+$")
@@ -102,7 +103,12 @@ def parse_kafka_url(url: str) -> KafkaAddress:
     """Return the address of a URL. Raises `ConfigurationError`, which names the wrong part of the
     URL but repeats no user, password or value of an unknown option.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket without its pair; the text may hold a secret
+        raise ConfigurationError(
+            f"bus URL kafka://…: it must name its brokers as host:port, as in {EXAMPLE}"
+        ) from None
     where = f"kafka://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if "@" in parts.netloc:
         raise ConfigurationError(
@@ -225,7 +231,7 @@ def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
 
 def _is_server(server: str) -> bool:
     host, _, port = server.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
+    return bool(host and _PORT.fullmatch(port)) and 0 < int(port) < 1 << 16
 
 
 def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:

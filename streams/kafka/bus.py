@@ -11,8 +11,10 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from rollstream.errors import BusError
+from rollstream.foreign_json import parse_json
 from rollstream.metric_values import MetricValues
 from rollstream.streams.bus import (
     LEASE_S,
@@ -25,11 +27,17 @@ from rollstream.streams.bus import (
 )
 from rollstream.streams.kafka import client, topic_settings
 from rollstream.streams.kafka.address import KafkaAddress, Secrets
-from rollstream.streams.kafka.admin import ANSWER_S, RetryingAdmin, call_with_retries
+from rollstream.streams.kafka.admin import (
+    ANSWER_S,
+    RetryingAdmin,
+    call_with_retries,
+    create_topics,
+)
 from rollstream.streams.kafka.cursors import Cursor, CursorPool, check_kept
 from rollstream.streams.kafka.group import KafkaGroupReader
 from rollstream.streams.kafka.prefetch import PrefetchConsumer
 from rollstream.streams.kafka.producer import Appender, ByteSemaphore
+from rollstream.streams.kafka.refusals import OffsetOutOfRange
 from rollstream.streams.records import Fence, Position
 from rollstream.streams.topics import Topic, partition_of
 
@@ -43,7 +51,8 @@ class KafkaBus:
 
     `Appender` writes. An exact read borrows a `Cursor`; polling loops read from the
     `PrefetchConsumer` where it serves them. `RetryingAdmin` sends all other requests. A request
-    that the brokers do not answer is repeated for `answer_s`, an append for two minutes.
+    that the brokers do not answer is repeated for `answer_s`, the first one for `first_answer_s` at
+    most, an append for two minutes.
 
     Positions of groups are Kafka's own committed offsets, with the fence as their metadata.
     """
@@ -56,21 +65,32 @@ class KafkaBus:
         *,
         lease_s: float = LEASE_S,
         answer_s: float = ANSWER_S,
+        first_answer_s: float = inf,
     ) -> None:
         self._address = address
         self._clock = clock
         self._lease_s = lease_s
         self._answer_s = answer_s
         self._settings = client.base_settings(address, secrets)
-        reaching_ms = min(self._settings["bootstrap_timeout_ms"], int(answer_s * 1000))
+        first_answer_s = min(answer_s, first_answer_s)
+        reaching_ms = min(self._settings["bootstrap_timeout_ms"], int(first_answer_s * 1000))
         self._settings["bootstrap_timeout_ms"] = reaching_ms
         self._topics: dict[str, Topic] = {}
         self._read_retries = 0
         self._process = os.getpid()
         where = str(address)
-        self._control = RetryingAdmin(where, lambda: client.Admin(self._settings), answer_s)
+        self._control = RetryingAdmin(
+            where, lambda: client.Admin(self._settings), answer_s, first_answer_s
+        )
         bound = ByteSemaphore(address.in_flight_bytes)
-        self._appender = Appender(where, self._producer, bound, address.when_full, answer_s)
+        self._appender = Appender(
+            where,
+            self._producer,
+            bound,
+            address.when_full,
+            answer_s,
+            lambda: self._control.advertised,
+        )
         self._cursors = CursorPool(self._cursor)
         self._followed = PrefetchConsumer(self._consumer)
 
@@ -89,7 +109,7 @@ class KafkaBus:
         }
         if missing:
             copies = self._address.replication
-            self._control.call("create topics", lambda admin: admin.create(missing, copies))
+            self._control.call("create topics", lambda admin: create_topics(admin, missing, copies))
             existing = self._described([topic.name for topic in topics])
         for topic in topics:
             found = topic_settings.with_recorded_partitions(
@@ -143,7 +163,7 @@ class KafkaBus:
         if not exact:
             try:
                 followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
-            except client.OffsetOutOfRange:
+            except OffsetOutOfRange:
                 check_kept(self, topic, positions)
                 followed = None  # the position exists by now: a partition leader was behind
             if followed is not None:
@@ -272,6 +292,9 @@ class KafkaBus:
                 self._address,
                 ", ".join(grown),
             )
+        names = {topic: self._address.topic(topic) for topic in found}
+        if bound := topic_settings.clock_bound_topics(found, names):
+            log.warning("%s: %s", self._address, bound)
         if topic_settings.unreplicated_topics(found, brokers=2):  # only then ask how many there are
             brokers = self._control.call("look up brokers", lambda admin: admin.brokers())
             if lacking := topic_settings.unreplicated_topics(found, brokers):
@@ -289,8 +312,12 @@ class KafkaBus:
         for topic, name in present.items():
             described = topic_settings.topic_of(topic, len(copies[name]), configs[name])
             topic_settings.check_unbounded(described, configs[name])
-            min_isr = int(configs[name]["min.insync.replicas"])
-            found[topic] = topic_settings.BrokerTopic(described, min(copies[name]), min_isr)
+            found[topic] = topic_settings.BrokerTopic(
+                described,
+                min(copies[name]),
+                int(configs[name]["min.insync.replicas"]),
+                topic_settings.clock_s_of(configs[name]),
+            )
         return found
 
 
@@ -307,7 +334,7 @@ def _parse_fence(text: str) -> Fence:
     of foreign tools.
     """
     try:
-        term, sequence, *presumed = json.loads(text)
+        term, sequence, *presumed = parse_json(text, list[int | bool])
         return Fence(int(term), int(sequence), presumed == [True])
-    except (ValueError, TypeError):
+    except ValueError:
         return Fence()

@@ -21,6 +21,7 @@ from rollstream.deadline import Deadline
 from rollstream.streams.bus import Message
 from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_settings
 from rollstream.streams.kafka.log_filter import limit_kafka_log
+from rollstream.streams.kafka.refusals import NoCommittedPosition, OffsetOutOfRange, open_client
 from rollstream.streams.kafka.tokens import token_source
 from rollstream.streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
 
@@ -35,29 +36,8 @@ POLL_EVERY_S = 300.0  # a group member that works longer on one poll's records l
 _LOST = "CommitFailed FencedInstanceId IllegalGeneration RebalanceInProgress UnknownMemberId"
 LOST_MEMBERSHIP = tuple(getattr(errors, f"{name}Error") for name in _LOST.split())
 """Errors by which a broker refuses a member that has lost its partitions or its group."""
+_GONE = (errors.OffsetOutOfRangeError, errors.LogTruncationError)
 Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored beside the offset
-
-
-class OffsetOutOfRange(Exception):
-    """A position is outside of the range of its partition. `places` are all such partitions that
-    kafka-python's error names.
-    """
-
-    def __init__(self, text: str, places: Collection["PartitionId"] = ()) -> None:
-        super().__init__(text)
-        self.places = frozenset(places)
-
-
-class NoCommittedPosition(Exception):
-    """The group has no committed position in a partition that was assigned to this member."""
-
-
-def is_permanent(error: KafkaError) -> bool:
-    """Return whether a broker rejected the request, and would reject it again. Not so for a topic
-    that it cannot place because no broker sent a heartbeat since a start or a pause of all.
-    """
-    is_unplaced = "brokers are currently fenced" in str(error)
-    return isinstance(error, errors.BrokerResponseError) and not (error.retriable or is_unplaced)
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
@@ -84,8 +64,7 @@ class Admin:
     """Sends requests about topics (by their names on the cluster) and consumer groups."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        make: Any = kafka.KafkaAdminClient
-        self._client = make(**settings)
+        self._client = open_client(kafka.KafkaAdminClient, settings)
         self._settings = settings
         self._offsets: Any = None
 
@@ -111,22 +90,30 @@ class Admin:
             for name, configs in found.items()
         }
 
-    def create(self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int) -> None:
-        """Create topics; `topics` maps each name to the number of partitions and the settings. A
-        topic that exists already (another process has created it first) is not an error.
+    def create(
+        self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int
+    ) -> dict[str, KafkaError]:
+        """Create topics; `topics` maps each name to the number of partitions and the settings.
+        Returns the errors of topics that are not there now (another process may be first).
         """
         copies = {"replication_factor": replication}
-        wanted = {
+        requested = {
             name: {"num_partitions": partitions, "configs": dict(configs), **copies}
             for name, (partitions, configs) in topics.items()
         }
-        try:
-            self._client.create_topics(wanted)
-        except errors.TopicAlreadyExistsError:
-            if len(wanted) > 1:  # unknown which of them were created
-                for name, topic in topics.items():
-                    self.create({name: topic}, replication)
-        self._client.wait_for_topics(list(wanted))
+        answers = self._client.create_topics(requested, raise_errors=False)["topics"]
+        for_code: Any = vars(errors)["for_code"]
+        refused: dict[str, KafkaError] = {}
+        for topic in answers:
+            error = for_code(topic["error_code"])(topic["error_message"])
+            if not isinstance(error, errors.NoError | errors.TopicAlreadyExistsError):
+                refused[topic["name"]] = error
+        self._client.wait_for_topics([name for name in topics if name not in refused])
+        return refused
+
+    def advertised(self) -> list[tuple[str, int]]:
+        """Return host and port by which each broker of the cluster wants to be reached."""
+        return [(at.host, at.port) for at in self._client._manager.cluster.brokers()]
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
         """Return the first kept offset of each partition, or with `ends` the offset of its next
@@ -158,13 +145,10 @@ class Admin:
     def log_bytes(self, topics: Collection[str]) -> dict[str, int]:
         """Return the size of each topic on all brokers together, replicas included."""
         sizes = dict.fromkeys(topics, 0)
-        for broker in self._client.describe_log_dirs(list(topics)):
-            for folder in broker["log_dirs"]:
-                for topic in folder["topics"]:
-                    if topic["name"] in sizes:
-                        sizes[topic["name"]] += sum(
-                            p["partition_size"] for p in topic["partitions"]
-                        )
+        brokers = self._client.describe_log_dirs(list(topics))
+        for topic in (t for b in brokers for folder in b["log_dirs"] for t in folder["topics"]):
+            if topic["name"] in sizes:
+                sizes[topic["name"]] += sum(p["partition_size"] for p in topic["partitions"])
         return sizes
 
     def delete_topics(self, names: Collection[str]) -> None:
@@ -320,7 +304,7 @@ class Consumer:
         """
         try:
             found = self._poll(wait_s, records_max)
-        except (errors.OffsetOutOfRangeError, errors.LogTruncationError) as error:
+        except _GONE as error:
             raise OffsetOutOfRange(str(error), self._partitions_of(error)) from error
         except errors.NoOffsetForPartitionError as error:
             raise NoCommittedPosition(str(error)) from error
@@ -365,11 +349,7 @@ class Consumer:
         try:
             for at, rows in self._poll(HEARTBEAT_S, 1).items():
                 self._consumer.seek(at, rows[0].offset)
-        except (
-            errors.OffsetOutOfRangeError,
-            errors.LogTruncationError,
-            errors.NoOffsetForPartitionError,
-        ):
+        except (*_GONE, errors.NoOffsetForPartitionError):
             pass  # the next poll raises it again
         finally:
             self._consumer.resume(*(self._consumer.assignment() & held))

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from rollstream.deadline import Deadline
 from rollstream.errors import BusTimeout
 from rollstream.streams.bus import Bus, Message, check_position
-from rollstream.streams.kafka.client import Consumer, OffsetOutOfRange
+from rollstream.streams.kafka.client import Consumer
+from rollstream.streams.kafka.refusals import OffsetOutOfRange
 
 SLICE_S = 0.5  # longest single wait for a fetch; then a read with `answer_s` asks for the end
 RECORDS_MAX = 100_000  # more records than one response holds

@@ -16,12 +16,11 @@ from rollstream.deadline import Deadline
 from rollstream.errors import BusError
 from rollstream.streams.bus import Bus, Message, check_position
 from rollstream.streams.kafka.admin import call_with_retries
-from rollstream.streams.kafka.client import (
-    LOST_MEMBERSHIP,
-    Consumer,
-    KafkaError,
+from rollstream.streams.kafka.client import LOST_MEMBERSHIP, Consumer, KafkaError
+from rollstream.streams.kafka.refusals import (
     NoCommittedPosition,
     OffsetOutOfRange,
+    explain_error,
 )
 
 JOIN_S = 0.02  # joining a group happens within polls, so each poll may take this long
@@ -77,7 +76,9 @@ class KafkaGroupReader:
                     return  # the next owner reads the records again
                 self._retry(lambda: self._joined_consumer().heartbeat())  # drops revoked partitions
             except KafkaError as error:
-                raise BusError(f"cannot commit positions in {self._topic!r}: {error}") from error
+                raise BusError(
+                    f"cannot commit positions in {self._topic!r}: {explain_error(error)}"
+                ) from error
             else:
                 with self._lock:
                     self._stored |= due

@@ -42,10 +42,14 @@ def _is_retry(record: logging.LogRecord) -> bool:
     """Return whether a record of the network code is no error, or one that a reconnect repairs. A
     certificate that is refused will be refused again, and no other message names it.
     """
-    arguments = record.args if isinstance(record.args, tuple) else ()
-    if any("CERTIFICATE" in str(one) for one in arguments):
+    raised = record.exc_info[1] if record.exc_info else None
+    details = (*(record.args if isinstance(record.args, tuple) else ()), raised)
+    if any("CERTIFICATE" in str(one) for one in details):
         return False
-    return record.levelno < logging.ERROR or any(type(one).__name__ in RETRIED for one in arguments)
+    if record.levelno < logging.ERROR or str(record.msg).endswith("socket disconnected"):
+        return True
+    lost = (ConnectionError, TimeoutError)
+    return any(isinstance(one, lost) or type(one).__name__ in RETRIED for one in details)
 
 
 def limit_kafka_log() -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from rollstream.deadline import Deadline
 from rollstream.streams.bus import Message
-from rollstream.streams.kafka.client import Consumer, KafkaError, OffsetOutOfRange
+from rollstream.streams.kafka.client import Consumer, KafkaError
+from rollstream.streams.kafka.refusals import OffsetOutOfRange
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, BusTimeout
 from rollstream.streams.kafka.address import WhenFull
-from rollstream.streams.kafka.admin import call_with_retries
-from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer, is_permanent
+from rollstream.streams.kafka.admin import call_with_retries, closed_doors
+from rollstream.streams.kafka.client import DELIVERY_S, KafkaError, Producer
+from rollstream.streams.kafka.refusals import explain_error, is_permanent
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,8 @@ class Appender:
     readers drop what was stored twice by its sequence number.
 
     `bound` limits the bytes in flight; at the limit an append waits, or raises with nothing sent,
-    as `when_full` states. `answer_s` limits the creation of a producer.
+    as `when_full` states. `answer_s` limits the creation of a producer; `brokers` returns the
+    addresses that an error in doubt looks at.
     """
 
     def __init__(
@@ -124,8 +126,10 @@ class Appender:
         bound: ByteSemaphore,
         when_full: WhenFull,
         answer_s: float,
+        brokers: Callable[[], Sequence[tuple[str, int]]],
     ) -> None:
         self._where = where
+        self._brokers = brokers
         self._make = make
         self._bound = bound
         self._when_full = when_full
@@ -213,11 +217,13 @@ class Appender:
             return self._producer
 
     def _failure(self, topic: str, error: Exception) -> BusError:
-        if not (isinstance(error, KafkaError) and is_permanent(error)):
-            return self._in_doubt(topic, str(error))
+        if not is_permanent(error):
+            closed = closed_doors(self._brokers())
+            unreached = f"; cannot be reached from here: {', '.join(closed)}" if closed else ""
+            return self._in_doubt(topic, explain_error(error, topic) + unreached)
         return BusError(
-            f"cannot append to {topic!r} at {self._where}: the broker refuses it ({error}); check "
-            "what this client may write (docs/reference/kafka.md, who may write what)"
+            f"cannot append to {topic!r} at {self._where}: the broker refuses it "
+            f"({explain_error(error, topic)})"
         )
 
     def _in_doubt(self, topic: str, why: str) -> BusTimeout:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rollstream.errors import BusError
+from rollstream.streams.kafka.refusals import TIME_LIMITS, UNLIMITED_MS, lift_time_limits
 from rollstream.streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
@@ -23,6 +24,7 @@ for the parts of a request around one large record. With an object store the lar
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
 CATALOGUE = {topic.name: topic for topic in catalogue()}  # by names without the run's prefix
 UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1"}
+CLOCK_S = 7 * 24 * 3600.0  # a clock that is wrong for longer is noticed by TLS, too
 SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 
 
@@ -30,12 +32,14 @@ SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 class BrokerTopic:
     """Describes a topic as the broker has it. `copies` is the number of replicas of its least
     replicated partition, `min_isr` the number of replicas that must have a record before the broker
-    acknowledges it (`min.insync.replicas`).
+    acknowledges it (`min.insync.replicas`). `clock_s` is how far the time of a record may differ
+    from the broker's clock (`TIME_LIMITS`).
     """
 
     topic: Topic
     copies: int
     min_isr: int
+    clock_s: float = UNLIMITED_MS / 1000
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
@@ -57,6 +61,9 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
         "cleanup.policy": "compact" if topic.cleanup == "compact" else "delete",
         "max.message.bytes": str(topic.record_bytes_max + BATCH_ROOM_BYTES),
         "message.timestamp.type": "CreateTime",
+        # No decision compares two clocks, so a wrong one is no reason to refuse a record: brokers
+        # of Kafka 4 refuse those of an hour ahead by default.
+        **dict.fromkeys(TIME_LIMITS, str(UNLIMITED_MS)),
         **UNLIMITED_RETENTION,
     }
     if topic.cleanup == "compact":
@@ -113,6 +120,28 @@ def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Top
             CATALOGUE[found.name].partitions if found.name in CATALOGUE else found.partitions
         )
     return dataclasses.replace(found, partitions=min(partitions, found.partitions))
+
+
+def clock_s_of(configs: Mapping[str, str]) -> float:
+    """Return how many seconds the time of a record may differ from the broker's clock. Brokers
+    before Kafka 3.6 lack both settings and have no limit by default.
+    """
+    return min(int(configs.get(name) or UNLIMITED_MS) for name in TIME_LIMITS) / 1000
+
+
+def clock_bound_topics(found: Mapping[str, BrokerTopic], on_cluster: Mapping[str, str]) -> str:
+    """Return a warning about topics that refuse the records of a machine whose clock differs by
+    less than a week; "" if there are none. `on_cluster` has the names of the topics on the cluster.
+    """
+    bound = [name for name, topic in found.items() if topic.clock_s < CLOCK_S]
+    if not bound:
+        return ""
+    least = min(found[name].clock_s for name in bound)
+    return (
+        f"{len(bound)} of {len(found)} topics refuse records whose time differs from the broker's "
+        f"clock by more than {least:g} s: a machine with a wrong clock cannot write; for each of "
+        f"them: {lift_time_limits(on_cluster[bound[0]])}"
+    )
 
 
 def unreplicated_topics(found: Mapping[str, BrokerTopic], brokers: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError
+from rollstream.os_failures import explain_os_error
 from rollstream.streams.bus import LEASE_S, AppendEntry, GroupReader, Message, missing_topic
 from rollstream.streams.records import Position
 from rollstream.streams.sqlite.database import Database, Sync, network_file_system, read_mounts
@@ -27,24 +28,13 @@ POLL_S_MAX = 0.008  # the longest pause, and so the longest delay of a record by
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
-class SqliteBus:
-    """Implements `Bus` over the files of one folder, which the constructor creates if it is
-    missing. It raises `BusError` if that fails, or if the folder is on a network file system. A
-    file is opened at the first use of its topic. A member of a consumer group that does not poll
-    for `lease_s` loses its partitions. `clock` gives seconds since 1970, for records and leases.
+class SqliteTopics:
+    """Reads the topics in one folder, each from its file, which `_opened` opens at the first use of
+    the topic. Raises `BusError` if the folder is on a network file system.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        clock: Callable[[], float] = time.time,
-        *,
-        sync: Sync = "normal",
-        lease_s: float = LEASE_S,
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
-        self._clock = clock
-        self._sync: Sync = sync
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
         self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
@@ -52,38 +42,18 @@ class SqliteBus:
         that read. While both are the same, a read would find none again and is spared: idle readers
         poll often, and checking the state costs a tenth of a read.
         """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BusError(
-                f"cannot make the bus's folder {self._folder}: {error.strerror or error}; "
-                "choose a folder that can be written"
-            ) from error
         found = network_file_system(str(self._folder.resolve()), read_mounts())
         if found is not None:
             raise BusError(
                 f"{self._folder} is on a network file system ({found}), where SQLite loses data; "
                 "use a local folder, or a Kafka bus to span machines"
             )
-        self._groups = SqliteGroups(self._folder / "groups.db", sync, lease_s, clock)
-
-    def create(self, topics: Sequence[Topic]) -> None:
-        for topic in topics:
-            if _TOPIC_NAME.fullmatch(topic.name) is None or topic.name == "groups":
-                raise BusError(f"{topic.name!r} cannot name a topic; use letters, digits, . _ -")
-            log = TopicLog.create(self._path(topic.name), topic, self._sync)
-            with self._lock:
-                if self._logs.setdefault(topic.name, log) is not log:
-                    log.close()
 
     def settings(self, topic: str) -> Topic:
         return self._log(topic).settings
 
     def partitions(self, topic: str) -> int:
         return self._log(topic).settings.partitions
-
-    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
-        return self._log(topic).append(entries, int(self._clock() * 1000))
 
     def read(
         self,
@@ -114,27 +84,17 @@ class SqliteBus:
     def end(self, topic: str) -> dict[int, int]:
         return self._log(topic).end()
 
-    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        self._groups.commit(group, topic, positions)
-
-    def committed(self, group: str, topic: str) -> dict[int, Position]:
-        return self._groups.committed(group, topic)
-
-    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
-        self._log(topic).truncate(before)
-
-    def join(self, group: str, topic: str, member: str) -> GroupReader:
-        return LeasedGroupReader(self, self._groups, group, topic, member)
-
     def close(self) -> None:
         with self._lock:
             for log in self._logs.values():
                 log.close()
             self._logs.clear()
-            self._groups.close()
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.db"
+
+    def _opened(self, path: Path) -> TopicLog:
+        raise NotImplementedError
 
     def _log(self, topic: str) -> TopicLog:
         """Return the topic's file, which is opened at the first call; another process may have
@@ -148,5 +108,63 @@ class SqliteBus:
                 path = self._path(topic)
                 if _TOPIC_NAME.fullmatch(topic) is None or not path.exists():
                     raise missing_topic(topic, str(self._folder))
-                self._logs[topic] = TopicLog(Database(path, self._sync))
+                self._logs[topic] = self._opened(path)
             return self._logs[topic]
+
+
+class SqliteBus(SqliteTopics):
+    """Implements `Bus` over the files of one folder, which the constructor creates if it is
+    missing. It raises `BusError` if that fails, or if the folder is on a network file system. A
+    member of a consumer group that does not poll for `lease_s` loses its partitions. `clock` gives
+    seconds since 1970, for records and leases.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.time,
+        *,
+        sync: Sync = "normal",
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._clock = clock
+        self._sync: Sync = sync
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BusError(
+                f"cannot make the bus's folder {folder.absolute()}: {explain_os_error(error)}"
+            ) from error
+        super().__init__(folder)
+        self._groups = SqliteGroups(self._folder / "groups.db", sync, lease_s, clock)
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            if _TOPIC_NAME.fullmatch(topic.name) is None or topic.name == "groups":
+                raise BusError(f"{topic.name!r} cannot name a topic; use letters, digits, . _ -")
+            log = TopicLog.create(self._path(topic.name), topic, self._sync)
+            with self._lock:
+                if self._logs.setdefault(topic.name, log) is not log:
+                    log.close()
+
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
+        return self._log(topic).append(entries, int(self._clock() * 1000))
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        self._groups.commit(group, topic, positions)
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        return self._groups.committed(group, topic)
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        self._log(topic).truncate(before)
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        return LeasedGroupReader(self, self._groups, group, topic, member)
+
+    def close(self) -> None:
+        super().close()
+        self._groups.close()
+
+    def _opened(self, path: Path) -> TopicLog:
+        return TopicLog(Database(path, self._sync))

@@ -8,16 +8,19 @@ bus refuses folders on a network file system, which `network_file_system` detect
 """
 
 import os
+import re
 import sqlite3
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from rollstream.contained_folder import check_regular
 from rollstream.deadline import Deadline
-from rollstream.errors import BusError, BusTimeout
+from rollstream.errors import BusError, BusTimeout, RollstreamError
+from rollstream.os_failures import explain_os_error, failure_to_open, failure_to_write
 
 Sync = Literal["normal", "full"]
 
@@ -36,6 +39,9 @@ _ADVICE = {
     "SQLITE_NOTADB": _DAMAGED,
     "SQLITE_BUSY": f"another process held it for more than {BUSY_MS // 1000} s: try again",
 }
+_UNEXPLAINED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_AUTH", "SQLITE_PERM")
+"""Errors for which SQLite keeps the system's reason to itself; the same is tried once more for it.
+"""
 
 
 class Database:
@@ -44,11 +50,15 @@ class Database:
     `BusError` (or its subclass `BusTimeout`), with `what` in the text: "cannot append to FILE: …".
     """
 
+    generation = 0
+    """Grows when the connection is replaced: SQLite then counts changes from zero."""
+
     def __init__(self, path: Path, sync: Sync) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._process = os.getpid()
         with self.translated("open"):
+            check_files(path)
             self._connection = sqlite3.connect(
                 path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
             )
@@ -115,16 +125,25 @@ class Database:
 
     @contextmanager
     def translated(self, what: str) -> Generator[None]:
-        """Raise a `sqlite3.Error` of the block as a `BusError` with advice (as `BusTimeout` if
-        another process held the file for too long).
+        """Raise an error of SQLite or the system in the block as a `BusError` with advice (as
+        `BusTimeout` if another process held the file for too long).
         """
         try:
             yield
+        except OSError as error:
+            if isinstance(error, RollstreamError):
+                raise
+            raise BusError(f"cannot {what} {self.path}: {explain_os_error(error)}") from error
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "") or type(error).__name__
             family = "_".join(name.split("_")[:2])
             kind = BusTimeout if family == "SQLITE_BUSY" else BusError
             advice = _ADVICE.get(family, "see the message")
+            refusal = failure_to_open(self.path) if family in _UNEXPLAINED else None
+            if refusal is None and family == "SQLITE_IOERR":
+                refusal = failure_to_write(self.path.parent)
+            if refusal is not None:
+                advice = explain_os_error(refusal)
             raise kind(f"cannot {what} {self.path}: {error} ({name}); {advice}") from error
 
     def _check_process(self) -> None:
@@ -132,6 +151,47 @@ class Database:
             raise BusError(
                 f"{self.path} was opened by process {self._process} before a fork; "
                 f"open the bus again in process {os.getpid()}"
+            )
+
+
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+
+
+def check_files(path: Path) -> None:
+    """Raise `OutsideRun` if the file or one of the files that SQLite opens beside it is a pipe or
+    device, for which SQLite would wait; `BusError` if a journal names another file, which SQLite
+    would delete, as it does at the end of a transaction of several files.
+    """
+    journal = f"{path}-journal"
+    check_regular(path, f"{path}-wal", f"{path}-shm", journal)
+    with suppress(FileNotFoundError), open(journal, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(_SUPER_JOURNAL)))
+        if file.read() == _SUPER_JOURNAL:
+            raise BusError(
+                f"{journal} names another file, which SQLite would delete; this program does not "
+                "write such a journal: restore the log from a copy"
+            )
+
+
+_PLAIN = {
+    "table": re.compile(r"CREATE TABLE\b", re.IGNORECASE),
+    "index": re.compile(r"$|CREATE INDEX\b", re.IGNORECASE),  # those of primary keys have no text
+}
+_COMPUTED = re.compile(r"\b(AS|GENERATED|SELECT)\b", re.IGNORECASE)
+
+
+def refuse_sql(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise `BusError` if the file defines anything but plain tables and their indices. SQLite runs
+    what a file defines: a view can be a query that never ends, a computed column can hold
+    gigabytes.
+    """
+    for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+        text = str(sql or "")
+        is_plain = _PLAIN[kind].match(text) if kind in _PLAIN else False
+        if not is_plain or _COMPUTED.search(text):
+            raise BusError(
+                f"{path} is no file of a bus: it defines the {kind} {str(name)[:40]!r}, which "
+                "runs SQL of its own; it was not written by this program"
             )
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from rollstream.deadline import Deadline
 from rollstream.streams.bus import Bus, Message
 from rollstream.streams.records import Fence, Position
-from rollstream.streams.sqlite.database import Database, Sync
+from rollstream.streams.sqlite.database import Database, Sync, refuse_sql
 
 CLAIM_EVERY_S = 0.2  # a waiting member claims again at least this often: others may leave
 
@@ -167,6 +167,20 @@ _TABLES = (
 _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
+def read_commits(database: Database, group: str, topic: str) -> dict[int, Position]:
+    """Return the group's positions in the file by partition; a file of release 0.1.0 lacks the
+    column `presumed`.
+    """
+    with database.reading("read") as connection:
+        columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(commits)")}
+        presumed = "presumed" if "presumed" in columns else "0"
+        rows = connection.execute(
+            f"SELECT partition, offset, term, sequence, {presumed} FROM commits {_OF_GROUP}",
+            (group, topic),
+        )
+        return {p: Position(at, Fence(term, seq, bool(pre))) for p, at, term, seq, pre in rows}
+
+
 class SqliteGroups:
     """Implements `GroupCoordinator` in one SQLite file, and keeps the committed positions of all
     groups there. Every change is one transaction, so no other member can claim a partition between
@@ -177,6 +191,7 @@ class SqliteGroups:
         self._database = Database(path, sync)
         self._lease_s, self._clock = lease_s, clock
         with self._database.writing("create") as connection:
+            refuse_sql(connection, path)
             for table in _TABLES:
                 connection.execute(table)
             columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(commits)")}
@@ -190,12 +205,7 @@ class SqliteGroups:
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         """Return the group's stored positions by partition."""
-        with self._database.reading("read") as connection:
-            rows = connection.execute(
-                f"SELECT partition, offset, term, sequence, presumed FROM commits {_OF_GROUP}",
-                (group, topic),
-            )
-            return {p: Position(at, Fence(term, seq, bool(pre))) for p, at, term, seq, pre in rows}
+        return read_commits(self._database, group, topic)
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:
         of_group, now_s = (group, topic), self._clock()

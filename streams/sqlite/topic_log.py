@@ -16,7 +16,8 @@ from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 
 from rollstream.deadline import Deadline
-from rollstream.errors import BusError
+from rollstream.errors import BusError, TopicMissing
+from rollstream.foreign_json import parse_json
 from rollstream.streams.bus import (
     AppendEntry,
     Message,
@@ -24,7 +25,7 @@ from rollstream.streams.bus import (
     check_position,
     check_same_settings,
 )
-from rollstream.streams.sqlite.database import Database, Sync
+from rollstream.streams.sqlite.database import Database, Sync, refuse_sql
 from rollstream.streams.topics import TOMBSTONE_S, Topic, partition_of
 
 ROW_BYTES = 64 << 10  # most bytes of several records in a row; a read in its middle loads all
@@ -70,12 +71,20 @@ def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
 
 def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
     """Return all records of a row. Those of a row of several are copies, so a record that is kept
-    does not keep the whole row in memory.
+    does not keep the whole row in memory. Raises `BusError` for a row that `pack_rows` does not
+    make: SQLite keeps values of any type in any column, so a file of another program may have such
+    a row.
     """
     first, count, timestamp_ms, keys, values, sizes = row
-    if sizes is None or values is None:
+    if type(timestamp_ms) is not int or type(keys) is not bytes:
+        raise _damaged_row(topic, partition, first)
+    if sizes is None:
+        if count != 1 or (values is not None and type(values) is not bytes):
+            raise _damaged_row(topic, partition, first)
         return [Message(topic, partition, first, timestamp_ms, keys, values)]
-    numbers = struct.unpack(f"<{2 * count}I", sizes)
+    numbers = _sizes_of(count, keys, values, sizes)
+    if numbers is None or values is None:
+        raise _damaged_row(topic, partition, first)
     return list(
         map(
             Message,
@@ -86,6 +95,24 @@ def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
             [keys[a:b] for a, b in pairwise(accumulate(numbers[:count], initial=0))],
             [values[a:b] for a, b in pairwise(accumulate(numbers[count:], initial=0))],
         )
+    )
+
+
+def _sizes_of(count: int, keys: bytes, values: object, sizes: object) -> tuple[int, ...] | None:
+    """Return the lengths of a row's keys and values; None if they do not describe the row."""
+    if type(count) is not int or type(values) is not bytes or type(sizes) is not bytes:
+        return None
+    if not count > 0 or len(sizes) != 8 * count:
+        return None
+    numbers = struct.unpack(f"<{2 * count}I", sizes)
+    fits = sum(numbers[:count]) == len(keys) and sum(numbers[count:]) == len(values)
+    return numbers if fits else None
+
+
+def _damaged_row(topic: str, partition: int, first: int) -> BusError:
+    return BusError(
+        f"topic {topic!r}, partition {partition}: the row at offset {first} is damaged; keep a "
+        "copy of the file, then restore it or start the run in a new folder"
     )
 
 
@@ -117,6 +144,8 @@ WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND
 ORDER BY first LIMIT ?2
 """
 
+OFFSET_END = 1 << 62  # below what readers of log and archive take as "no end"
+PARTITIONS_MAX = 4096  # a file states its number, and readers make a query for each partition
 CREATED_S = 10.0  # for this long an empty file may be one that another process is creating
 
 
@@ -125,10 +154,10 @@ class TopicLog:
     file. Closing it closes the database.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, created_s: float = CREATED_S) -> None:
         self._database = database
         with database.reading("read the settings in") as connection:
-            self.settings = _stored_settings(connection, database.path)
+            self.settings = _stored_settings(connection, database.path, Deadline(created_s))
 
     @staticmethod
     def create(path: Path, topic: Topic, sync: Sync) -> "TopicLog":
@@ -194,12 +223,14 @@ class TopicLog:
         """Return, for each partition, the first offset that is not truncated."""
         with self._database.reading("read") as connection:
             rows = connection.execute("SELECT partition, begin FROM begins ORDER BY partition")
-            return dict(rows.fetchall())
+            begins = dict(rows.fetchall())
+            return {p: self._offset(begins.get(p)) for p in range(self.settings.partitions)}
 
     def end(self) -> dict[int, int]:
         """Return the offset after the last record of each partition."""
         with self._database.reading("read") as connection:
-            return {p: _end(connection, p) for p in range(self.settings.partitions)}
+            ends = {p: _end(connection, p) for p in range(self.settings.partitions)}
+            return {partition: self._offset(end) for partition, end in ends.items()}
 
     def changes(self) -> tuple[int, int]:
         """Return two numbers by which a reader notices a write without a query (3 µs): the first
@@ -210,7 +241,8 @@ class TopicLog:
         topic as unchanged, and read nothing below that end.
         """
         with self._database.reading("read") as connection:
-            return connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
+            version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+            return version, connection.total_changes + self._database.generation
 
     def truncate(self, before: Mapping[int, int]) -> None:
         """Remove the records below these offsets, by partition; the last record always stays."""
@@ -264,9 +296,18 @@ class TopicLog:
         is the first offset that the read returned; None if it returned no record.
         """
         row = connection.execute("SELECT begin FROM begins WHERE partition = ?", (partition,))
-        begin: int = row.fetchone()[0]
+        begin = self._offset((row.fetchone() or (None,))[0])
         end = first + 1 if first is not None and begin <= offset else _end(connection, partition)
-        check_position(self.settings.name, partition, offset, begin, end)
+        check_position(self.settings.name, partition, offset, begin, self._offset(end))
+
+    def _offset(self, stored: object) -> int:
+        """Return an offset that the file holds; raises `BusError` for a value that is none."""
+        if type(stored) is not int or not 0 <= stored < OFFSET_END:
+            raise BusError(
+                f"{self._database.path}: a partition begins or ends at {str(stored)[:40]!r}, "
+                "which is no offset; the file is damaged: restore it from a copy"
+            )
+        return stored
 
 
 def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
@@ -280,22 +321,44 @@ def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Seque
     return found
 
 
-def _stored_settings(connection: sqlite3.Connection, path: Path) -> Topic:
+def _stored_settings(connection: sqlite3.Connection, path: Path, created: Deadline) -> Topic:
     """Return the settings in the file. Another process may have just created the file: then its
-    first commit writes them, for which this waits up to `CREATED_S`. Raises `BusError` if the file
-    has none.
+    first commit writes them, for which this waits until `created`. Raises `TopicMissing` if the
+    file has none, and `BusError` if they are not those of a topic of this name.
     """
-    deadline = Deadline(CREATED_S)
     while not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone():
-        if deadline.passed():
-            raise BusError(
-                f"{path} is not a topic of a bus: it has no settings; choose another folder"
-            )
+        if created.passed():
+            raise _no_settings(path)
         time.sleep(0.005)
     row = connection.execute("SELECT topic FROM settings").fetchone()
     if row is None:
-        raise BusError(f"{path} is not a topic of a bus: it has no settings; choose another folder")
-    return Topic(**json.loads(row[0]))
+        raise _no_settings(path)
+    try:
+        settings = parse_json(row[0], Topic)
+    except (ValueError, TypeError) as error:  # TypeError: the column holds a number
+        raise BusError(f"{path} is not a topic of a bus: its settings: {error}") from None
+    if settings.name != path.stem or not 0 < settings.partitions <= PARTITIONS_MAX:
+        raise BusError(
+            f"{path} is not a topic of a bus: its settings are of topic {settings.name[:80]!r} "
+            f"with {settings.partitions} partitions (1 to {PARTITIONS_MAX} are possible)"
+        )
+    _check_tables(connection, path, settings.partitions)
+    return settings
+
+
+def _check_tables(connection: sqlite3.Connection, path: Path, partitions: int) -> None:
+    """Raise `BusError` unless the file has a table for each partition, and no SQL of its own."""
+    refuse_sql(connection, path)
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    lacking = [p for p in range(partitions) if f"log_{p}" not in tables]
+    if lacking or "begins" not in tables:
+        raise BusError(f"{path} is not a topic of a bus: it lacks tables of its partitions")
+
+
+def _no_settings(path: Path) -> TopicMissing:
+    return TopicMissing(
+        f"{path} is not a topic of a bus: it has no settings; choose another folder"
+    )
 
 
 def _create_tables(connection: sqlite3.Connection, topic: Topic) -> None:

@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from rollstream.streams.records import Partial, Trajectory
 from rollstream.streams.topics import catalogue
 from testbed.agents.rollout import AgentRollout, assignment, letters_format, resumed
 from testbed.servers import free_ports
-from testbed.waiting import wait_for
+from testbed.waiting import let_pass, wait_for
 
 SECRET = b"0123456789abcdef"
 
@@ -50,7 +49,7 @@ def run(folder: Path, port: int, term: int, episodes: int, command: tuple[str, .
         place: dict[str, Any] = {"kind": order.kind, "partial": order.partial, "first": order.first}
         rollout.assign(assignment(order.trajectory, rollout_term=term, attempt=term, **place))
     while not rollout.failures:
-        time.sleep(0.1)
+        let_pass(0.1)
     sys.exit(1)
 
 
@@ -133,7 +132,7 @@ class _Program(threading.Thread):
             except httpx2.HTTPError:
                 pass
             self.retries += 1
-            time.sleep(0.02)
+            let_pass(0.02)
 
 
 def killed_episodes(
@@ -165,7 +164,7 @@ def killed_episodes(
             ),
             process,
         )
-        time.sleep(drawn.random() * 0.01)
+        let_pass(drawn.random() * 0.01)
         process.kill()
         process.wait()
         counts.kills += 1

@@ -32,7 +32,7 @@ from testbed.agents import service as agent_service
 from testbed.kills.final_counts import counted
 from testbed.run_process import SETTINGS, random_model, read, role, run_line, running, steps_done
 from testbed.servers import free_ports
-from testbed.waiting import wait_for
+from testbed.waiting import let_pass, wait_for
 
 ROLLOUT, ENDPOINT, AGENT, SANDBOX = "rollout", "endpoint", "agent", "sandbox"
 APART_S = 13.0  # between two kills of a role: a supervisor gives up after five in a minute
@@ -84,7 +84,7 @@ class _Killer:
         """Kills a process of this kind as soon as there is one."""
         rest = APART_S - (time.monotonic() - self._killed_s.get(kind, -APART_S))
         if kind in (ROLLOUT, ENDPOINT) and rest > 0:
-            time.sleep(rest)
+            let_pass(rest)
         wait_for(lambda: self._has_killed(kind), self._run)
         self._killed_s[kind] = time.monotonic()
         if kind == AGENT and self.service is not None:
@@ -205,7 +205,7 @@ def killed_run(
             for kind in order:
                 wanted = len(_answers(base)) + drawn.randrange(1, TURNS_MAX)
                 wait_for(lambda wanted=wanted: len(_answers(base)) >= wanted, process)
-                time.sleep(drawn.random() * 0.1)
+                let_pass(drawn.random() * 0.1)
                 killer.kill(kind)
                 counts.kills[kind] += 1
             last = steps_done(folder) + MORE_STEPS

@@ -19,6 +19,8 @@ from typing import Self
 
 import psutil
 
+from testbed.servers.guard import mark_variable
+
 SECRET_VARIABLE = "ESCAPE_SECRET"
 _IPC_CREATE, _IPC_REMOVE = 0o1000, 0
 _ADD_KEY_AND_KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}
@@ -59,7 +61,7 @@ class Host:
             [sys.executable, "-c", _ANSWERS, self.mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={SECRET_VARIABLE: self.token},
+            env={SECRET_VARIABLE: self.token, **mark_variable()},
         )
         self._shared, self.shared_key = _shared_memory(self.token)
         self._add_key()

@@ -21,7 +21,7 @@ from testbed.hostile.records import Hostile, hostile_records
 from testbed.kills.final_counts import audited
 from testbed.run_process import random_model, read, started, steps_done
 from testbed.scraping import endpoint, scrape
-from testbed.waiting import wait_for
+from testbed.waiting import let_pass, wait_for
 
 BATCH = 250
 PAUSE_S = 0.02
@@ -81,7 +81,7 @@ def _run(folder: Path, model: Path, form: str, records: Sequence[Hostile], steps
                 met.refused = _refused(folder) or met.refused
                 if met.refused >= met.readable:
                     break
-                time.sleep(0.5)
+                let_pass(0.5)
             bus.close()
         if process.wait(CONSUME_S * 5):
             met.wrong.append(f"the run ended with {process.returncode}")
@@ -108,7 +108,7 @@ def _append_all(bus: Bus, records: Sequence[Hostile], met: Met) -> None:
                     met.expected.add((topic, entry.partition or 0, offset))
                 else:
                     met.readable += 1
-        time.sleep(PAUSE_S)
+        let_pass(PAUSE_S)
 
 
 def _partition(one: Hostile, partitions: int) -> int:

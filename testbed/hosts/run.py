@@ -24,7 +24,7 @@ from rollstream.storage.relay.client import TOKEN_VARIABLE
 from testbed.hosts.namespaces import Host, enter_network
 from testbed.hosts.sites import SITE_A, TwoSites
 from testbed.run_process import steps_done
-from testbed.waiting import WAIT_S
+from testbed.waiting import WAIT_S, let_pass
 
 SITE_A_ROLES = {
     "relay-a": "relay",
@@ -116,7 +116,7 @@ class HostsRun:
         while not condition():
             self.tend()
             assert time.monotonic() < end_s, f"not within {bound_s:g} s\n{self.describe()}"
-            time.sleep(SAMPLE_S)
+            let_pass(SAMPLE_S)
 
     def rest(self, seconds: float) -> None:
         """Tend to the roles for so long."""

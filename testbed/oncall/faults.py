@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollstream.monitor.feed import SLOW_REFRESH_S
-from rollstream.monitor.state import foreign_line
+from rollstream.monitor.state import foreign_line, skipped_line
+from rollstream.storage.skipped_rows import SkippedRecord
 from rollstream.streams.bus import AppendEntry
 from rollstream.streams.dead_letters import DeadLetterWriter
 from rollstream.streams.records import Annotation, GroupClosed
@@ -127,6 +128,11 @@ def _foreign(run: PlantedRun) -> None:
     run.note("moves.jsonl", foreign_line({"status": 3}, run.now_s))
 
 
+def _bad_row(run: PlantedRun) -> None:
+    record = SkippedRecord("rows.jsonl", 1000, 1, ("rows.jsonl, line 7: not JSON",))
+    run.note("prompts.jsonl", skipped_line([record], run.now_s))
+
+
 def _equal(run: PlantedRun) -> None:
     for group in range(200, 220):
         run.apply(records.admitted(group))
@@ -208,6 +214,7 @@ FAULTS: Mapping[str, Fault] = {
     "mismatch": Fault(_other_logprobs),
     "skipped_updates": Fault(_skipped),
     "refused_trajectories": Fault(_refused),
+    "skipped_rows": Fault(_bad_row),
     "foreign_records": Fault(_foreign),
     "equal_rewards": Fault(_equal),
     "constant_reward": Fault(_constant),

@@ -5,11 +5,11 @@ shells may come and go.
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from testbed.repository import ROOT
+from testbed.waiting import let_pass
 
 POLL_S = 0.25
 FINISH = "finish"
@@ -42,7 +42,7 @@ def serve_words(
     (folder / "env.sh").write_text(SHELL.format(**shell, words=words))
     print(f"ready: . {folder}/env.sh", flush=True)
     while word != FINISH:
-        time.sleep(POLL_S)
+        let_pass(POLL_S)
         between()
         if (control / "asked").exists():
             word, *given = (control / "asked").read_text().split("\0")[:-1]

@@ -110,7 +110,7 @@ class PlantedRun:
 
     def observer(self) -> RunObserver:
         """Returns an observer of the run, under the run's clock."""
-        opened = opener_of_run(self.configuration, self.folder.path)
+        opened = opener_of_run(self.folder.path)
         return RunObserver(self.settings, self.folder.metrics, opened, lambda: self.now_s)
 
     def close(self) -> None:

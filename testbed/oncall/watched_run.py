@@ -16,6 +16,7 @@ from testbed.oncall.planted_run import PlantedRun, copy_of, write_healthy_run
 from testbed.reference_pages import ALERTS
 from testbed.scraping import endpoint
 from testbed.servers.prometheus import Prometheus
+from testbed.waiting import let_pass
 
 SCRAPE_S = 5.0  # as in deploy/prometheus.yml
 OBSERVE_S = 1.0
@@ -40,7 +41,7 @@ def measure_alerts(folder: Path, wait_s: float = 4.0 * EVALUATION_S) -> dict[str
         targets = stack.enter_context(_served(runs, observing))
         server = stack.enter_context(Prometheus(targets, ALERTS, SCRAPE_S))
         _await_all(server, len(runs))
-        time.sleep(EVALUATION_S + SETTLED_S)
+        let_pass(EVALUATION_S + SETTLED_S)
         assert not server.firing(), server.firing()
         planted: dict[str, float] = {}
         for name, run in runs.items():
@@ -60,7 +61,7 @@ def _delays(
         for name, at_s in planted.items():
             if found[name] is None and (alert_name(name), name) in firing:
                 found[name] = time.monotonic() - at_s
-        time.sleep(0.2)
+        let_pass(0.2)
     return found
 
 
@@ -68,7 +69,7 @@ def _await_all(server: Prometheus, runs: int) -> None:
     end = time.monotonic() + 60
     while len(server.query("group by (run) (rollstream_concern)")) < runs:
         assert time.monotonic() < end, "Prometheus does not scrape all runs"
-        time.sleep(0.5)
+        let_pass(0.5)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import subprocess
-import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,10 +33,11 @@ def installing() -> Generator[None]:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Returns free consecutive ports, which other processes of the tests cannot get until this one
-    ends: a server may bind one seconds later, and again after a kill.
+    """Returns free consecutive ports, which other processes of tests on this machine, of whatever
+    clone, cannot get until this one ends: a server may bind one seconds later, and again after a
+    kill.
     """
-    folder = Path(tempfile.gettempdir()) / f"rollstream-ports-{os.getuid()}"
+    folder = Path(f"/tmp/rollstream-ports-{os.getuid()}")  # not TMPDIR: each session has its own
     folder.mkdir(exist_ok=True)
     drawn = random.SystemRandom()
     for _ in range(1000):

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from testbed.servers import install_packages, installing, use
-from testbed.waiting import WAIT_S
+from testbed.servers.guard import keep
+from testbed.waiting import WAIT_S, let_pass
 
 IMAGE = "rollstream-test-python:1"
 PYTHON = Path("/usr/bin/python3")
@@ -41,6 +42,7 @@ def daemon() -> str:
     log = (folder / "log").open("wb")
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     atexit.register(_stop, process, folder)
+    keep(process.pid)
     os.environ["DOCKER_HOST"] = address
     if not wait_until_ready(process, os.environ):
         text = (folder / "log").read_text(errors="replace")
@@ -69,7 +71,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], environment: Mapping[str,
     while subprocess.run(["docker", "info"], env=environment, capture_output=True).returncode:
         if process.poll() is not None or time.monotonic() > end:
             return False
-        time.sleep(0.1)
+        let_pass(0.1)
     return True
 
 

@@ -8,11 +8,12 @@ import http.client
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from testbed.waiting import let_pass
 
 FOREVER = 1 << 30
 CODES = {503: "SlowDown", 409: "ConditionalRequestConflict", 403: "AccessDenied"}
@@ -135,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _misbehave(self, fault: Fault, body: bytes) -> None:
         if fault.kind in ("status", "reset", "blackhole"):
             if fault.kind == "blackhole":
-                time.sleep(fault.value)
+                let_pass(fault.value)
             return self._status(fault) if fault.kind == "status" else self._reset()
         status, headers, content = self._forward(body)
         fault.then()
@@ -144,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.kind == "reset_after":
             return self._reset()
         if fault.kind == "delay":
-            time.sleep(fault.value)
+            let_pass(fault.value)
         kept = content
         if fault.kind in ("truncate", "shorten"):
             kept = content[: int(len(content) * fault.value)]
@@ -188,4 +189,4 @@ class _Handler(BaseHTTPRequestHandler):
         for at in range(0, len(content), step):
             self.wfile.write(content[at : at + step])
             self.wfile.flush()
-            time.sleep(drip_s / PIECES)
+            let_pass(drip_s / PIECES)

@@ -11,16 +11,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollstream.http_proxies import open_direct
 from testbed.servers import CACHE, free_ports, installing, use
-from testbed.waiting import WAIT_S
+from testbed.waiting import WAIT_S, wait_for
 
 PACKAGE = "prometheus"
 UNPACKED = CACHE / PACKAGE
@@ -97,11 +96,7 @@ class Prometheus:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        end = time.monotonic() + WAIT_S
-        while not self._is_ready():
-            if time.monotonic() > end or self._process.poll() is not None:
-                raise RuntimeError(f"Prometheus did not start:\n{log.read_text()[-4000:]}")
-            time.sleep(0.1)
+        wait_for(self._is_ready, self._process, lambda: log.read_text()[-4000:])
         version = self._get("status/buildinfo")["version"]
         use("Prometheus", f"{version} at {self.address}")
         return self
@@ -129,14 +124,14 @@ class Prometheus:
     def _get(self, path: str, **parameters: str) -> Any:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
+            with open_direct(url, 30) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"{path} {parameters}: {error.read().decode()}") from None
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=5) as answer:
+            with open_direct(f"http://{self.address}/-/ready", 5) as answer:
                 return answer.status == 200
         except OSError:
             return False

@@ -14,18 +14,18 @@ import shutil
 import ssl
 import subprocess
 import tempfile
-import time
 import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 import boto3
 
+from rollstream.http_proxies import open_direct
 from rollstream.storage.stores.s3.address import parse_s3_url
 from testbed.servers import CACHE, free_ports, installing, use
-from testbed.waiting import WAIT_S
+from testbed.servers.guard import keep
+from testbed.waiting import wait_for
 
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
@@ -106,12 +106,13 @@ class VersityGW:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        end = time.monotonic() + WAIT_S
-        while not self._healthy():
-            if time.monotonic() > end or self._process.poll() is not None:
-                text = (self._folder / "server.log").read_text(errors="replace")
-                raise RuntimeError(f"VersityGW did not start:\n{text[-4000:]}")
-            time.sleep(0.02)
+        log = self._folder / "server.log"
+        wait_for(self._healthy, self._process, lambda: log.read_text(errors="replace")[-4000:])
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def folder(self) -> Path:
@@ -150,7 +151,7 @@ class VersityGW:
     def _healthy(self) -> bool:
         try:
             url = f"{self.endpoint}/health"
-            with urllib.request.urlopen(url, timeout=5, context=self._trust) as answer:
+            with open_direct(url, 5, self._trust) as answer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False
@@ -181,6 +182,7 @@ def server() -> VersityGW:
     started = VersityGW()
     atexit.register(started.close)
     started.start()
+    keep(started.pid)
     started.set_credentials()
     started.make_bucket(BUCKET)
     use("VersityGW", f"{VERSION.removeprefix('v')} at {started.endpoint}")

@@ -23,7 +23,7 @@ import yaml
 from testbed.repository import ROOT
 from testbed.servers import use
 from testbed.stack.daemon import StackDaemon, require, run_command
-from testbed.waiting import WAIT_S
+from testbed.waiting import WAIT_S, let_pass
 
 PROJECT = "rollstream-stack"
 ROLES = ("prompts", "dispatch", "trainer", "rollout", "archive", "eval")
@@ -242,7 +242,7 @@ def wait_until(
         if time.monotonic() > end:
             states = ", ".join(f"{one.service} {one.status} {one.health}" for one in found)
             raise AssertionError(f"not {is_so} in {bound_s:g} s: {states}\n{stack.describe()}")
-        time.sleep(0.5)
+        let_pass(0.5)
 
 
 def _has_ended(container: Container) -> bool:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from urllib.parse import urlencode
 
 from testbed.repository import ROOT
 from testbed.stack.compose import Container, Stack
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, let_pass, wait_for
 
 REPORT, EXPLORER = "http://127.0.0.1:7462/", "http://127.0.0.1:7461/"
 PROMETHEUS = "http://127.0.0.1:9090/"
@@ -54,7 +53,7 @@ def newest_step(stack: Stack) -> int:
 
 def wait_for_step(stack: Stack, number: int) -> None:
     def is_there() -> bool:
-        time.sleep(LOOK_S)
+        let_pass(LOOK_S)
         return newest_step(stack) >= number
 
     wait_for(is_there, None, stack.describe)
@@ -62,7 +61,7 @@ def wait_for_step(stack: Stack, number: int) -> None:
 
 def wait_for_report(stack: Stack) -> None:
     def is_there() -> bool:
-        time.sleep(LOOK_S)
+        let_pass(LOOK_S)
         return b"<html" in fetched(stack, REPORT)
 
     wait_for(is_there, None, stack.describe)
@@ -91,7 +90,7 @@ def kill(stack: Stack, container: Container) -> None:
     stack.kill_first_process(container)
 
     def is_back() -> bool:
-        time.sleep(LOOK_S / 4)
+        let_pass(LOOK_S / 4)
         (now,) = [one for one in stack.containers(container.service) if one.id == container.id]
         return now.restarts > container.restarts and now.status == "running"
 

@@ -17,7 +17,7 @@ from rollstream.streams.bus import Bus, BusWrapper
 from rollstream.streams.fence import truncated_begin
 from rollstream.streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from rollstream.streams.topics import ARCHIVED_TOPICS
-from testbed.stepped.run import MAX_LAG, RUN, Shape, trainer_settings
+from testbed.stepped.run import RUN, Shape, trainer_settings
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -36,9 +36,9 @@ class Findings:
 def policy_of(shape: Shape) -> AuditPolicy:
     """The settings of the run that audit uses."""
     return AuditPolicy(
-        MAX_LAG,
+        shape.max_lag,
         shape.keep_version,
-        rule=training_rule(trainer_settings(shape), MAX_LAG, shape.keep_version),
+        rule=training_rule(trainer_settings(shape), shape.max_lag, shape.keep_version),
         checkpoint_every=shape.checkpoint_every,
     )
 

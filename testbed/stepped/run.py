@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.dispatch.admission import AdmissionPace
@@ -37,8 +38,10 @@ from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model, model_files
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
-from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.json_objects import create_idempotent, encode_json
 from rollstream.storage.terms import next_term
+from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.streams.bus import Bus
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling
@@ -93,6 +96,17 @@ class Shape:
     micro_batch_tokens: int = 64
     uncomputable: str = ""
     """The learner raises on a micro-batch with this trajectory, which ends the trainer."""
+    max_lag: int | None = MAX_LAG
+    changed: tuple[tuple[str, Any], ...] = ()
+    """Settings of `trainer`, `dispatch`, `sampling` and `task` that differ from a stepped run's
+    own, by their dotted names.
+    """
+
+    def of(self, table: str) -> dict[str, Any]:
+        """The changed settings of this table."""
+        named = (key.split(".") for key, _ in self.changed)
+        values = (value for _, value in self.changed)
+        return {key: v for (at, key), v in zip(named, values, strict=True) if at == table}
 
 
 @dataclass(eq=False)
@@ -132,6 +146,19 @@ class SteppedRun:
                 self._stops[name].set()
             while not all(self._is_done(name) for name in stopping):
                 self._tend(ROLES)
+        for process in self.alive():
+            self.baton.kill(process)
+        while self.alive():
+            self.baton.wait(TICK_S)
+
+    def run_to(self, step: int) -> None:
+        """Runs until the version of this step is believed, then stops all processes at once."""
+        for name in ROLES:
+            self._start(name)
+        while (pointer := believed_pointer(self.store)) is None or (
+            pointer.version is None or pointer.version.number < step
+        ):
+            self._tend(ROLES)
         for process in self.alive():
             self.baton.kill(process)
         while self.alive():
@@ -190,21 +217,31 @@ class SteppedRun:
         return lease.term
 
     def _prompts(self, process: Process, bus: Bus, store: ObjectStore) -> None:
-        task = _task()
-        sampling = Sampling(tokens_max=TOKENS_MAX, stop=tuple(task.stop))
-        order = PromptOrder(task.name, task.prompt, sampling, self.shape.samples, 0)
-        term = self._term(process, store)
-        PromptSource(bus, order, term, 4 * self.shape.groups).run(self._stops["prompts"])  # type: ignore[arg-type]
+        task, settings = _task(), trainer_settings(self.shape)
+        drawn = {"tokens_max": TOKENS_MAX} | self.shape.of("sampling")
+        sampling = Sampling(stop=tuple(task.stop), **drawn)
+        more = self.shape.of("task").get("redundancy", 0)
+        samples = settings.samples_per_group
+        order = PromptOrder(task.name, task.prompt, sampling, samples, 0, redundancy=more)
+        term, ahead = self._term(process, store), 4 * settings.groups_per_step
+        source = PromptSource(bus, order, term, ahead, _recorded(store, order))
+        source.run(self._stops["prompts"])  # type: ignore[arg-type]
 
     def _dispatch(self, process: Process, bus: Bus, store: ObjectStore) -> None:
-        settings = DispatchSettings(
-            max_lag=MAX_LAG,
-            heartbeat_timeout_s=2.0,
-            keep_s=0.4,
-            repack=True,
-            repack_every_s=0.5,
+        settings = DispatchSettings.model_validate(
+            {
+                "max_lag": self.shape.max_lag,
+                "heartbeat_timeout_s": 2.0,
+                "keep_s": 0.4,
+                "repack_every_s": 0.5,
+                "ready_groups_max": 64,
+            }
+            | self.shape.of("dispatch")
         )
-        pace = AdmissionPace(self.shape.groups, MAX_LAG, 64, self.shape.steps)
+        steps = trainer_settings(self.shape)
+        pace = AdmissionPace(
+            steps.groups_per_step, self.shape.max_lag, settings.ready_groups_max, steps.steps
+        )
         term, keep = self._term(process, store), self.shape.keep_version
         dispatch = Dispatch(
             bus, store, settings, pace, keep, term, not self.shape.is_slow, self.baton.clock
@@ -212,7 +249,7 @@ class SteppedRun:
         if self.shape.restless:
             drawn = random.Random(self.baton.random.random())
             dispatch.repack_planner = Restless(
-                0.1, MAX_LAG, self.shape.groups, random=drawn, asked=self.asked
+                0.1, self.shape.max_lag, self.shape.groups, random=drawn, asked=self.asked
             )
         dispatch.run(self._stops["dispatch"])  # type: ignore[arg-type]
 
@@ -230,14 +267,14 @@ class SteppedRun:
             store,
             TrainerPlan(
                 settings,
-                training_rule(settings, MAX_LAG, shape.keep_version),
+                training_rule(settings, shape.max_lag, shape.keep_version),
                 WeightsSettings(dtype="float32", versions_max=8),
                 CheckpointSettings(every=shape.checkpoint_every),
                 truncate=not shape.is_slow,
                 archived=ArchiveSettings().topics,
             ),
             InitialModel(copy.deepcopy(begin.model), begin.model_files),
-            Provenance(RUN, term, "configuration", "revision"),
+            Provenance(RUN, term, content_hash(repr(shape).encode()), "revision"),
             MetricsFile(self.folder / "trainer.jsonl"),
             self.baton.clock,
         )
@@ -309,10 +346,32 @@ class SteppedRun:
 
 
 def trainer_settings(shape: Shape) -> TrainerSettings:
-    return TrainerSettings(
-        steps=shape.steps, groups_per_step=shape.groups, samples_per_group=shape.samples,
-        micro_batch_tokens=shape.micro_batch_tokens, workers=1,
-    )  # fmt: skip
+    return TrainerSettings.model_validate(
+        {
+            "steps": shape.steps,
+            "groups_per_step": shape.groups,
+            "samples_per_group": shape.samples,
+            "micro_batch_tokens": shape.micro_batch_tokens,
+            "workers": 1,
+        }
+        | shape.of("trainer")
+    )
+
+
+def _recorded(store: ObjectStore, order: PromptOrder) -> str:
+    """Stores the settings of these prompts as a run does, and returns their hash."""
+    sampling = order.sampling
+    settings = encode_json(
+        {
+            "trainer.samples_per_group": order.samples,
+            "sampling.temperature": sampling.temperature,
+            "sampling.tokens_max": sampling.tokens_max,
+            "seed": order.seed,
+        }
+    )
+    digest = content_hash(settings)
+    create_idempotent(store, f"configurations/{digest}.json", settings)
+    return digest
 
 
 @cache

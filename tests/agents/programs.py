@@ -44,6 +44,11 @@ async def silent(client: Any, task: dict[str, Any]) -> float:
     return 1.0
 
 
+async def named(client: Any, task: dict[str, Any]) -> Any:
+    """Is the function of this module that the episode's reference names."""
+    return await globals()[str(task["reference"])](client, task)
+
+
 async def sandbox_limit(client: Any, task: dict[str, Any]) -> float:
     """Returns the time limit of the sandboxes that it would open."""
     await client.chat.completions.create(
@@ -67,3 +72,36 @@ async def flaky(client: Any, task: dict[str, Any]) -> float:
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "b"}]
     await client.chat.completions.create(model="m", messages=messages, max_tokens=2)
     return 1.0
+
+
+async def leaving(client: Any, task: dict[str, Any]) -> float:
+    """Ends its process as a script does, while other episodes run in it."""
+    raise SystemExit(3)
+
+
+async def cancelled(client: Any, task: dict[str, Any]) -> float:
+    """Lets the cancellation of something of its own through."""
+    raise asyncio.CancelledError
+
+
+async def beyond(client: Any, task: dict[str, Any]) -> Any:
+    """Returns a number that is none for JSON."""
+    return 10**400
+
+
+async def lettered(client: Any, task: dict[str, Any]) -> Any:
+    return "half an emoji: \ud83d" * 10_000
+
+
+async def mute(client: Any, task: dict[str, Any]) -> float:
+    """Raises an exception whose text cannot be had."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    raise Mute
+
+
+async def halved(client: Any, task: dict[str, Any]) -> float:
+    raise ValueError("tool said \ud83d")

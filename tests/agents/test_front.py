@@ -1,7 +1,6 @@
 """One address for all rollouts: requests follow an episode to the rollout that continues it."""
 
 import threading
-import time
 from collections.abc import Generator
 
 import httpx2
@@ -16,7 +15,7 @@ from rollstream.streams.records import Assignment, RolloutStatus
 from rollstream.streams.values import Version
 from rollstream.streams.writer import FencedWriter, publish
 from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, resumed
-from testbed.waiting import wait_for
+from testbed.waiting import let_pass, wait_for
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_a_request_waits_while_its_rollout_is_replaced(bus: Bus, front: str):
     answers: list[httpx2.Response] = []
     asking = threading.Thread(target=lambda: answers.append(ask(front, key)))
     asking.start()
-    time.sleep(0.2)  # the front meets the dead rollout; the outcome is the same without
+    let_pass(0.2)  # the front meets the dead rollout; the outcome is the same without
     again = resumed(bus, order, rollout_term=2)
     with agent_rollout(bus, term=2) as rollout:
         rollout.assign(again)

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.program_output import EPISODE_BYTES, ProgramOutput
 from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Trajectory
 from testbed.agents.rollout import agent_rollout, assignment
+from testbed.waiting import wait_for
 
 
 def ended(bus: Bus, **settings) -> Trajectory:
@@ -42,18 +44,38 @@ def test_a_function_opens_sandboxes_with_the_settings_of_the_task(bus: Bus):
     assert record.reward == 7.5
 
 
-@pytest.mark.parametrize(
-    ("name", "limits", "reason"),
-    [
-        ("failing", {}, "agent: ValueError at programs.py:"),
-        ("hanging", {"episode_s": 0.5}, "agent: took longer than 0.5 s"),
-        ("silent", {}, "agent: its program ended without a turn"),
-    ],
-)
-def test_an_episode_that_fails_is_a_dead_record_with_the_reason(bus: Bus, name, limits, reason):
-    record = ended(bus, episode=function(name), **limits)
+FAILURES = {
+    "failing": "agent: ValueError at programs.py:",
+    "silent": "agent: its program ended without a turn",
+    "leaving": "agent: SystemExit at programs.py:",
+    "cancelled": "agent: CancelledError at programs.py:",
+    "beyond": "agent: the returned reward is",
+    "lettered": "agent: the returned reward is a str",
+    "mute": "agent: Mute at programs.py:",
+    "halved": "agent: ValueError at programs.py:",
+}
+"""By function the begin of the reason with which its episode ends."""
+
+
+def test_episodes_that_fail_are_dead_records_with_their_reasons(bus: Bus):
+    """They run in one process, one after the other: none ends it."""
+    settings = AgentSettings(episode=function("named"))
+    names = list(FAILURES)
+    with agent_rollout(bus, settings=settings) as rollout:
+        for number, name in enumerate(names):
+            rollout.assign(assignment(f"{number}.0", reference=name))
+            wait_for(lambda number=number: rollout.failures or len(rollout.done) > number)
+        assert not rollout.failures
+        records = {names[record.group]: record for record in rollout.done}
+    for name, reason in FAILURES.items():
+        assert records[name].finish == "dead"
+        assert records[name].reason.startswith(reason), name
+
+
+def test_an_episode_that_takes_too_long_is_a_dead_record(bus: Bus):
+    record = ended(bus, episode=function("hanging"), episode_s=0.5)
     assert record.finish == "dead"
-    assert record.reason.startswith(reason)
+    assert record.reason.startswith("agent: took longer than 0.5 s")
 
 
 SHELL = """
@@ -82,3 +104,39 @@ def test_a_program_has_no_credentials_of_the_run(bus: Bus, monkeypatch, tmp_path
     names = {line.partition("=")[0] for line in found.read_text().splitlines()}
     assert {"OPENAI_API_KEY", "OPENAI_BASE_URL", "ROLLSTREAM_TASK"} <= names
     assert "AWS_SECRET_ACCESS_KEY" not in names
+
+
+def test_a_task_too_large_for_a_program_ends_its_episode_alone(bus: Bus):
+    """The system refuses a variable of more than 128 KiB."""
+    settings = AgentSettings(command=(sys.executable, "-c", "raise SystemExit(0)"))
+    with agent_rollout(bus, settings=settings) as rollout:
+        rollout.assign(assignment(reference="x" * (1 << 18)))
+        rollout.assign(assignment("1.0"))
+        wait_for(lambda: rollout.failures or len(rollout.done) == 2)
+        reasons = {record.trajectory: record.reason for record in rollout.done}
+    assert reasons["0.0"].startswith("agent: its program cannot be started: ")
+    assert reasons["1.0"] == "agent: its program ended without a turn"
+
+
+def test_what_a_command_prints_is_printable_and_bounded_in_the_log(
+    bus: Bus, capfd: pytest.CaptureFixture[str]
+):
+    prints = "print('\\x1b[2Jclear'); [print('x' * 99) for _ in range(20_000)]"
+    ended(bus, command=(sys.executable, "-c", prints))
+    log = capfd.readouterr().err
+    assert "\\u001b[2Jclear" in log
+    assert "\x1b" not in log
+    assert len(log) < 2 * EPISODE_BYTES
+    assert "bytes of a program's output left out" in log
+
+
+def test_each_episode_has_room_and_what_was_left_out_of_the_one_before_is_stated():
+    lines: list[bytes] = []
+    output = ProgramOutput(lines.append, room=6)
+    output.take(b"first\nsecond\nthi")
+    output.allow()
+    output.take(b"rd\nlast")
+    output.end()
+    assert lines[0] == b"first\n"
+    assert b" bytes of a program's output left out" in lines[1]
+    assert lines[-1] == b"last\n"

@@ -6,6 +6,7 @@ import httpx2
 from openai import OpenAI
 
 from rollstream.producers.agents.chat_format import ChatFormat
+from rollstream.producers.tasks.tool_calls import ParsedAnswer, parse_tool_calls
 from rollstream.streams.bus import Bus
 from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, letters_format
 
@@ -26,8 +27,10 @@ class CallingChat:
     def __getattr__(self, name: str):
         return getattr(self._chat, name)
 
-    def parse(self, text: str, tools, call_prefix: str):
-        return self._chat.parse(self.said, tools, call_prefix)
+    def parse(self, tokens, tools, call_prefix: str):
+        if not tools:
+            return ParsedAnswer(self.said)
+        return parse_tool_calls(self.said, "hermes", tools, lambda at: f"{call_prefix}{at}")
 
 
 def client_of(rollout: AgentRollout) -> OpenAI:
@@ -130,5 +133,5 @@ def test_bodies_that_are_no_requests_are_refused(bus: Bus):
             found = httpx2.post(url, content=content, headers=headers, timeout=60)
             assert found.status_code == 400, (content, found.text)
         big = b'{"messages": "' + b"x" * (9 << 20) + b'"}'
-        assert httpx2.post(url, content=big, headers=headers, timeout=60).status_code == 400
+        assert httpx2.post(url, content=big, headers=headers, timeout=60).status_code == 413
         assert not rollout.agents.open["0.0"].running.turns

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.main import main
+from rollstream.consumers.trainer.data.ready_groups import UNTRAINED_MAX
 from rollstream.errors import EveryGroupDied
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.settings import RolloutSettings
@@ -57,7 +58,7 @@ def test_a_run_whose_episodes_all_die_ends_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Without an end it would use up prompts for ever."""
-    monkeypatch.setattr("rollstream.consumers.trainer.data.ready_groups.DEAD_MIN", 6)
+    monkeypatch.setitem(UNTRAINED_MAX, "dead", (6, 8))
     agent = AgentSettings(episode="tests.agents.programs:failing")
     rollout = RolloutSettings(slots=4, context_max=128, status_s=0.1)
     trainer = {"steps": 100, "groups_per_step": 1, "samples_per_group": 2}

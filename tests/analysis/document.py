@@ -8,9 +8,11 @@ block runs in the namespace of those before it, and a ```text block behind it is
 import contextlib
 import io
 import os
+import pty
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -72,14 +74,25 @@ def _command_and_output(code: str) -> tuple[str, str]:
 
 
 def _run_command(command: str) -> str:
-    """Standard output of a shell command, at 100 columns."""
+    """What a terminal of 100 columns shows of a shell command, without colours."""
     shell = f'rollstream() {{ "{sys.executable}" -m rollstream "$@"; }}\n{command}'
     environment = os.environ | {"COLUMNS": "100", "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(
-        ["bash", "-c", shell], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"{command}\n{done.stderr}"
-    return "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
+    ours, theirs = pty.openpty()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            ["bash", "-c", shell], cwd=ROOT, env=environment, stdout=theirs, stderr=errors
+        )
+        os.close(theirs)
+        printed = b""
+        with contextlib.suppress(OSError):  # the last process has closed its side
+            while more := os.read(ours, 65536):
+                printed += more
+        os.close(ours)
+        code = process.wait()
+        errors.seek(0)
+        assert code == 0, f"{command}\n{errors.read().decode()}"
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode())
+    return "\n".join(line.rstrip() for line in shown.splitlines()) + "\n"
 
 
 def main() -> None:

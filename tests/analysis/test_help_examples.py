@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollstream.cli.main import parse
+from rollstream.cli.main import main, parse
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 
@@ -37,9 +37,8 @@ def test_the_examples_of_the_help_run(command, here, capsys):
     found = [words for words in examples(command, capsys) if "--follow" not in words]
     assert len(found) >= 2
     for words in found:
-        done = subprocess.run([*PROGRAM, *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout
+        assert main(words) == 0, words
+        assert capsys.readouterr().out
 
 
 def test_the_example_that_follows_runs_until_ctrl_c(here, folders, capsys):

@@ -102,7 +102,7 @@ def test_json_has_every_field_with_its_place(folders, capsys):
         (["ledger", "--from", "middle"], "write begin, end or an offset"),
         (["ledger", "--from", "3", "--last", "2"], "give one of them"),
         (["ledger", "--last", "0"], "--last must be ≥ 1, got 0"),
-        (["ledger", "--partition", "7"], "ledger has no partition 7; there are 0 alone"),
+        (["ledger", "--partition", "7"], "ledger has no partition 7; it has only 0"),
     ],
 )
 def test_a_mistake_is_reported_with_what_to_write(words, expected, folders, capsys):

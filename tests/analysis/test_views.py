@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import ExitStack
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,14 +19,28 @@ from tests.analysis.asked_run import CONFIGURATION, archive, note, open_log
 
 def rows_of(folder, sql):
     with QuerySession(locate_run(str(folder)), lambda text: None) as session:
-        return [row for rows in session.answer(sql).batches for row in rows]
+        return rows(session, sql)
+
+
+def rows(session, sql):
+    return [row for batch in session.answer(sql).batches for row in batch]
+
+
+@pytest.fixture(scope="module")
+def sessions(folders):
+    """A session of each state of the run."""
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(QuerySession(locate_run(str(folder)), lambda text: None))
+            for folder in folders.values()
+        ]
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_is_the_same_however_much_is_archived(view, folders):
+def test_a_view_is_the_same_however_much_is_archived(view, sessions):
     """Each row appears once: archived, or live where the archive does not reach."""
     live, half, whole, archived = (
-        sorted(map(str, rows_of(folder, f"FROM {view}"))) for folder in folders.values()
+        sorted(map(str, rows(session, f"FROM {view}"))) for session in sessions
     )
     assert live
     assert half == live

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+
+import pytest
 
 from rollstream.consumers.archive.topic import TopicArchive
 from rollstream.consumers.settings import ArchiveSettings
@@ -25,7 +26,7 @@ from rollstream.streams.topics import catalogue
 from rollstream.supervisor.process import ProcessSpec, last_lines
 from rollstream.supervisor.supervisor import Supervisor, SupervisorLimits
 from testbed.repository import ROOT
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, let_pass, wait_for
 from tests.archive.archive_samples import append, append_of_term, trajectory
 
 TOPIC = "trajectories"
@@ -43,6 +44,11 @@ def assert_archived_exactly_once(bus: Bus, store: ObjectStore, topic: str) -> No
         assert values == [message.value for message in log]
 
 
+def at_some_moment(chance: random.Random) -> None:
+    let_pass(chance.random() * 0.05)
+
+
+@pytest.mark.slow
 def test_archivers_that_merge_killed_again_and_again_leave_every_row_exactly_once(
     tmp_path: Path,
 ) -> None:
@@ -69,7 +75,7 @@ def test_archivers_that_merge_killed_again_and_again_leave_every_row_exactly_onc
                 lambda: sum(archived_to(store, "tiny", TOPIC).values()) > before,  # noqa: B023
                 rivals[turn % 2],
             )
-            time.sleep(chance.random() * 0.05)
+            at_some_moment(chance)
             read = [one.address for one in LogView(None, store, "tiny").topic(TOPIC).records()]
             for partition in (0, 1):
                 offsets = [at.offset for at in read if at.partition == partition]

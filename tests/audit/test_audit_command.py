@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rollstream.cli.main import main, parse
+from rollstream.consumers.audit.audit import Audit
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import GroupClosed
 from testbed.repository import ROOT
@@ -143,3 +146,43 @@ def test_an_audit_imports_neither_torch_nor_duckdb(folder: Path) -> None:
     line = [sys.executable, "-c", code, "audit", str(folder)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+COLUMNS = ("offset", "timestamp", "key", "schema", "void", "members")
+ODD_VALUES = ("text", True, {"a": [1]}, 1 << 62)
+QUICK = {("offset", 0), ("timestamp", 3)}
+"""Columns with the number of an odd value: one that is damage, and one beyond its type."""
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        pytest.param(column, value, marks=() if (column, number) in QUICK else pytest.mark.slow)
+        for column in COLUMNS
+        for number, value in enumerate(ODD_VALUES)
+    ],
+    ids=str,
+)
+def test_odd_types_in_an_archive_are_unreadable_or_damage(
+    tmp_path: Path, capsys, column: str, value: object
+) -> None:
+    """A file that lacks columns is a damaged one, which the report names; no type is a traceback,
+    whose exit code would say that the run violates an invariant.
+    """
+    place = Path(shutil.copytree(ROOT / "examples" / "archive", tmp_path / "archived"))
+    (path,) = place.glob("store/archive/topic=ledger/*/*/*.parquet")
+    path.chmod(0o644)
+    table = pq.ParquetFile(path).read()
+    odd = pa.array([value] * len(table))
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, odd), path)
+    code, text = audit_output(capsys, place)
+    assert code == 2 or (code == 1 and "is damaged" in " ".join(text.split()))
+
+
+def test_an_error_that_nobody_expects_is_no_violation(folder: Path, capsys, monkeypatch) -> None:
+    def check(audit: Audit, *arguments: object) -> None:
+        raise TypeError("a column of no known type")
+
+    monkeypatch.setattr(Audit, "check", check)
+    assert main(["audit", str(folder)]) == 2
+    assert "could not be read to its end" in capsys.readouterr().err

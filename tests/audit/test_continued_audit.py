@@ -3,15 +3,16 @@ uses no verdict that does not rest on this log.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from rollstream.cli.main import main
-from rollstream.consumers.audit import verdict as verdicts
+from rollstream.consumers.audit import own_verdicts, verdict as verdicts
 from rollstream.consumers.audit.audit import Audit
-from rollstream.consumers.audit.verdict import VERDICT_KEY, read_verdict
+from rollstream.consumers.audit.verdict import VERDICT_KEY
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.connect import open_bus
@@ -31,6 +32,14 @@ def audited(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tu
     capsys.readouterr()
     code = main(["audit", str(folder), "--json", *words])
     return code, json.loads(capsys.readouterr().out)
+
+
+def newest_verdict() -> Path:
+    return max(Path(os.environ["ROLLSTREAM_STATE"], "audits").iterdir(), key=_written)
+
+
+def _written(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def counts(report: dict) -> list[dict]:
@@ -145,25 +154,79 @@ def test_a_verdict_of_another_log_is_not_used(folder: Path, tmp_path: Path, caps
         assert counts(found) == counts(audited(folder, capsys, "--whole")[1])
 
 
-def test_without_a_right_to_write_the_audit_works_and_states_it(folder: Path, capsys) -> None:
-    store = folder / "store"
-    (store / "audit").write_bytes(b"a file where the folder of the verdict would be")
-    code, found = audited(folder, capsys)
-    assert code == 0
-    notes = found["invariants"][0]["notes"]
-    assert any("the next audit cannot continue" in note for note in notes)
+def test_an_audit_writes_nothing_into_the_run(folder: Path, capsys) -> None:
+    def files() -> dict[str, tuple[int, int]]:
+        found = {str(path): path.stat() for path in folder.rglob("*") if path.suffix != ".db-shm"}
+        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found.items()}
+
+    before = files()
+    audited(folder, capsys)
+    assert is_continued(audited(folder, capsys)[1])
+    assert files() == before
 
 
 def test_a_damaged_verdict_is_not_used(folder: Path, capsys) -> None:
     audited(folder, capsys)
-    store = store_of(folder)
-    data = store.get(VERDICT_KEY)
-    store.put(VERDICT_KEY, data[:-1] + bytes([data[-1] ^ 1]))
+    path = newest_verdict()
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     code, found = audited(folder, capsys)
     assert code == 0
     assert not is_continued(found)
-    assert read_verdict(store) is not None
     assert is_continued(audited(folder, capsys)[1])
+
+
+def test_a_verdict_that_came_with_the_run_is_not_read(folder: Path, capsys, monkeypatch) -> None:
+    """The verdict decides what is not read again: one of another machine may state anything."""
+    audited(folder, capsys)
+    store_of(folder).put(VERDICT_KEY, newest_verdict().read_bytes())
+    monkeypatch.setenv("ROLLSTREAM_STATE", str(folder.parent / "elsewhere"))
+    code, found = audited(folder, capsys)
+    assert (code, found["since_s"]) == (0, None)
+    assert not is_continued(found)
+    assert is_continued(audited(folder, capsys)[1])
+
+
+def test_a_verdict_of_a_copy_of_the_run_is_not_believed(folder: Path, capsys) -> None:
+    audited(folder, capsys)
+    copy = folder.parent / "copy"
+    shutil.copytree(folder, copy)
+    assert not is_continued(audited(copy, capsys)[1])
+    assert is_continued(audited(folder, capsys)[1])
+
+
+def test_only_so_many_verdicts_are_kept(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("ROLLSTREAM_STATE", str(tmp_path / "state"))
+    for number in range(own_verdicts.VERDICTS_MAX + 3):
+        assert own_verdicts.keep_own("run", str(number), b"x")
+        os.utime(max((tmp_path / "state/audits").iterdir(), key=_written), (number, number))
+    kept = [n for n in range(own_verdicts.VERDICTS_MAX + 3) if own_verdicts.read_own("run", str(n))]
+    assert kept == list(range(3, own_verdicts.VERDICTS_MAX + 3))
+
+
+def test_a_private_folder_that_cannot_be_written_fails_no_audit(
+    folder: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROLLSTREAM_STATE", str(tmp_path / "file" / "state"))
+    audited(folder, capsys)
+    code, found = audited(folder, capsys)
+    assert (code, is_continued(found)) == (0, False)
+    assert any("ROLLSTREAM_STATE" in note for note in found["invariants"][0]["notes"])
+
+
+def test_the_report_promises_what_was_checked_and_no_more(folder: Path, capsys) -> None:
+    def last_line(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["audit", str(folder), *words]) == 0
+        text = capsys.readouterr().out
+        return " ".join(text[text.rindex("\nn" if "\nn" in text else "\ne") :].split())
+
+    assert last_line() == "everything was checked, nothing is violated"
+    again = last_line()
+    assert again.startswith("nothing is violated since the last audit at 20")
+    assert again.endswith("of this machine; --whole reads what is older again")
+    assert last_line("--whole") == "everything was checked, nothing is violated"
 
 
 def test_a_copy_of_an_archive_is_left_as_it_is(folder: Path, capsys) -> None:

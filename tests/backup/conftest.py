@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.identity import read_or_create_identity
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
 from tests.backup.copies import store_of

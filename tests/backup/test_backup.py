@@ -9,11 +9,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rollstream.cli.main import main
-from rollstream.config.identity import (
-    DELETED,
-    IDENTITY_KEY,
-    read_identity,
-)
 from rollstream.errors import ConfigurationError
 from rollstream.runs import backup as backup_module
 from rollstream.runs.backup import (
@@ -27,6 +22,11 @@ from rollstream.runs.backup import (
 )
 from rollstream.runs.restore import read_backup
 from rollstream.storage.claim_check import blob_key
+from rollstream.storage.identity import (
+    DELETED,
+    IDENTITY_KEY,
+    read_identity,
+)
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import Data, content_hash
 from rollstream.storage.terms import read_role

@@ -9,7 +9,6 @@ import pytest
 
 from rollstream.cli.main import main
 from rollstream.config.config import load
-from rollstream.config.identity import DELETED, read_identity, read_or_create_identity
 from rollstream.config.recorded_configuration import check_configuration, record_configuration
 from rollstream.errors import ConfigurationError, CorruptObject, NewerRelease
 from rollstream.runs.backup import (
@@ -17,6 +16,7 @@ from rollstream.runs.backup import (
     open_backup,
 )
 from rollstream.runs.restore import read_backup
+from rollstream.storage.identity import DELETED, read_identity, read_or_create_identity
 from rollstream.storage.leases import LeaseCandidate, acquire_lease
 from rollstream.storage.stores.base import Data
 from rollstream.storage.stores.connect import open_store

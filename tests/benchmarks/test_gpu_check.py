@@ -3,9 +3,6 @@ tests.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,18 +12,18 @@ from benchmarks.gpu_check.read import Seen
 from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
 from benchmarks.gpu_check.whole_run import Check, report
 from rollstream.config.config import load
-from testbed.repository import ROOT
 from tests.support.planted_states import SAMPLES, done, finished
 
 
-def test_without_a_gpu_one_sentence_and_status_2():
-    line = [sys.executable, "-m", "benchmarks.gpu_check"]
-    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(line, cwd=ROOT, env=hidden, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert ended.stderr.startswith("There is no GPU here")
-    assert len(ended.stderr.splitlines()) == 1
+def test_without_a_gpu_one_sentence_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("There is no GPU here")
+    assert len(printed.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("is_random", [True, False])

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.stepped.trials import seeded
 
-COUNTS = [2, pytest.param(5, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.long)]
+COUNTS = [pytest.param(3, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("count", COUNTS)

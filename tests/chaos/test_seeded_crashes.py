@@ -9,7 +9,7 @@ import pytest
 from testbed.stepped.batches import seeded_batches
 from testbed.stepped.trials import seeded
 
-COUNTS = [15, pytest.param(40, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.long)]
+COUNTS = [8, pytest.param(25, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("count", COUNTS)

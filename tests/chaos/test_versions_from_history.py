@@ -1,10 +1,12 @@
 """Invariant 4 while the only holders of versions are killed: an empty rollout loads the version
+import pytest
 from history, or the trajectory restarts; it never has two versions.
 """
 
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 
 from rollstream.consumers.audit.audit import Audit
@@ -48,6 +50,7 @@ def audited(run: SteppedRun) -> list[InvariantResult]:
     return Audit(run.bus, run.store, RUN, AuditPolicy(MAX_LAG, keep_version=True)).check()
 
 
+@pytest.mark.slow
 def test_a_trajectory_that_loses_the_only_holder_of_its_version_resumes_under_it_or_restarts(
     tmp_path: Path,
 ) -> None:

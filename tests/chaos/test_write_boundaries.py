@@ -12,8 +12,9 @@ import pytest
 
 from rollstream.deadline import Deadline
 from testbed.stepped.trials import Trial, at_boundary
+from tests.support.shares import one_of
 
-SAMPLE = 8
+SAMPLE = 5
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_the_fixed_run_is_the_same_whatever_the_clocks_of_the_machine_show(
     assert at_boundary(-1).kinds == calm.kinds
 
 
-@pytest.mark.parametrize("place", range(SAMPLE))
+@pytest.mark.parametrize("place", one_of(3, range(SAMPLE)))
 def test_a_run_killed_at_a_drawn_write_ends_as_without(calm: Trial, place: int) -> None:
     """Invariants 1 to 7; the draw is fixed and spread over the whole run."""
     share = calm.writes / SAMPLE

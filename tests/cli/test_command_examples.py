@@ -29,6 +29,7 @@ class Run:
 def init(**_): return Run()
 """
 ONE_SHOT = (
+    "check",
     "run",
     "warmup",
     "put-model",
@@ -47,6 +48,7 @@ ONE_SHOT = (
     "replay",
     "trace",
     "observe",
+    "trust",
 )
 UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay", "endpoint")
 pytestmark = pytest.mark.slow  # minutes of processes

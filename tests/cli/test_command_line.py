@@ -106,7 +106,7 @@ def test_a_report_of_no_run_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("typed", "answer"),
-    [("runn", "nearest: run"), ("logs", "nearest: tail"), ("xyzzy", "known: run, warmup")],
+    [("runn", "nearest: run"), ("logs", "nearest: tail"), ("xyzzy", "known: run, check")],
 )
 def test_an_unknown_command_names_the_nearest(typed: str, answer: str, capsys) -> None:
     assert main([typed]) == 2

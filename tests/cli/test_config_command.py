@@ -15,8 +15,9 @@ from rollstream.config.run_folder import (
 )
 from rollstream.config.settings import Configuration
 from rollstream.storage.stores.connect import open_store
-from rollstream.streams.records import Configured
+from rollstream.streams.records import Configured, Take
 from rollstream.streams.topics import catalogue
+from rollstream.streams.values import SettingsSince
 from rollstream.streams.writer import FencedWriter
 
 
@@ -134,7 +135,7 @@ def test_what_changed_in_a_run_is_printed_with_its_step(tmp_path: Path, capsys) 
     assert main(["config", str(folder), "seed", "--changes"]) == 0
     assert capsys.readouterr().out == "no setting was changed\n"
     assert main(["config", str(folder), "--changes"]) == 0
-    assert "sampling.tokens_max  420" in capsys.readouterr().out
+    assert "sampling.tokens_max\t420" in capsys.readouterr().out
 
 
 def test_settings_that_are_not_kept_are_named_and_passed_over(tmp_path: Path, capsys) -> None:
@@ -146,3 +147,20 @@ def test_settings_that_are_not_kept_are_named_and_passed_over(tmp_path: Path, ca
     printed = capsys.readouterr()
     assert printed.out == "no setting was changed\n"
     assert "the settings from step 7 on are not kept" in printed.err
+
+
+def test_a_setting_of_prompts_is_printed_with_its_first_group(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    now = configuration(folder, tokens_max=4, lr=1e-4)
+    start_trainers(folder, (0, configuration(folder)), (7, now))
+    bus = open_run_log_for_writing(now, folder)
+    writer = FencedWriter(bus, "ledger", "trainer", 3)
+    writer.open()
+    writer.append([("run", Take(8, 0, 0, (), (), settings=(SettingsSince(31, fingerprint(now)),)))])
+    bus.close()
+    assert main(["config", str(folder), "--changes", "--json"]) == 0
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    assert {line["setting"]: line["group"] for line in lines} == {
+        "sampling.tokens_max": 31,
+        "trainer.lr": None,
+    }

@@ -9,6 +9,7 @@ import pytest
 
 from rollstream.cli.main import main
 from rollstream.config.config import load
+from rollstream.errors import EXIT_REFUSED
 from rollstream.sizes import arithmetic as sums
 from rollstream.sizes.arithmetic import total
 from rollstream.sizes.check import needed_bytes
@@ -37,6 +38,11 @@ def test_the_written_configuration_is_one_that_run_takes(tmp_path: Path) -> None
     c = load(file, [f"model.path={model}"], {})
     assert (c.devices.trainer, c.devices.rollouts) == ((0,), (0,))
     assert c.rollouts.vllm.memory_share < 0.85
+
+
+def test_a_mixture_of_experts_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "qwen3-30b-a3b", "--gpus", "8xH200"]) == EXIT_REFUSED
+    assert "qwen3-30b-a3b is a mixture of 128 experts" in capsys.readouterr().err
 
 
 def test_kinds_on_which_nothing_fits_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:

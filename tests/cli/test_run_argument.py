@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.analysis.locate import locate_run, newest_run
 from rollstream.cli.arguments import run_path
 from rollstream.cli.commands import choose_parser
 from rollstream.cli.main import main, parse
+from rollstream.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -14,7 +16,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the run `runs/one`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "one").mkdir(parents=True)
-    (tmp_path / "runs" / "one" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "one" / "config.json").write_text('{"run": "one"}')
     return tmp_path
 
 
@@ -99,3 +101,22 @@ def test_no_run_at_all_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["top"]) == 2
     assert "holds no run; name one" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_model_is_no_run(here: Path) -> None:
+    """An exported version has a config.json, too."""
+    model = here / "runs" / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Q"]}')
+    found = parse(["weights", "export", "one", "57", "runs/model"])
+    assert (found.run, found.version, found.folder) == ("one", "57", "runs/model")
+    assert newest_run(here / "runs").name == "one"
+    with pytest.raises(ConfigurationError, match="holds neither a run"):
+        locate_run("runs/model")
+
+
+def test_a_message_has_long_words_shortened_and_in_one_line(here: Path, capsys) -> None:
+    assert main(["tail", "runs/one", "x" * 5000]) == 2
+    assert len(capsys.readouterr().err) < 1000
+    assert main(["top", "a\nb/c", "--once"]) == 2
+    assert "a\\nb/c" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from rollstream.cli.signals import terminable
 from testbed.waiting import WAIT_S
 
 SIGNAL_INSIDE_WAIT = """
@@ -38,3 +39,14 @@ def test_a_signal_inside_a_wait_for_it_ends_the_wait(number: signal.Signals) -> 
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S
     )
     assert ended.stdout == "ended\n", ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_reports_its_end_is_ended_by_every_stop_signal(number: signal.Signals):
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), terminable():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.locate import locate_run, open_run_view
+from rollstream.analysis.locate import locate_run
+from rollstream.analysis.looking import open_run_view
 from rollstream.config.config import load
 from rollstream.runs.parentage import read_parentage
 from rollstream.storage.checkpoints import newest_checkpoint

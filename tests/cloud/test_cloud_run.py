@@ -1,42 +1,37 @@
-"""The same run over a Kafka broker and an S3 bucket, on third-party servers: two URLs change, and
-the log holds the same counts afterwards.
+"""The roles of a run over a Kafka broker and an S3 bucket, on third-party servers: two URLs change,
+and the log holds the same counts afterwards. Their processes are in `test_faults_in_a_run.py`.
 """
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-from testbed.run_process import STEPS, assert_the_log_adds_up, started
+from rollstream.storage.weights.retention import listed_versions
+from rollstream.streams.records import Admitted, GroupClosed, StepDone, Take, Trajectory
 from testbed.servers import kafka_broker, versity
-from testbed.waiting import WAIT_S
+from tests.runs.test_resume import hashes, train_until, used
+from tests.support.tiny_run import tiny_run
+
+STEPS, GROUPS = 4, 3
 
 
-def asked(*line: str) -> list[dict]:
-    """The JSON lines that a command prints about the run."""
-    command = [sys.executable, "-m", "rollstream", *line, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(text) for text in done.stdout.splitlines()]
-
-
-def test_a_run_over_kafka_and_s3_trains_every_step_and_the_counts_add_up(
-    tmp_path: Path, model: Path
-) -> None:
-    """Promise 4; invariants 1 and 2 over log and archive. The commands read everything from
-    there.
-    """
-    folder = tmp_path / "run"
-    urls = [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}"]
-    with started(folder, model, urls) as process:
-        code = process.wait(WAIT_S)
-    assert code == 0, (tmp_path / "output.txt").read_text()
-    assert_the_log_adds_up(folder)
-    assert not (folder / "bus").exists()
-    assert not (folder / "store").exists()
-    assert (folder / "report.html").stat().st_size > 10_000
-    run = str(folder)
-    assert asked("query", "SELECT max(step) AS last FROM steps", "--run", run) == [{"last": STEPS}]
-    assert asked("tail", "ledger", run, "--last", "1")[0]["step"] == STEPS
-    assert asked("inspect", "--last", run)[0]["trajectory"]
-    assert asked("top", run, "--once")[0]["step"] == STEPS
+def test_a_run_over_kafka_and_s3_trains_every_step_and_the_counts_add_up(tmp_path: Path) -> None:
+    """Promise 4; invariants 1 and 2 over the log, with a trainer that is replaced."""
+    with tiny_run(tmp_path, bus=kafka_broker.new_url(), store=versity.new_url()) as run:
+        run.start_all()
+        train_until(run, term=1, steps=2)
+        assert run.train(term=2)
+        run.end()
+        assert max(used(run).values()) == 1, "a trajectory was trained twice"
+        trained = [group.group for take in run.records("ledger", Take) for group in take.groups]
+        assert len(trained) == len(set(trained)) == STEPS * GROUPS
+        admitted = [record.group for record in run.records("admissions", Admitted)]
+        assert len(set(admitted)) == len(admitted)
+        closed = {record.group for record in run.records("ledger", GroupClosed)}
+        assert not closed & set(trained)
+        assert set(trained) | closed <= set(admitted)
+        assert {done.step for done in run.records("ledger", StepDone)} == {1, 2, 3, 4}
+        assert all(len(each) == 1 for each in hashes(run).values()), "a repeated step differs"
+        finished = {record.trajectory for record in run.records("trajectories", Trajectory)}
+        assert set(used(run)) <= finished
+        assert {version.number for version in listed_versions(run.store)} >= {3, 4}
+    assert not (tmp_path / "bus").exists()
+    assert not (tmp_path / "store").exists()

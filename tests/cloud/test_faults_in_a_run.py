@@ -4,9 +4,10 @@ the counts of invariant 1 add up, and no acknowledged record is lost.
 `docs/reference/runbook.md` has the table.
 """
 
+import json
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from testbed.run_process import STEPS, assert_the_log_adds_up, role, started, st
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
 from testbed.servers.kafka_broker import KafkaBroker
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, let_pass, wait_for
 from tests.cloud.witness import Witness
 
 DOWN_S = 10.0
@@ -40,14 +41,14 @@ class Scene:
 
 def broker_killed(scene: Scene) -> None:
     scene.broker.kill()
-    time.sleep(2)
+    let_pass(2)
     scene.broker.start()
     scene.broker.wait_ready()
 
 
 def broker_paused(scene: Scene) -> None:
     scene.broker.signal(signal.SIGSTOP)
-    time.sleep(PAUSE_S)
+    let_pass(PAUSE_S)
     scene.broker.signal(signal.SIGCONT)
 
 
@@ -76,22 +77,22 @@ def resets(scene: Scene) -> None:
 
 def outage(scene: Scene) -> None:
     scene.proxy.inject(Fault("reset", count=FOREVER))
-    time.sleep(DOWN_S)
+    let_pass(DOWN_S)
     scene.proxy.clear()
 
 
 def outage_in_which_the_trainer_dies(scene: Scene) -> None:
     scene.proxy.inject(Fault("status", 503, count=FOREVER))
-    time.sleep(DOWN_S / 3)
+    let_pass(DOWN_S / 3)
     role(scene.process, "trainer").send_signal(signal.SIGKILL)
-    time.sleep(DOWN_S)
+    let_pass(DOWN_S)
     scene.proxy.clear()
 
 
 def both_down(scene: Scene) -> None:
     scene.proxy.inject(Fault("reset", count=FOREVER))
     broker_killed(scene)
-    time.sleep(DOWN_S / 2)
+    let_pass(DOWN_S / 2)
     scene.proxy.clear()
 
 
@@ -108,6 +109,26 @@ FAULTS = [
         ((both_down,), pytest.mark.long),
     ]
 ]
+
+
+def asked(*line: str) -> list[dict]:
+    """The JSON lines that a command prints about the run."""
+    command = [sys.executable, "-m", "rollstream", *line, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(text) for text in done.stdout.splitlines()]
+
+
+def assert_commands_read_everything_from_there(folder: Path) -> None:
+    """Neither log nor store is in the folder."""
+    assert not (folder / "bus").exists()
+    assert not (folder / "store").exists()
+    assert (folder / "report.html").stat().st_size > 10_000
+    run = str(folder)
+    assert asked("query", "SELECT max(step) AS last FROM steps", "--run", run) == [{"last": STEPS}]
+    assert asked("tail", "ledger", run, "--last", "1")[0]["step"] == STEPS
+    assert asked("inspect", "--last", run)[0]["trajectory"]
+    assert asked("top", run, "--once")[0]["step"] == STEPS
 
 
 @pytest.mark.parametrize("faults", FAULTS)
@@ -133,6 +154,8 @@ def test_a_run_continues_by_itself_and_nothing_acknowledged_is_lost(
     assert code == 0, (tmp_path / "output.txt").read_text()
     assert_the_log_adds_up(folder)
     witness.assert_nothing_is_lost()
+    if faults[0] is broker_killed:
+        assert_commands_read_everything_from_there(folder)
     assert proxy.injected or faults[0] in (broker_killed, broker_paused)
     print(  # docs/reference/runbook.md has the measurements: pytest -s
         f"{faults[0].__name__}: {proxy.injected} requests hit, {deaths(folder)} roles died, "

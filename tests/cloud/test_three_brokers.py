@@ -4,7 +4,6 @@ once.
 """
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,7 +19,7 @@ from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import FencedWriter
 from testbed.servers import use
 from testbed.servers.kafka_broker import VERSION, KafkaBroker, start_three
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, let_pass, wait_for
 
 SETTLE_S = 2.0  # seconds for requests in progress when a broker dies
 QUIET_S = 6.0  # seconds without acknowledgements while two of three are gone
@@ -77,7 +76,7 @@ class Writing:
                     self.acknowledged.append(number)
                     number += 1
             except BusError:
-                time.sleep(0.2)
+                let_pass(0.2)
 
 
 def found(bus) -> Counter[int]:
@@ -112,9 +111,9 @@ def test_one_of_three_dies_unnoticed_two_stop_writes_and_nothing_is_lost(
         wait_for(lambda: len(acknowledged) > before + 100)
         second = next(n for n in brokers if n not in (first, leader(servers)))
         brokers[second].kill()  # the present leader lives and has no broker to copy to
-        time.sleep(SETTLE_S)
+        let_pass(SETTLE_S)
         before = len(acknowledged)
-        time.sleep(QUIET_S)
+        let_pass(QUIET_S)
         assert len(acknowledged) == before, "acknowledged by less than two"
         for node in (first, second):
             brokers[node].start()

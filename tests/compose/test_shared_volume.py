@@ -8,7 +8,7 @@ from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from testbed.waiting import WAIT_S
 
-TIMES = 50
+TIMES = 15
 
 
 def test_roles_with_one_process_id_settle_in_one_folder_at_once(tmp_path: Path) -> None:

@@ -142,21 +142,39 @@ def test_a_model_that_is_missing_has_its_download_command(toml):
         ("sampling.top_k=5", "top_k must be 0 when training"),
         ("sampling.top_p=0.9", "top_p must be 1 when training"),
         ("sampling.temperature=0", "temperature must be > 0 when training"),
-        ("sampling.tokens_max=512", "tokens_max must be < rollouts.context_max (512)"),
-        ("trainer.updates_per_step=25", "groups_per_step must be ≥ trainer.updates_per_step (25)"),
+        (
+            "rollouts.context_max=512 & sampling.tokens_max=512",
+            "tokens_max must be < rollouts.context_max (512)",
+        ),
+        (
+            "trainer.groups_per_step=24 & trainer.updates_per_step=25",
+            "groups_per_step must be ≥ trainer.updates_per_step (25)",
+        ),
         ("trainer.samples_per_group=1", "samples_per_group must be ≥ 2"),
-        ("trainer.survivors_min=9", "survivors_min must be ≤ trainer.samples_per_group (8)"),
+        (
+            "trainer.samples_per_group=8 & trainer.survivors_min=9",
+            "survivors_min must be ≤ trainer.samples_per_group (8)",
+        ),
         ("trainer.betas=[0.9,1.0]", "betas must lie in [0, 1)"),
         ("rollouts.engine=tensorrt", "engine must be one of torch, vllm, paced"),
-        ("rollouts.status_s=6", "heartbeat_timeout_s must be ≥ 4 × rollouts.status_s (6)"),
-        ("dispatch.stuck_timeout_s=3", "must be ≥ dispatch.heartbeat_timeout_s (10)"),
-        ("model.config.max_position_embeddings=64", "context_max must be ≤ model.config"),
+        (
+            "dispatch.heartbeat_timeout_s=10 & rollouts.status_s=6",
+            "heartbeat_timeout_s must be ≥ 4 × rollouts.status_s (6)",
+        ),
+        (
+            "dispatch.heartbeat_timeout_s=10 & dispatch.stuck_timeout_s=3",
+            "must be ≥ dispatch.heartbeat_timeout_s (10)",
+        ),
+        (
+            "model.config.max_position_embeddings=64 & rollouts.context_max=80",
+            "context_max must be ≤ model.config",
+        ),
         ("warmup.enabled=false", "path must be given when warmup.enabled is false"),
         ("task.environment=['AWS_PROFILE']", "environment must not name AWS_PROFILE"),
     ],
 )
 def test_an_impossible_combination_is_refused(toml, override, message):
-    assert message in refusal(toml(""), override)
+    assert message in refusal(toml(""), *override.split(" & "))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +195,7 @@ def test_adapters_are_trained_by_several_processes(toml):
 
 
 def test_a_wave_that_can_never_be_ready_is_refused(toml):
-    text = "[dispatch]\nmax_lag = 'null'\nready_groups_max = 23"
+    text = "[trainer]\ngroups_per_step = 24\n[dispatch]\nmax_lag = 'null'\nready_groups_max = 23"
     assert "ready_groups_max must be ≥ trainer.groups_per_step (24)" in refusal(toml(text))
 
 
@@ -314,3 +332,10 @@ def test_arguments_of_vllm_pass_through_and_those_of_the_run_are_refused_by_name
     url = "rollouts.vllm.url=http://host:8000"
     served = refusal(toml(text), "rollouts.engine=vllm", "rollouts.count=1", url)
     assert "must be empty with rollouts.vllm.url" in served
+
+
+def test_an_inline_table_sets_each_of_its_keys_and_leaves_the_others(toml):
+    given = 'task.options={path="rows.jsonl", held_out_share=0}'
+    file = toml('[task]\nname = "dataset"\n[task.options]\nverifier = "a:b"')
+    options = load(file, (given,), {}).task.options
+    assert options == {"verifier": "a:b", "path": "rows.jsonl", "held_out_share": 0}

@@ -11,18 +11,11 @@ from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.main import main, parse
 from rollstream.config.config import (
     accept_change,
-    configuration_key,
     essential_settings,
     fingerprint,
     load,
     load_for_viewing,
     setting_changes,
-)
-from rollstream.config.identity import (
-    IDENTITY_KEY,
-    check_readable,
-    mark_deleted,
-    read_or_create_identity,
 )
 from rollstream.config.recorded_configuration import (
     check_configuration,
@@ -32,10 +25,17 @@ from rollstream.config.recorded_configuration import (
 )
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
+from rollstream.config.stored_settings import configuration_key
 from rollstream.consumers.trainer.build import Provenance, check_run
 from rollstream.errors import BusError, ConfigurationError, NewerRelease
 from rollstream.roles.context import RoleLaunch
 from rollstream.roles.roles import run_role
+from rollstream.storage.identity import (
+    IDENTITY_KEY,
+    check_readable,
+    mark_deleted,
+    read_or_create_identity,
+)
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json

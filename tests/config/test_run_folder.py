@@ -52,7 +52,7 @@ def test_a_moved_run_finds_its_new_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"choose another with --run"):
+    with pytest.raises(ConfigurationError, match=r"Not a directory.*--run DIR names another"):
         write_configuration(RunFolder(tmp_path / "file" / "run"), Configuration())
 
 

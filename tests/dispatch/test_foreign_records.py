@@ -162,6 +162,25 @@ def test_a_restarted_rollout_is_known_at_once():
     assert scene.state.rollouts["a"].status.term == 2
 
 
+def test_a_rollout_that_starts_within_a_moment_of_another_one_is_no_foreign_program():
+    """The store is asked for unknown names once a second, and both start within that second."""
+    scene = Scene()
+    scene.round()
+    for name in ("c", "d"):
+        next_term(scene.store, "rollouts", name)
+        scene.append(status(name))
+        scene.now_s += LOOKUP_S / 10
+        scene.inbox.read()
+    scene.append(status("nobody"))
+    scene.now_s += LOOKUP_S / 10
+    scene.inbox.read()
+    assert not scene.inbox.foreign
+    scene.append(status("d"))
+    scene.round()
+    assert scene.inbox.foreign == {"status": 1}
+    assert "d" in scene.state.rollouts
+
+
 def test_a_flood_of_names_costs_one_listing():
     scene = Scene()
     scene.round()

@@ -5,7 +5,7 @@ oldest partial of an open trajectory, no further (invariant 11).
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_groups
+from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_now
 from rollstream.consumers.dispatch.inbox import DispatchInbox
 from rollstream.consumers.dispatch.persistence import RENEW_S, DispatchPersistence
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState
@@ -24,7 +24,8 @@ events = st.lists(st.tuples(st.sampled_from("pctx"), st.integers(0, 50)), max_si
 
 
 def admit_all(state: DispatchState, pace: AdmissionPace, version: int) -> None:
-    for _ in range(admissible_groups(pace, version, state.admitted, state.closed, state.trained)):
+    state.version = Version(version, 0)
+    for _ in range(admissible_now(pace, state)):
         group = state.next_group
         names = tuple(f"{group}.{i}" for i in range(SAMPLES))
         state.apply_admitted(Admitted(group, 0, names, 60.0, Address(0, group)))
@@ -46,7 +47,10 @@ def test_only_open_trajectories_have_a_place_in_it(
         elif event == "c":
             state.apply_completion(group, name)
         elif group in state.groups:
-            (state.apply_taken if event == "t" else state.apply_closed)(group)
+            if event == "t":
+                state.apply_taken(group, state.trained // pace.groups_per_step + 1)
+            else:
+                state.apply_closed(group)
         open_ = {t for one in state.groups.values() for t in one.open}
         assert state.chains.keys() <= open_
         assert len(state.chains) <= most * SAMPLES

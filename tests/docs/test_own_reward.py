@@ -62,6 +62,12 @@ def test_the_files_of_the_readme_fit_together(
 
 
 @pytest.mark.slow
+def test_a_check_prints_what_the_page_shows(folder: Path) -> None:
+    (shown,) = re.findall(r"```text\n(✓ model.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert shown in _rollstream(folder, "check", "letters.toml")
+
+
+@pytest.mark.slow
 def test_the_run_and_its_questions(folder: Path) -> None:
     run = ["run", "letters.toml", "--set", "trainer.steps=6", "--set", "warmup.steps=20"]
     fast = ["--set", "evaluation.enabled=false", "--set", "checkpoints.every=2"]
@@ -69,7 +75,7 @@ def test_the_run_and_its_questions(folder: Path) -> None:
     questions = re.findall(r'^rollstream query "(.*)" --run', PAGE.read_text(), re.MULTILINE)
     assert len(questions) == 2
     for question in questions:
-        assert "│" in _rollstream(folder, "query", question, "--run", "runs/letters")
+        assert "\t" in _rollstream(folder, "query", question, "--run", "runs/letters")
     assert "trained" in _rollstream(folder, "inspect", "--last", "runs/letters")
     advantage = ["--set", "trainer.advantage=centred", "--out", "runs/centred"]
     _rollstream(folder, "replay", "runs/letters", "--from-step", "4", *advantage)

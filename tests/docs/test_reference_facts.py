@@ -12,8 +12,7 @@ import pytest
 from rollstream import api
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.role import EXIT_STOPPED
-from rollstream.cli.signals import EXIT_CLOSED_PIPE
-from rollstream.errors import EXIT_REFUSED, EXIT_UNSERVED
+from rollstream.errors import EXIT_CLOSED_PIPE, EXIT_REFUSED, EXIT_UNSERVED
 from rollstream.streams.connect import open_bus
 from rollstream.streams.topics import catalogue
 from testbed.reference_pages import FOLDER

@@ -1,5 +1,5 @@
 """Hooks and workflows run what the Makefile runs; docs and examples import the names that users are
-promised.
+promised; tests wait for conditions.
 """
 
 import ast
@@ -10,6 +10,15 @@ from textwrap import dedent
 import yaml
 
 from testbed.repository import EXAMPLES, ROOT
+
+TIME_PASSES = {
+    "test_a_request_waits_while_its_rollout_is_replaced": "the request may reach a dead rollout",
+    "test_one_of_three_dies_unnoticed_two_stop_writes_and_nothing_is_lost": "nothing is written",
+    "test_a_position_truncated_while_it_is_followed_is_reported_after_the_queue": "it fills",
+    "test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again": "the abort is met",
+    "test_compacted_topics_are_read_to_their_end_across_the_holes": "segments roll by time",
+}
+"""Tests that let time pass themselves, and what happens then; none of them fails if it does not."""
 
 
 def _recipe(target: str) -> list[str]:
@@ -34,6 +43,13 @@ def test_the_changelog_has_this_release() -> None:
     from rollstream.streams.release import RELEASE
 
     assert f"## {RELEASE}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_changelog_names_a_change_once() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^\* .*?(?=^\* |^#|\Z)", text, re.DOTALL | re.MULTILINE)
+    begins = [" ".join(entry.split())[:70] for entry in entries]
+    assert sorted({begin for begin in begins if begins.count(begin) > 1}) == []
 
 
 def _programs() -> list[tuple[Path, str]]:
@@ -70,3 +86,39 @@ def _modules(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
+def _sleeps(text: str) -> list[str]:
+    """Returns the calls of a sleep, and the tests that let time pass themselves."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr == "sleep":
+            found += ["time.sleep"] if getattr(node.value, "id", "") == "time" else []
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            found += ["time.sleep" for alias in node.names if alias.name == "sleep"]
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            inner = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef)]
+            nested = {id(call) for one in inner if one is not node for call in ast.walk(one)}
+            calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+            own = [call for call in calls if id(call) not in nested]
+            if any(getattr(call.func, "id", "") == "let_pass" for call in own):
+                found.append(node.name)
+    return found
+
+
+def test_tests_wait_for_conditions_and_never_sleep() -> None:
+    files = [file for top in ("tests", "testbed") for file in (ROOT / top).rglob("*.py")]
+    sleeps = {
+        (file.relative_to(ROOT).as_posix(), sleep)
+        for file in files
+        for sleep in _sleeps(file.read_text(encoding="utf-8"))
+    }
+    allowed = {("testbed/waiting.py", "time.sleep")}
+    assert {one for one in sleeps if one[1] not in TIME_PASSES} == allowed
+    assert {sleep for _, sleep in sleeps} == {*TIME_PASSES, "time.sleep"}
+
+
+def test_a_sleep_of_a_test_is_found() -> None:
+    assert _sleeps("import time\ntime.sleep(1)\nfrom time import sleep") == ["time.sleep"] * 2
+    assert _sleeps("def test_a():\n    let_pass(1)") == ["test_a"]
+    assert not _sleeps("def test_a():\n    def slow():\n        let_pass(1)")

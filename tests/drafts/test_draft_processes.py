@@ -120,6 +120,7 @@ def test_when_the_writer_is_killed_another_one_continues_in_the_same_memory(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_sibling_that_runs_on_another_rollout_is_drafted_from(tmp_path: Path, bus: Bus) -> None:
     """Seer: no answer to this prompt is finished."""
     ask(bus, 4)
@@ -131,6 +132,7 @@ def test_a_sibling_that_runs_on_another_rollout_is_drafted_from(tmp_path: Path, 
         wait_for(lambda: reader.drafts(3, [7, 8, 9]) == [4, 2])
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_thrown_away(tmp_path: Path, bus: Bus) -> None:
     """No process was left to remove it; the next run of this name starts with its own log."""
     folder = tmp_path / "node"

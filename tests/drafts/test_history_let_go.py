@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from testbed.waiting import WAIT_S, wait_for
 from tests.drafts.drafts_log import answer, append_records, asked, log_in
 from tests.drafts.test_draft_processes import NodeRollout, rollouts
@@ -14,6 +16,7 @@ def end_by_an_error(rollout: NodeRollout) -> None:
     assert rollout.process.wait(WAIT_S) == 1
 
 
+@pytest.mark.slow
 def test_rollouts_that_end_by_an_error_let_go_of_the_history(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     bus = log_in(tmp_path)

@@ -30,7 +30,7 @@ def asked(request, asked_folders):
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # the process of its SQL ends with the file that asked it
 def living(asked_folders):
     with serving([str(asked_folders["living"])], with_sql=True) as server:
         yield server

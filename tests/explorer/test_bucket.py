@@ -29,6 +29,7 @@ def stored(asked_folders, tmp_path, monkeypatch):
     shutil.copytree(asked_folders["archived"], folder, ignore=shutil.ignore_patterns("store"))
     configuration = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(configuration | {"store": url}))
+    monkeypatch.setenv("ROLLSTREAM_STORE", url)  # the user names the host that gets credentials
     return folder, url
 
 

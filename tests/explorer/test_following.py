@@ -4,6 +4,7 @@ import json
 
 from msgspec.structs import replace
 
+from rollstream.cli.main import main
 from rollstream.explorer.explored_run import pause_s
 from rollstream.streams.topics import catalogue
 from testbed.explorer_server import serving
@@ -60,6 +61,7 @@ def test_an_archive_without_its_log_is_followed(tmp_path):
     asked_run.archive(writing)
     seen.mkdir()
     (seen / "store").symlink_to(writing / "store")
+    assert main(["trust", str(seen), "--folder", str(writing / "store")]) == 0
     with serving([str(seen)]) as server:
         assert server.json("r/0/steps")["total"] == 1
         assert server.json("r/0/overview")["metrics"]["step"] == [1]

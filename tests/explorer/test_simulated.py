@@ -1,7 +1,6 @@
 """A simulation's configuration opens as runs: steps and swimlanes are the simulator's own."""
 
 import json
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from rollstream.explorer.routes import Explorer
 from rollstream.explorer.simulation import simulate_runs
 from rollstream.simulator.experiment import run_policies
 from rollstream.simulator.saved_runs import load_saved_runs
+from testbed.waiting import wait_for
 
 SIMULATION = """
 policies = ["synchronous", "laminar"]
@@ -41,8 +41,7 @@ def ask(simulation, tmp_path_factory):
     folder = tmp_path_factory.mktemp("simulated")
     found = list(simulate_runs(str(simulation), folder, 8, lambda text: None))
     with Explorer(found, lambda event, data: None) as explorer:
-        while not all(run.index.progress.complete for run in explorer.runs):
-            time.sleep(0.01)
+        wait_for(lambda: all(run.index.progress.complete for run in explorer.runs))
         yield lambda path, **given: json.loads(explorer.answer(path, given))
 
 
@@ -84,9 +83,8 @@ def test_settings_have_the_figures_and_an_audit_is_refused(ask, results):
     shown = {one["name"]: one["value"] for one in ask("r/0/settings")["settings"]}
     assert shown["simulation.policy"] == "synchronous"
     assert float(shown["simulation.tokens_per_s"]) == round(results[0].tokens_per_s, 1)
-    while (found := ask("r/0/audit"))["state"] == "running":
-        time.sleep(0.01)
-    assert "simulated" in found["message"]
+    wait_for(lambda: ask("r/0/audit")["state"] != "running")
+    assert "simulated" in ask("r/0/audit")["message"]
 
 
 def test_a_run_s_own_configuration_is_not_simulated(tmp_path, capsys):

@@ -3,6 +3,8 @@
 import pytest
 
 from rollstream.monitor.feed import RunFeed
+from rollstream.monitor.sessions import RunSessions
+from rollstream.monitor.snapshot import take_snapshot
 from rollstream.monitor.state import RunState
 from rollstream.report.history import RunHistory
 from rollstream.report.summary import open_history, summarise
@@ -87,3 +89,47 @@ def test_memory_of_terms_is_bounded():
     for number in range(9000):
         state.apply(planted.status(f"rollout-{number}", term=2))
     assert len(state.terms) == 8192
+
+
+def _session(begin_s: float, end_s: float | None, ending: str = "stopped") -> list[dict]:
+    roles = ("trainer", "rollout-0")
+    lines = [{"time_s": begin_s, "event": "start", "role": r, "restart": 0} for r in roles]
+    return [*lines, *([] if end_s is None else [{"time_s": end_s, "event": ending}])]
+
+
+def test_a_start_is_no_restart_and_a_pause_between_sessions_is_no_time():
+    state = planted.healthy()
+    begin_s = planted.NOW_S - 1000.0
+    for line in (*_session(begin_s, begin_s + 100), *_session(begin_s + 900, None)):
+        state.apply_event(line)
+    state.apply(Opened("trainer", 2), begin_s + 901)
+    assert "trainer" not in state.restarts()
+    assert planted.moment(state).seconds == pytest.approx(200.0)
+    state.apply_event({"time_s": begin_s + 950, "event": "death", "role": "trainer", "code": 1})
+    state.apply_event({"time_s": begin_s + 951, "event": "start", "role": "trainer", "restart": 1})
+    state.apply(Opened("trainer", 3), begin_s + 952)
+    assert state.restarts()["trainer"] == 1
+    state.apply_event({"time_s": begin_s + 960, "event": "complete"})
+    assert planted.moment(state).seconds == pytest.approx(160.0)
+
+
+def test_the_clock_of_a_session_does_not_go_back_at_its_end():
+    state, started_s = RunState(), 1000.0
+    for line in _session(1001.0, 1101.0):
+        state.apply_event(line)
+    state.newest_s["status"] = 1040.0
+    plan = planted.plan()
+    shown = [take_snapshot(state, plan, now_s, (), started_s).seconds for now_s in (1101.5, 1130.0)]
+    assert shown == [101.0, 101.0]
+    for now_s, expected in ((5000.0, 100.0), (5030.0, 130.0)):
+        assert take_snapshot(state, plan, now_s, (), 5000.0).seconds == expected
+    for line in _session(5001.0, None):
+        state.apply_event(line)
+    assert take_snapshot(state, plan, 5030.0, (), 5000.0).seconds == 130.0
+
+
+def test_a_killed_supervisor_left_no_ending_and_its_pause_begins_at_the_last_work():
+    sessions = RunSessions()
+    for line in (*_session(0.0, None), *_session(1000.0, 1100.0)):
+        sessions.apply(line)
+    assert sessions.run_s(0.0, 1100.0, worked_s=(200.0, 1050.0)) == 300.0

@@ -43,6 +43,25 @@ def test_the_supervisor_names_the_end_of_a_run(run_folder, tmp_path):
     assert standing(folder, time.time()).state == "stopped"
 
 
+def test_after_the_last_step_a_run_without_evaluation_is_ending():
+    state = planted.healthy()
+    last = state.steps[-1].step
+    assert standing_of(state, last, NOW_S).phase == "last evaluation"
+    assert standing_of(state, last, NOW_S, is_evaluated=False).phase == "ending"
+
+
 @pytest.mark.parametrize(("later_s", "expected"), [(0.0, "running"), (3600.0, "silent")])
 def test_a_run_that_stopped_writing_is_silent(later_s, expected):
     assert standing_of(planted.healthy(), 60, NOW_S + later_s).state == expected
+
+
+def test_a_finished_run_names_the_newest_version_that_was_evaluated():
+    state = planted.healthy()
+    done = state.steps[-1].step
+    state.events.append({"time_s": NOW_S, "event": "complete"})
+    state.evaluations.clear()
+    assert standing_of(state, done, NOW_S).phase == "finished"
+    state.apply_evaluation({"step": done - 2, "accuracy_sampled": 0.5})
+    assert standing_of(state, done, NOW_S).phase == f"finished, evaluated to v{done - 2}"
+    state.apply_evaluation({"step": done, "accuracy_sampled": 0.5})
+    assert standing_of(state, done, NOW_S).phase == "finished"

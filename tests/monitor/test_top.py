@@ -83,7 +83,7 @@ def test_a_finished_run_is_reported_once(tmp_path, capsys):
         events.write('{"time_s": 1.0, "event": "complete", "note": ""}\n')
     assert main(["top", str(folder.path), "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["phase"] == "finished"
+    assert json.loads(line)["phase"] == "finished, evaluated to v0"
     assert main(["top", str(folder.path)]) == 0
     assert capsys.readouterr().out.count("step 3/60 finished") == 1
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollstream.monitor import warnings_flow
+from rollstream.monitor import warnings_flow, warnings_processes
 from rollstream.monitor.concerns import CONCERNS, warnings_of
 from rollstream.monitor.state import ArchiveBacklog, DeadLetters, RunState
 from rollstream.report.history import RunHistory
@@ -225,9 +225,9 @@ def test_a_run_that_is_stopped_and_resumed_again_and_again_has_no_deaths():
 
 def test_a_rollout_that_stays_away_is_gone_after_ten_minutes():
     state = healthy(3)
-    state.apply(planted.status("rollout-1", NOW_S - warnings_flow.GONE_S + 5, term=2))
+    state.apply(planted.status("rollout-1", NOW_S - warnings_processes.GONE_S + 5, term=2))
     assert kinds(state) == ["rollouts_silent"]
-    state.apply(planted.status("rollout-1", NOW_S - warnings_flow.GONE_S - 5, term=3))
+    state.apply(planted.status("rollout-1", NOW_S - warnings_processes.GONE_S - 5, term=3))
     assert kinds(state) == []
 
 

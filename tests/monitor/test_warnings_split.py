@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollstream.monitor.concerns import warnings_of
+from rollstream.monitor.machine_use import MachineUse
 from rollstream.monitor.snapshot import RunSnapshot
 from rollstream.monitor.state import RunState
 from rollstream.monitor.warnings_split import (
@@ -42,11 +43,34 @@ def on_gpus(at: RunSnapshot, trainer: int, each: int = 1) -> RunSnapshot:
     return replace(at, plan=replace(at.plan, trainer_gpus=trainer, rollout_gpus=each))
 
 
+def beside(at: RunSnapshot, cores: float, busy: float) -> RunSnapshot:
+    """The same moment on one machine with these cores."""
+    return replace(at, machine=MachineUse(cores, busy))
+
+
 def test_a_trainer_that_waits_is_told_how_much_more_rollouts_would_give():
-    (concern,) = warnings_of(moment(waiting(0.75, rollouts=5)))
+    (concern,) = warnings_of(beside(moment(waiting(0.75, rollouts=5)), 16, 8))
     assert concern.kind == "trainer_starved"
     assert "waits 75% of a step" in concern.what
     assert "3 more rollouts would give about +60% tokens/s" in concern.what
+
+
+def test_cores_that_are_busy_get_no_more_rollouts():
+    (concern,) = warnings_of(beside(moment(waiting(0.75, rollouts=2)), 2, 1.9))
+    assert "more rollout" not in concern.what
+    assert "1.9 of 2 cores are busy" in concern.what
+    assert "another machine" in concern.do
+
+
+def test_a_machine_with_room_for_one_is_promised_what_one_gives():
+    (concern,) = warnings_of(beside(moment(waiting(0.75, rollouts=5)), 16, 14.8))
+    assert "1 more rollout would give about +20% tokens/s" in concern.what
+
+
+def test_no_number_is_promised_for_machines_that_are_unknown():
+    (concern,) = warnings_of(moment(waiting(0.75, rollouts=5)))
+    assert "more rollout" not in concern.what
+    assert "where cores are idle" in concern.do
 
 
 def test_more_rollouts_are_proposed_only_up_to_what_the_trainer_can_take():
@@ -108,7 +132,8 @@ def test_waiting_beside_arithmetic_is_not_idleness():
 def test_a_finished_run_is_told_too():
     state = waiting(0.75)
     state.apply_event({"time_s": NOW_S, "event": "complete"})
-    (concern,) = warnings_of(moment(state, NOW_S + 3600))
+    at = moment(state, NOW_S + 3600)
+    (concern,) = warnings_of(replace(at, plan=replace(at.plan, rollout_cores=None)))
     assert "2 more rollouts would give about +50% tokens/s" in concern.what
 
 

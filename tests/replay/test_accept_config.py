@@ -12,12 +12,12 @@ from rollstream.cli.configuration import load_and_settle
 from rollstream.cli.main import main, parse
 from rollstream.config.config import (
     accept_change,
-    configuration_key,
     fingerprint,
     store_configuration,
 )
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
+from rollstream.config.stored_settings import configuration_key
 from rollstream.errors import ConfigurationError
 from rollstream.streams.records import Configured, StepDone
 from testbed.memory import MemoryStore

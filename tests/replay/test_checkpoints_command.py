@@ -49,7 +49,7 @@ def test_list_marks_whole_and_unfinished_checkpoints(run: Path, capsys):
     assert found[0]["open_groups"] == 1
     assert found[0]["bytes"] > 3 * 5 * 4
     assert main(["checkpoints", "list", str(run)]) == 0
-    assert "s00000030-t0002  unfinished" in capsys.readouterr().out
+    assert "s00000030-t0002\tunfinished" in capsys.readouterr().out
 
 
 def test_a_damaged_one_is_named_and_shown_by_the_exit_code(run: Path, capsys):

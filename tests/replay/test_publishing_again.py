@@ -198,6 +198,7 @@ def long_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_killed_resumes_exactly(long_archive: Path, tmp_path: Path, capsys):
     to = f"sqlite:{tmp_path}/copy"
     run_killed_at("rollstream.streams.sqlite.bus:SqliteBus.append", 3, publish(long_archive, to))

@@ -160,7 +160,14 @@ def own_hashes(out: Path) -> dict[int, list[str]]:
     return {step: [one.state_hash for one in done] for step, done in recorded.done.items()}
 
 
-@pytest.mark.parametrize(("steps", "more"), [(1, ()), (3, ("--set", "trainer.lr=0.01"))])
+CUT = [
+    pytest.param(1, (), marks=pytest.mark.long),
+    (3, ("--set", "trainer.lr=0.01")),
+]
+
+
+@pytest.mark.parametrize(("steps", "more"), CUT)
+@pytest.mark.slow
 def test_a_killed_replay_resumes_to_the_same_hashes(steps, more, run, tmp_path, capsys):
     before, out = contents(run), tmp_path / "killed"
     words = ("--from-step", "2", *more)

@@ -60,4 +60,4 @@ def test_evaluations_have_accuracies_by_task_where_there_are_several():
     assert line["accuracy_sampled/sums"] == 0.5
     assert line["accuracy_sampled/words"] == 0.0
     alone = measure(answers[:2], answers).line(3, 1.0)
-    assert not [name for name in alone if "/" in name]
+    assert not [name for name in alone if name.endswith(("/sums", "/words"))]

@@ -1,5 +1,5 @@
 """Records that a rollout sends beside decoding: in order, with addresses, bounded, every failure
-raised.
+raised, and a record that the log cannot hold refused alone.
 """
 
 import threading
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from rollstream.errors import RecordTooLarge
+from rollstream.errors import BusError
 from rollstream.producers.rollout.publisher import RECORDS_MAX, BackgroundSender
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
@@ -73,12 +74,59 @@ def test_a_sender_above_the_bound_waits_until_its_records_are_durable(bus: Sqlit
     assert len(published(bus)) == RECORDS_MAX + 2
 
 
-def test_what_fails_is_raised_by_the_next_call(bus: SqliteBus):
-    limit = bus.settings("annotations").record_bytes_max
+def test_an_append_that_fails_is_raised_by_the_next_call(bus: SqliteBus):
     outbox = BackgroundSender(bus)
-    outbox.send("annotations", notes(0, 1, width=limit))
-    with pytest.raises(RecordTooLarge):
+    outbox.send("no such topic", notes(0, 1))
+    with pytest.raises(BusError):
         outbox.flush()
-    with pytest.raises(RecordTooLarge):
+    with pytest.raises(BusError):
         outbox.send("annotations", notes(1, 1))
     assert published(bus) == []
+
+
+ODD_NOTES = {
+    "half an emoji": lambda note: replace(note, reason="tool said \ud83d"),
+    "half an emoji in the key": None,
+    "an array of another type": lambda note: replace(note, values=np.ones(2, np.float64)),
+    "no array": lambda note: replace(note, values=None),
+    "a value that JSON has not": lambda note: replace(note, scorer=object()),
+    "not finite": lambda note: replace(note, group=float("inf")),
+    "deep": lambda note: replace(note, scorer=deep(5000)),
+}
+
+
+def deep(levels: int) -> object:
+    inner: object = ""
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
+@pytest.mark.parametrize("what", ODD_NOTES)
+def test_a_record_that_does_not_encode_is_refused_and_all_others_are_published(
+    bus: SqliteBus, what: str
+):
+    outbox, addresses, refused = BackgroundSender(bus), list[Address](), dict[int, str]()
+    sent: list[KeyedRecord] = notes(0, 3)
+    key, record = sent[1][0], sent[1][1]
+    change = ODD_NOTES[what]
+    sent[1] = (key, change(record)) if change is not None else ("\ud83d", record)
+    outbox.send("annotations", sent, addresses.extend, on_refused=refused.__setitem__)
+    outbox.send("annotations", notes(3, 2), addresses.extend)
+    outbox.flush()
+    outbox.send("annotations", notes(5, 1), addresses.extend)
+    outbox.flush()
+    assert published(bus) == ["1.0", "1.2", "1.3", "1.4", "1.5"]
+    assert [at.offset for at in addresses] == [0, 1, 2, 3, 4]
+    assert list(refused) == [1]
+    "".join(refused.values()).encode()
+
+
+def test_a_record_above_the_topics_bound_is_refused_alone(bus: SqliteBus):
+    limit, refused = bus.settings("annotations").record_bytes_max, dict[int, str]()
+    outbox = BackgroundSender(bus)
+    outbox.send("annotations", notes(0, 1, width=limit), on_refused=refused.__setitem__)
+    outbox.send("annotations", notes(1, 1))
+    outbox.flush()
+    assert published(bus) == ["1.1"]
+    assert "above" in refused[0]

@@ -58,7 +58,7 @@ def held_manifest(run: Followed, version: Version) -> Manifest:
     ("share", "dtype"),
     [
         (1, torch.bfloat16),
-        (1 << 20, torch.float32),
+        pytest.param(1 << 20, torch.float32, marks=pytest.mark.slow),
         pytest.param(1, torch.float32, marks=pytest.mark.slow),
         pytest.param(1 << 20, torch.bfloat16, marks=pytest.mark.slow),
     ],

@@ -3,11 +3,11 @@ NaN.
 """
 
 import json
-import time
 from dataclasses import replace
 
 from rollstream.producers.tasks.base import Score, TaskPrompt, Turns
 from rollstream.producers.tasks.remainder import Remainder
+from testbed.waiting import let_pass
 
 
 class Failing(Remainder):
@@ -25,7 +25,7 @@ class Failing(Remainder):
         if asked["fails"] and self.fault == "raises":
             raise ValueError("no reward today")
         if asked["fails"] and self.fault == "hangs":
-            time.sleep(60)
+            let_pass(60)
         if asked["fails"]:
             return Score(float("nan"))
         return super().judge(asked["of"], turns)

@@ -2,7 +2,9 @@
 after an interruption at any point.
 """
 
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from rollstream.config.config import load
-from rollstream.config.identity import IDENTITY_KEY, check_exists, read_or_create_identity
 from rollstream.config.run_folder import bus_url, store_url
-from rollstream.errors import ConfigurationError, Fenced, LeaseHeld
+from rollstream.errors import (
+    ConfigurationError,
+    Fenced,
+    LeaseHeld,
+    OutsideRun,
+)
 from rollstream.runs import removal
 from rollstream.runs.removal import (
     RemovalPlan,
@@ -23,6 +29,7 @@ from rollstream.runs.removal import (
     plan_removal,
     remove,
 )
+from rollstream.storage.identity import IDENTITY_KEY, check_exists, read_or_create_identity
 from rollstream.storage.leases import LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.stores.base import ListedObject
 from rollstream.storage.stores.connect import open_store
@@ -34,6 +41,7 @@ from rollstream.streams.records import RelayStatus, RolloutStatus
 from rollstream.streams.removal import living_rollouts, own_groups, own_topics, topic_names
 from rollstream.streams.topics import catalogue
 from rollstream.streams.writer import publish
+from rollstream.supervisor.supervisor import RunLock
 from testbed.sample_records import SAMPLES
 from testbed.servers import versity
 from testbed.waiting import WAIT_S, wait_for
@@ -146,6 +154,39 @@ def test_a_run_with_a_living_lease_is_refused(run: Path) -> None:
     lease = acquire_lease(store, LeaseCandidate("trainer", "train", "n", 1.0), 0.0)
     with LeaseRenewal(lease), pytest.raises(LeaseHeld, match="leases are held of trainer"):
         check_not_living(place_of(run), 0.0)
+
+
+@pytest.mark.parametrize("seconds", [3e10, 1e308])
+def test_a_lease_that_states_years_is_not_waited_for(run: Path, seconds: float) -> None:
+    store = open_store(f"file:{run}/store")
+    acquire_lease(store, LeaseCandidate("trainer", "sent", "nonce", seconds), 0.0)
+    with pytest.raises(LeaseHeld, match=r"role trainer .*delete roles/trainer\.json"):
+        check_not_living(place_of(run), heartbeats_s=0.0)
+
+
+PIPES = ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db-journal", "status.db")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(f"bus/{name}" for name in PIPES), "store/roles/trainer.json", "run.lock", "replay.json"],
+)
+def test_no_removal_waits_for_a_pipe(run: Path, name: str) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    with suppress(OutsideRun):  # or the removal deletes the rest
+        RunLock(run, 0.0).close()
+        check_not_living(place_of(run), heartbeats_s=0.0)
+        removed(run)
+
+
+def test_a_lock_that_is_a_link_is_not_opened(run: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    (run / "run.lock").symlink_to(key)
+    with pytest.raises(OutsideRun, match=r"run\.lock"):
+        RunLock(run, 0.0)
+    assert key.read_text() == "secret"
 
 
 def test_a_holder_that_was_suspended_is_fenced(run: Path) -> None:

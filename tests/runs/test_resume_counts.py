@@ -55,7 +55,9 @@ def test_no_burst_of_admissions_follows_a_restart(tmp_path: Path, keep) -> None:
             run.trainer.groups_per_step, run.dispatch.max_lag, 64, run.trainer.steps
         )
         closed = len(run.records("ledger", GroupClosed))
-        window = admissible_groups(pace, pointer.version.number, 0, closed, 0)
+        number = pointer.version.number
+        settled = number * run.trainer.groups_per_step
+        window = admissible_groups(pace, number, 0, closed, 0, settled)
         wait_for(lambda: len(admitted(run)) >= window)
         wait_for(lambda: len(run.records("trajectories")) >= window * 4)  # all of it is done
         run.end()

@@ -1,10 +1,10 @@
 """Scorer's functions that the tests give to real scoring processes."""
 
 import os
-import time
 from pathlib import Path
 
 from rollstream.producers.scoring.functions import Finished
+from testbed.waiting import let_pass
 
 
 def facts(finished: Finished) -> dict[str, float]:
@@ -27,7 +27,7 @@ def misbehaves(finished: Finished) -> object:
         raise ZeroDivisionError("no such quality")
     if finished.reference.startswith("hangs "):
         Path(finished.reference.partition(" ")[2]).touch()
-        time.sleep(600)
+        let_pass(600)
     if finished.reference == "exits":
         os._exit(9)
     results = {
@@ -45,5 +45,5 @@ def waits_for_file(finished: Finished) -> float:
     folder = Path(finished.reference)
     (folder / "began").touch()
     while not (folder / "end").exists():
-        time.sleep(0.01)
+        let_pass(0.01)
     return 1.0

@@ -5,7 +5,6 @@ vLLM's CPU build in an image that has it.
 
 import json
 import sys
-import time
 
 import pytest
 
@@ -22,7 +21,7 @@ from testbed.stack.whole_run import (
     queried,
     wait_for_report,
 )
-from testbed.waiting import wait_for
+from testbed.waiting import let_pass, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -86,7 +85,7 @@ def test_repack_moves_trajectories_of_the_long_tail(daemon: StackDaemon) -> None
         assert len(wait_until(stack, ["rollout"], "healthy", UP_S)) == 4
 
         def has_moved() -> bool:
-            time.sleep(LOOK_S)
+            let_pass(LOOK_S)
             is_complete = newest_step(stack) == sys.maxsize
             file = "/run/rollstream/metrics/moves.jsonl"
             text = stack.run("report", "sh", "-c", f"cat {file} || true")

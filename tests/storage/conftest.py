@@ -15,14 +15,19 @@ STORES = {
 }
 
 
-@pytest.fixture(params=["memory", *STORES])
+def of_the_second_server(name):
+    """VersityGW is asked the same in less time, so moto is a part of `make test-slow`."""
+    return pytest.param(name, marks=pytest.mark.slow if name == "s3@moto" else ())
+
+
+@pytest.fixture(params=map(of_the_second_server, ["memory", *STORES]))
 def store(request, tmp_path):
     if request.param == "memory":
         return MemoryStore()
     return open_store(STORES[request.param](tmp_path))
 
 
-@pytest.fixture(params=["s3@versitygw", "s3@moto"])
+@pytest.fixture(params=map(of_the_second_server, ["s3@versitygw", "s3@moto"]))
 def s3_url(request, tmp_path):
     """An empty prefix on each S3 server."""
     return STORES[request.param](tmp_path)

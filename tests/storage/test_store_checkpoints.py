@@ -1,13 +1,17 @@
 """Checkpoints are whole, or skipped with a reason."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.errors import CorruptObject, Fenced, ObjectMissing
 from rollstream.storage.checkpoints import (
     CheckpointId,
     StoredCheckpoint,
     checkpoint_manifest,
+    checkpoint_state,
     delete_checkpoints,
     newest_checkpoint,
     open_checkpoint,
@@ -16,7 +20,8 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
     write_checkpoint,
 )
-from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.base import ObjectStore, content_hash
+from rollstream.storage.stores.json_objects import seal
 from rollstream.storage.weights.pointer import take_pointer
 from rollstream.storage.weights.shards import StoredTensors, part_name
 from testbed.memory import MemoryStore
@@ -168,3 +173,22 @@ def test_deleted_checkpoints_are_gone_and_an_interrupted_removal_is_not_whole(st
         read_checkpoint(store, old)
     delete_checkpoints(store, [old])
     assert [one.id.step for one in stored_checkpoints(store)] == [20]
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"[1]", b'{"a": '])
+def test_a_state_that_is_none_is_a_damaged_object(text):
+    store = MemoryStore()
+    one = write_checkpoint(store, 1, 1, {}, {"step": 1})
+    key = f"{one.folder}/manifest.json"
+    manifest = checkpoint_manifest(store, one)
+    state = replace(manifest.state, bytes=len(text), hash=content_hash(text))
+    store.put(key, seal(replace(manifest, state=state)))
+    store.put(f"{one.folder}/state.json", text)
+    with pytest.raises(CorruptObject, match=r"state\.json"):
+        checkpoint_state(store, one)
+
+
+@pytest.mark.parametrize("value", ["x", 1 << 80, [[]], None])
+def test_values_that_are_no_state_of_a_trainer_are_a_damaged_object(value):
+    with pytest.raises(CorruptObject, match="is no trainer"):
+        TrainerState.decode({"step": value})

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollstream.config.config import validate_layers
 from rollstream.config.run_folder import RunFolder
@@ -231,6 +233,22 @@ def test_rollstream_train_under_srun_joins_the_ranks_of_its_step(tmp_path: Path)
     assert "ranks did not all join" in done.stderr
 
 
+def write_hollow_weights(folder: Path) -> None:
+    """Writes the weights that config.json states as a file of holes, which takes no room."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in model.named_parameters():
+        begin, end = end, end + 4 * tensor.numel()
+        offsets = [begin, end]
+        header[name] = {"dtype": "F32", "shape": [*tensor.shape], "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
 @pytest.mark.slow
 def test_a_run_that_cannot_fit_the_listed_card_ends_at_its_start(tmp_path: Path) -> None:
     """`rollstream run` on a machine whose driver lists one small card."""
@@ -245,6 +263,7 @@ def test_a_run_that_cannot_fit_the_listed_card_ends_at_its_start(tmp_path: Path)
         "num_key_value_heads": 2, "tie_word_embeddings": True,
     }  # fmt: skip
     (model / "config.json").write_text(json.dumps(fields))
+    write_hollow_weights(model)
     toml = tmp_path / "run.toml"
     toml.write_text(f'[model]\npath = "{model}"\n[trainer]\ndevice = "cuda"\n')
     words = ["run", str(toml), "--run", str(tmp_path / "run")]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.checks.machine import unwritable_reason
 from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailable
 from rollstream.roles.context import classify_engine_errors
 from rollstream.supervisor.process import (
@@ -129,3 +130,11 @@ def test_a_log_is_rotated_and_its_newest_lines_are_read_across(tmp_path: Path) -
         more.write("later\n")
     assert last_lines(log, 2) == ["rollstream: the end", "later"]
     assert child.error_message() == ""
+
+
+def test_the_reason_names_a_folder_that_exists_and_may_not_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    denied = unwritable_reason(tmp_path, tmp_path)
+    assert denied.startswith(f"the run's folder {tmp_path} may not be written by this user: Permis")
+    assert "cannot be made in" in unwritable_reason(tmp_path / "new", tmp_path)
+    assert "Not a directory" in unwritable_reason(tmp_path / "file" / "new", tmp_path / "file")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,3 +231,39 @@ def test_a_role_whose_parent_died_before_it_could_ask_ends_itself():
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROLLSTREAM_PARENT": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+MAKES_ITS_FOLDER = f"""
+import pathlib, signal, sys
+
+def write(*_):
+    pathlib.Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+
+signal.signal(signal.SIGTERM, write)
+print("up", flush=True)
+{SLEEP}
+"""
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_run_whose_folder_is_gone_ends_at_once_and_makes_nothing(tmp_path, capfd, is_deleted):
+    """What an orderly end writes would be in a new folder under the old name."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = RunLock(folder)
+    command = [sys.executable, "-c", MAKES_ITS_FOLDER, str(folder)]
+    run = Run(folder, ProcessSpec("role", command), lock=lock)
+
+    def move_once_up() -> bool:
+        if folder.exists() and run.lines("role") == ["up"]:
+            folder.rename(tmp_path / "moved")
+            if is_deleted:
+                shutil.rmtree(tmp_path / "moved")
+        return False
+
+    outcome = run.outcome(move_once_up)
+    lock.close()
+    assert outcome.kind == "failed"
+    assert outcome.message.startswith(f"the run's folder {folder} is gone (moved or deleted?)")
+    assert not folder.exists()
+    assert capfd.readouterr().err == ""

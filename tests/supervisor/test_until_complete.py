@@ -123,6 +123,31 @@ def test_a_role_without_the_option_waits_for_its_signal(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_complete_run_is_not_started_again_unless_more_is_asked_for(
+    tmp_path: Path, model: Path
+) -> None:
+    folder = tmp_path / "run"
+    with started(folder, model, [f"trainer.steps={STEPS}"]) as process:
+        assert process.wait(WAIT_S) == 0
+    events = folder / "metrics" / "supervisor.jsonl"
+    before = events.read_text()
+
+    def run(*words: str) -> tuple[int, str]:
+        line = [sys.executable, "-m", "rollstream", "run", str(folder), *words]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = run()
+    assert code == 0
+    assert f"is complete: {STEPS} of {STEPS} steps; nothing was started" in text
+    assert events.read_text() == before
+    code, text = run("--set", f"trainer.steps={STEPS + 1}", "--accept-config")
+    assert code == 0
+    assert f"{STEPS + 1} of {STEPS + 1}" in text
+    assert "restarts\t0" in text
+
+
+@pytest.mark.slow
 def test_the_report_is_served_when_the_run_is_complete(folder: Path) -> None:
     lease, (port,) = take_lease(store_of(folder)), free_ports(1)
 

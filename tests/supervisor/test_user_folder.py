@@ -43,6 +43,7 @@ def user_folder(tmp_path: Path, model: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_works_beside_user_modules_that_are_named_like_our_folders(user_folder: Path):
     settings = [*SETTINGS, "trainer.steps=2", "rollouts.count=1"]
     line = run_line(Path("run.toml"), Path("run"), settings)
@@ -61,11 +62,11 @@ def test_a_run_works_beside_user_modules_that_are_named_like_our_folders(user_fo
     assert "mine:Mine" in config
 
 
-def test_help_works_beside_such_modules(user_folder: Path):
-    script = Path(sys.executable).parent / "rollstream"
-    done = subprocess.run(
-        [str(script), "--help"], cwd=user_folder, env=clean_environment(), capture_output=True
-    )
+@pytest.mark.parametrize("words", [["--help"], ["check", "run.toml"]], ids=" ".join)
+def test_a_command_works_beside_such_modules(user_folder: Path, words: list[str]):
+    """The check imports the user's task in a process of its own, as a run does."""
+    line = [str(Path(sys.executable).parent / "rollstream"), *words]
+    done = subprocess.run(line, cwd=user_folder, env=clean_environment(), capture_output=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from rollstream.analysis.own_runs import remember_begun
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.settings import ArchiveSettings
 from rollstream.producers.settings import SamplingSettings, TaskSettings
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.settings import (
     CheckpointSettings,
     LoraSettings,
@@ -51,10 +53,14 @@ def made(
 
 
 def write_configuration_of(run: TinyRun) -> None:
-    """Makes the run's folder one that commands take; its trainer records this configuration."""
+    """Makes the run's folder one that commands take; its trainer records this configuration. The
+    user of this test began the run, as `rollstream run` would remember.
+    """
     configuration = configuration_of(run)
     run.configuration_hash = fingerprint(configuration)
     write_configuration(RunFolder(run.folder), configuration)
+    identity = read_or_create_identity(run.store, configuration.run)
+    remember_begun(identity.id, configuration.model_dump(mode="json"), run.folder)
 
 
 def configuration_of(run: TinyRun) -> Configuration:

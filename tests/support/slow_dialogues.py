@@ -5,10 +5,10 @@ named in the prompt's reference or follows from it.
 import asyncio
 import json
 import os
-import time
 
 from rollstream.producers.tasks.base import Reply, Score, TaskPrompt, Turns
 from rollstream.producers.tasks.scripted import Scripted
+from testbed.waiting import let_pass
 
 
 class SlowScript(Scripted):
@@ -60,7 +60,7 @@ class Faults(Scripted):
             case "cancel":
                 raise asyncio.CancelledError
             case "block":
-                time.sleep(3600)
+                let_pass(3600)
             case "die":
                 os._exit(3)
             case "nothing":

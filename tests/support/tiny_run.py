@@ -51,7 +51,7 @@ from rollstream.streams.records import Admitted, Record, Trajectory
 from rollstream.streams.topics import catalogue
 from rollstream.streams.values import Sampling
 from testbed.synchronous_sender import SynchronousSender
-from testbed.waiting import WAIT_S
+from testbed.waiting import WAIT_S, let_pass
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -81,7 +81,7 @@ class OneStepAPoll:
         return getattr(self.engine, name)
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        time.sleep(deadline_s)
+        let_pass(deadline_s)
         return self.engine.poll(0.0)
 
 
@@ -125,7 +125,8 @@ class TinyRun:
     def trained_model(self) -> PreTrainedModel:
         model = self.model()
         if self.lora.rank:
-            attach_adapters(model, self.lora, 0, torch.float32, "tiny")
+            start = None if self.lora.path is None else Path(self.lora.path)
+            attach_adapters(model, self.lora, 0, torch.float32, "tiny", start)
         return model
 
     def start_all(self, rollouts: int = 2) -> None:
@@ -300,10 +301,12 @@ class TinyRun:
 
 @contextmanager
 def tiny_run(folder: Path, **changed) -> Generator[TinyRun]:
-    """A run over `sqlite:` and `file:` in this folder; its roles are stopped at the end."""
-    bus = open_bus(f"sqlite:{folder / 'bus'}")
+    """A run over `sqlite:` and `file:` in this folder, or the URLs `bus` and `store`; its roles are
+    stopped at the end.
+    """
+    bus = open_bus(changed.pop("bus", f"sqlite:{folder / 'bus'}"))
     bus.create(catalogue(2))
-    store = open_store(f"file:{folder / 'store'}")
+    store = open_store(changed.pop("store", f"file:{folder / 'store'}"))
     settings = {
         "steps": 4, "groups_per_step": 3, "samples_per_group": 4, "micro_batch_tokens": 256,
         "workers": 1,

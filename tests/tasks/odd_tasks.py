@@ -3,13 +3,13 @@
 import math
 import os
 import re
-import time
 from pathlib import Path
 
 import numpy as np
 
 from rollstream.producers.tasks.base import Score, TaskPrompt, Turns
 from rollstream.producers.tasks.remainder import Remainder
+from testbed.waiting import let_pass
 
 
 class Odd(Remainder):
@@ -24,7 +24,7 @@ class Odd(Remainder):
         if reference == "raise":
             raise ZeroDivisionError("no such reward")
         if reference == "hang":
-            time.sleep(3600)
+            let_pass(3600)
         if reference == "hang with the interpreter's lock":
             re.match(r"(a+)+$", "a" * 64 + "b")
         if reference == "exit":
@@ -37,7 +37,7 @@ class Odd(Remainder):
             return None  # pyright: ignore
         if reference.startswith("/"):
             Path(reference).write_text(str(os.getpid()))
-            time.sleep(3600)
+            let_pass(3600)
         if reference == "environment":
             return Score(1.0, {f"{name}={value}": 1.0 for name, value in os.environ.items()})
         return Score(values.get(reference, 1.0), {"length": float(len(turns[-1]))})  # pyright: ignore

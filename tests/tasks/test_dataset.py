@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -95,7 +96,7 @@ def test_the_held_out_rows_may_be_a_second_file(folder: Path):
     assert len({task.prompt(0, position).tokens for position in range(50)}) == 50
     write(folder / "other.jsonl", ROWS[48:60])
     with pytest.raises(
-        ConfigurationError, match=r"2 held-out prompts are in rows.jsonl too \(line"
+        ConfigurationError, match=r"2 of 12 rows .*\n.*other.jsonl, line 1: its prompt is in rows"
     ):
         dataset(held_out="other.jsonl").prompt(0, 0)
 
@@ -138,10 +139,10 @@ def test_answers_are_taught_where_their_column_is_named(folder: Path):
     [
         ("", "data set rows.jsonl is empty"),
         ("\n \n", "data set rows.jsonl is empty"),
-        ('{"prompt": "a", "reference": 1}\n{"prompt": ', "rows.jsonl, line 2 is not JSON"),
-        ("[1]", "line 1 must be an object of columns, got [1]"),
-        (b'{"prompt": "\xff"}', "line 1 is not JSON: 'utf-8' codec"),
-        ('\n{"promt": "a"}', "line 2 has no column 'prompt' (task.options.prompt); did you mean"),
+        ('{"prompt": "a", "reference": 1}\n{"prompt": ', "rows.jsonl, line 2: not JSON"),
+        ("[1]", "line 1: must be an object of columns, got [1]"),
+        (b'{"prompt": "\xff"}', "line 1: not JSON: 'utf-8' codec"),
+        ('\n{"promt": "a"}', "line 2: no column 'prompt' (task.options.prompt); did you mean"),
         ('{"prompt": "a"}', "no column 'reference' (task.options.reference); it has prompt"),
         ('{"prompt": 3, "reference": 1}', "prompt must be text or a list of chat messages, got 3"),
         ('{"prompt": "", "reference": 1}', "line 1: prompt must be text or a list"),
@@ -161,23 +162,27 @@ def test_a_row_that_is_no_prompt_is_named(folder: Path, lines: str | bytes, mess
 
 
 def test_prompts_that_are_too_long_are_counted_and_named_at_once(folder: Path):
-    """`surely_fits` saves tokenizing short ones and misses no long one."""
+    """`likely_tokens_max` saves tokenizing short ones and misses no long one."""
     long = [{"prompt": "x" * length, "reference": 0} for length in (90, 200, 300)]
     write(folder / "rows.jsonl", [*ROWS, *long, *long[1:] * 4])
     with pytest.raises(ConfigurationError) as caught:
-        dataset(limit=150).prompt(0, 0)
-    assert "10 of 211 prompts are longer than the 150 tokens that" in str(caught.value)
-    assert "line 202 with 204 tokens, line 203 with 304 tokens" in str(caught.value)
-    assert "and 5 more" in str(caught.value)
+        dataset(limit=150).count_long_rows(Event())
+    assert "10 of 211 rows cannot be used" in str(caught.value)
+    assert "line 211: 304 tokens are more than the 150 that" in str(caught.value)
+    assert "likewise line 209" in str(caught.value)
 
 
 def test_files_that_are_missing_broken_or_of_another_kind_are_reported(folder: Path):
     for path, message in (
         ("none.jsonl", "no such file; paths are relative to the working directory"),
-        ("rows.csv", "only .jsonl and .parquet files are read"),
+        (
+            "rows.bin",
+            "only .jsonl, .json, .csv, .tsv (also .gz and .zst) and .parquet files are read",
+        ),
         ("broken.parquet", "is not a readable Parquet file"),
     ):
         (folder / "broken.parquet").write_text("not Parquet")
+        (folder / "rows.bin").write_text("not rows")
         with pytest.raises(ConfigurationError) as caught:
             dataset(path=path).prompt(0, 0)
         assert message in str(caught.value)
@@ -189,7 +194,7 @@ def test_splits_that_leave_nothing_or_too_little_are_reported(folder: Path):
         dataset(held_out_share=0.999999).prompt(0, 0)
     with pytest.raises(ConfigurationError, match="200 asked for, the data set holds out"):
         dataset().held_out(200)
-    with pytest.raises(ConfigurationError, match="must lie between 0 and 1"):
+    with pytest.raises(ConfigurationError, match="held_out_share must be at least 0"):
         dataset(held_out_share=1.5)
 
 

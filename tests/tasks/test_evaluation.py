@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from rollstream.config.settings import Configuration
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.evaluation import (
@@ -15,13 +16,15 @@ from rollstream.producers.evaluation import (
     evaluate,
     held_out_answers,
     measure,
+    pass_at_k,
 )
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.character_tokenizer import EOS
 from rollstream.producers.tasks.remainder import Remainder
 from rollstream.producers.tasks.scripted import Scripted
-from rollstream.roles.evaluation import Evaluator
+from rollstream.roles.evaluation import Evaluator, due_numbers, kept_versions
+from rollstream.storage.weights.manifest import manifest_key
 from rollstream.streams.values import Tokens, Version
 from testbed.memory import MemoryStore
 
@@ -82,7 +85,7 @@ def test_seconds_are_left_out_if_version_0_was_removed_before_the_first_evaluati
     """They were seconds since 1970."""
     context: Any = SimpleNamespace(folder=tmp_path, store=MemoryStore())
     unread: Any = None
-    assert Evaluator(context, task=unread, rewards=unread).started_s() is None
+    assert Evaluator(context, task=unread, rewards=unread, prompts=1).started_s() is None
     assert "seconds" not in measure([judged(1, "full", 4)], [judged(1, "full", 4)]).line(10, None)
 
 
@@ -190,3 +193,48 @@ def test_an_answer_whose_environment_replies_unknown_tokens_is_dead_and_the_othe
     assert sorted(engine.aborted) == sorted(
         held_out_answers(task, plan)
     )  # each slot is freed, once
+
+
+def test_pass_at_k_is_the_chance_that_one_of_k_answers_is_right():
+    assert pass_at_k([(1, 4)]) == {2: pytest.approx(1 / 2), 4: 1.0}
+    assert pass_at_k([(0, 4), (4, 4)]) == {2: 0.5, 4: 0.5}
+    assert pass_at_k([(1, 1)]) == {}
+    line = measure([judged(1, "full", 4), judged(0, "full", 4)], [judged(1, "full", 4)]).line(
+        3, 1.0
+    )
+    assert line["pass_at/2"] == 1.0
+
+
+def test_answers_have_the_temperature_and_length_of_the_evaluation():
+    plan = EvaluationPlan(1, 3, 17, 0, temperature=0.6)
+    answers = held_out_answers(Remainder(), plan).values()
+    drawn = [answer.request.sampling for answer in answers]
+    assert [one.temperature for one in drawn] == [0.6, 0.6, 0.6, 0.0]
+    assert {one.tokens_max for one in drawn} == {17}
+    assert sum(answer.sampled for answer in answers) == 3
+
+
+class CountedStore(MemoryStore):
+    """Counts what is asked of it."""
+
+    asked = 0
+
+    def list(self, prefix: str = ""):
+        self.asked += 1
+        return super().list(prefix)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.asked += 1
+        return super().get(key, start, end)
+
+
+def test_versions_that_are_gone_cost_one_listing_together():
+    """An evaluation that was away asked for each of them alone, until the run's end stopped it."""
+    store = CountedStore()
+    for number in (57, 60):
+        store.create(manifest_key(Version(number, 2)), b"{}")
+    context: Any = SimpleNamespace(store=store)
+    numbers = due_numbers(Configuration.model_validate({"evaluation": {"every": 3}}), 60)
+    kept = kept_versions(context, numbers, {60: Version(60, 2)})
+    assert list(kept.values()) == [Version(57, 2), Version(60, 2)]
+    assert store.asked == 1

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -121,3 +122,18 @@ def test_a_part_that_cannot_is_named():
         mixture(*BOTH).documents(0, 20)  # pyright: ignore
     with pytest.raises(ConfigurationError, match=r"task.parts: talk: evaluation.prompts = 1000"):
         mixture(*BOTH).held_out(4000)
+
+
+def test_errors_of_a_part_name_its_own_settings(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    options = {"path": str(tmp_path / "rows.jsonl"), "verifier": "math:fsum"}
+    part = PartSettings(name="dataset", options={**options, "held_out_share": 2.0})
+    numbered = PartSettings(name="numbered", label="other")
+    with pytest.raises(ConfigurationError, match=r"task\.parts\[1\]\.options of dataset: held_out"):
+        load_task(TaskSettings(name="mixture", parts=(numbered, part)))
+    with pytest.raises(ConfigurationError, match=r"task\.parts\[0\]\.options of numbered: prompts"):
+        load_task(
+            TaskSettings(
+                name="mixture", parts=(PartSettings(name="numbered", options={"prompts": 0}),)
+            )
+        )

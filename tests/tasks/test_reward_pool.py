@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -231,9 +230,7 @@ def test_reward_processes_end_when_the_parent_is_killed(tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(note)], env=environment)
     try:
-        while not (note.exists() and note.read_text()):
-            assert parent.poll() is None
-            time.sleep(0.01)
+        wait_for(lambda: note.exists() and note.read_text(), parent)
         child = psutil.Process(int(note.read_text()))
     finally:
         parent.send_signal(signal.SIGKILL)

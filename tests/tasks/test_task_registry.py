@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.errors import ConfigurationError
+from rollstream.import_path import find_callable
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import load_task
@@ -80,3 +81,19 @@ def test_a_module_that_fails_on_import_is_reported(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match="importing 'broken_task' failed with ZeroDiv"):
         load("broken_task:Task")
+
+
+def test_a_module_whose_own_import_is_missing_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "lacks_import.py").write_text("import nowhere_to_be_seen\n")
+    (tmp_path / "wrong_name.py").write_text("from json import no_such_name\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, words in (
+        ("lacks_import", "the module was found, but it imports 'nowhere_to_be_seen'"),
+        ("wrong_name", "the module was found, but one of its imports fails"),
+        ("not_there", "or on PYTHONPATH"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            find_callable(f"{name}:f", "task.options.verifier")

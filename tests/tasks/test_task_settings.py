@@ -69,7 +69,7 @@ def test_a_context_longer_than_the_models_is_refused(toml, tmp_path: Path):
     with pytest.raises(
         ConfigurationError, match=r"context_max must be ≤ what the model takes \(256"
     ):
-        toml(f"[model]\npath = {str(tmp_path)!r}\n[sampling]\ntokens_max = 100")
+        toml(f"[model]\npath = {str(tmp_path)!r}\n[rollouts]\ncontext_max = 300")
 
 
 def test_the_tokenizer_is_the_models_unless_another_is_named(toml, tmp_path: Path):
@@ -79,4 +79,4 @@ def test_the_tokenizer_is_the_models_unless_another_is_named(toml, tmp_path: Pat
 
 
 def test_a_prompt_must_leave_room_for_a_whole_answer(toml):
-    assert prompt_tokens_max(toml("[sampling]\ntokens_max = 500")) == 12
+    assert prompt_tokens_max(toml("[rollouts]\ncontext_max = 512")) == 92

@@ -108,6 +108,44 @@ def test_a_template_that_refuses_is_quoted(folder: Path):
         TaskText(TextTokenizer(folder)).prompt([{"role": "poet", "content": "hi"}])
 
 
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (LOOPS.replace("BODY", ""), "did not end within 1,000,000 steps"),
+        (LOOPS.replace("BODY", "x" * 100_000), "more than 67,108,864 characters"),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "refuses"),
+        (
+            "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ m(60) }}",
+            "did not end within 1,000,000 steps",
+        ),
+        (
+            "{% for a in [range(99999)] * 99999 recursive %}{{ loop(a) if a is iterable }}"
+            "{% endfor %}",
+            "did not end within 1,000,000 steps",
+        ),
+        ("{{ 9 ** 9 ** 9 ** 9 }}", "raises to a power"),
+        ("{% if 9 ** 9 %}{% unknown %}", "raises to a power"),
+    ],
+)
+def test_a_template_without_an_end_is_refused(folder: Path, template: str, reason: str):
+    (folder / "chat_template.jinja").write_text(template)
+    text, trace = TaskText(TextTokenizer(folder)), sys.gettrace()
+    with pytest.raises(ConfigurationError, match=reason):
+        text.prompt("hi")
+    assert sys.gettrace() is trace
+
+
+def test_a_long_conversation_is_within_the_bounds(folder: Path):
+    text = TaskText(TextTokenizer(folder))
+    roles = ("user", "assistant")
+    messages = [{"role": roles[at % 2], "content": "2 ** 3"} for at in range(20_000)]
+    assert text.render(messages, (), True).count("2 ** 3") == len(messages)
+
+
 def test_a_folder_without_tokenizer_or_with_a_broken_one_is_refused(tmp_path: Path):
     with pytest.raises(ConfigurationError, match=r"has no tokenizer.json.*task.tokenizer"):
         _ = TextTokenizer(tmp_path).size
@@ -116,12 +154,12 @@ def test_a_folder_without_tokenizer_or_with_a_broken_one_is_refused(tmp_path: Pa
         _ = TextTokenizer(tmp_path).size
 
 
-def test_whether_a_prompt_surely_fits_never_errs():
+def test_a_prompt_has_no_more_tokens_than_is_likely():
     text = TaskText(BUILT_IN, system="Be brief.", prompt_tokens_max=300)
     for length in range(0, 400, 7):
         messages = "a" * length
-        assert text.fits(text.prompt(messages)) or not text.surely_fits(messages)
-    assert text.surely_fits("short")
+        assert len(text.prompt(messages)) <= (text.likely_tokens_max(messages) or 0)
+    assert (text.likely_tokens_max("short") or 999) < 300
 
 
 def test_rewards_decode_without_transformers(folder: Path):

@@ -1,9 +1,10 @@
 """An MCP server for tests: `python -m tests.tools.mcp_calculator`."""
 
 import os
-import time
 
 from mcp.server import MCPServer
+
+from testbed.waiting import let_pass
 
 server = MCPServer("calculator")
 
@@ -23,7 +24,7 @@ def fail() -> str:
 @server.tool()
 def sleep(seconds: float) -> str:
     """Answer late."""
-    time.sleep(seconds)
+    let_pass(seconds)
     return "late"
 
 

@@ -16,6 +16,12 @@ from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_dialogue import ToolDialogue
 from rollstream.producers.tasks.tool_server import RESULT_MAX, ToolServer, ToolServerFailed
 
+NEEDS_CALLS = """\
+{%- set ns = namespace(called=false) %}{% for m in messages %}
+{%- if m.tool_calls %}{% set ns.called = true %}{% endif %}
+{%- if m.role == 'tool' and not ns.called %}{{ raise_exception('no call') }}{% endif %}
+{{- '<|' + m.role + '|>' + (m.content or '') + '<|end|>' }}{% endfor %}
+{{- '<tool_call>' if tools }}"""
 COMMAND = [sys.executable, "-m", "tests.tools.mcp_calculator"]
 TEXT = TextTokenizer(None)
 LONG_S = 600.0
@@ -120,3 +126,13 @@ def test_the_number_of_turns_is_bounded(tmp_path: Path):
 def test_an_unknown_format_is_refused(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="did you mean 'hermes'"):
         dialogue(tmp_path, calls="hermse")
+
+
+def test_a_malformed_call_is_answered_also_where_a_result_needs_a_call(tmp_path: Path):
+    task = dialogue(tmp_path)
+    task._text.tokenizer.whole.chat_template = NEEDS_CALLS
+    try:
+        reply = replied(task, turn('<tool_call>{"name": </tool_call>'))
+        assert reply.startswith("<|user|>error: not JSON")
+    finally:
+        task._server.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config.identity import read_identity
 from rollstream.revision import code_revision
+from rollstream.storage.identity import read_identity
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Configured
 from testbed.kills.final_counts import counted

@@ -1,6 +1,6 @@
 """A rollout's engine alone, until it is killed: `python -m tests.vllm.opens`."""
 
-import time
+from testbed.waiting import let_pass
 
 
 def main() -> None:
@@ -8,7 +8,7 @@ def main() -> None:
 
     engine = open_process()
     print("open", flush=True)
-    time.sleep(600)
+    let_pass(600)
     print(engine.version)
 
 

@@ -32,7 +32,7 @@ SECTIONS = {
     "rollstream.consumers.trainer.loop": {"Trainer.checkpoint_state": "checkpoint"},
     "rollstream.producers.rollout.publisher": {
         "RolloutPublisher.partials": "partials", "RolloutPublisher.give_up": "partials",
-        "publish_all": "partials",
+        "encode_each": "partials", "append_encoded": "partials",
     },
 }  # fmt: skip
 """Module → function → section that it counts for."""
@@ -72,7 +72,8 @@ def _count(module: ModuleType, name: str, section: str) -> None:
     plain = getattr(owner, last)
 
     def counted(*arguments: Any, **named: Any) -> Any:
-        if getattr(_within, "any", False) or (name == "publish_all" and arguments[1] != "partials"):
+        is_of_topic = name in ("encode_each", "append_encoded")
+        if getattr(_within, "any", False) or (is_of_topic and arguments[1] != "partials"):
             return plain(*arguments, **named)
         _begin()
         _within.any, started = True, time.thread_time()

@@ -3,15 +3,16 @@ and the ledger need.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollstream.consumers.trainer.data.groups import ReceivedCompletion, TrainerGroup
 from rollstream.consumers.trainer.data.prepare import PreparedGroup
 from rollstream.consumers.trainer.data.selection import GroupCandidate
-from rollstream.errors import EveryGroupDied
+from rollstream.errors import ConfigurationError, EveryGroupDied
 from rollstream.streams.records import GroupClosed
-from rollstream.streams.values import AnnotationUsed, GroupMembers
+from rollstream.streams.values import AnnotationUsed, GroupMembers, SettingsSince
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +20,14 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class ReadyGroup:
     """Holds a group that is complete or overdue (past its deadline): the completions that arrived,
-    the annotations used, and the samples that `prepare_group` made of them.
+    the annotations used, and the samples that `prepare_group` made of them. `settings` are those of
+    its admission.
     """
 
     arrived: tuple[ReceivedCompletion, ...]
     annotations: tuple[AnnotationUsed, ...]
     prepared: PreparedGroup
+    settings: SettingsSince | None = None
 
     def is_all_of(self, group: TrainerGroup) -> bool:
         """Whether no record of the group has arrived since this was made. If one has, the group is
@@ -39,28 +42,43 @@ class ReadyGroup:
         return sum(len(sample.tokens) for sample in self.prepared.samples)
 
 
-DEAD_MIN, DEAD_STEPS = 64, 8
-"""The trainer ends when so many groups in a row ended dead, or those of so many steps, if that is
-more.
+UNTRAINED_MAX = {"dead": (64, 8), "filtered": (1024, 32), "expired": (1024, 32)}
+"""By ending: the trainer ends when so many groups in a row ended so, or those of so many steps, if
+that is more. Where one group in a hundred can be trained, 1 024 others come in a row once in 30 000
+times; of dead groups none is normal.
 """
 
 
 @dataclass(slots=True)
-class DeadGroups:
-    """Counts the groups that ended dead since one could be trained."""
+class UntrainedGroups:
+    """Counts the groups that ended untrained since one could be trained, by ending."""
 
-    count: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
 
     def check(
         self, closed: Sequence[GroupClosed], is_any_ready: bool, groups_per_step: int
     ) -> None:
-        """Count groups that are closed now. Raises `EveryGroupDied` after too many in a row."""
-        dead = [one for one in closed if one.reason == "dead"]
-        self.count = 0 if is_any_ready else self.count + len(dead)
-        if dead and self.count >= max(DEAD_MIN, DEAD_STEPS * groups_per_step):
+        """Count groups that are closed now. After too many in a row raises `EveryGroupDied`, or
+        `ConfigurationError` if all are filtered: another start would filter them too.
+        """
+        if is_any_ready:
+            self.counts.clear()
+            return
+        for one in closed:
+            self.counts[one.reason] += 1
+            count, (least, steps) = self.counts[one.reason], UNTRAINED_MAX[one.reason]
+            if count < max(least, steps * groups_per_step):
+                continue
+            ended = f"{count} groups in a row ended {one.reason} and none could be trained"
+            if one.reason == "filtered":
+                raise ConfigurationError(
+                    f"{ended}, the last one: {one.detail}. The rewards teach nothing: look at some "
+                    "answers (`rollstream inspect`), mend the verifier or choose other prompts; "
+                    "trainer.filter_equal_rewards = false trains such groups too"
+                )
             raise EveryGroupDied(
-                f"{self.count} groups in a row ended dead and none could be trained, the last one: "
-                f"{dead[-1].detail}. Mend the cause and start the same command again"
+                f"{ended}, the last one: {one.detail}. Mend the cause and start the same command "
+                "again"
             )
 
 

@@ -29,8 +29,8 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
 )
 from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.ready_groups import (
-    DeadGroups,
     ReadyGroup,
+    UntrainedGroups,
     candidate_of,
     closed_record,
     members_of,
@@ -223,7 +223,7 @@ class TakeFeeder(TakeRepeater):
     """The version trained from and the highest believed version, for which `_prepared` holds the
     prepared groups: a ready group that is not taken is not prepared again at every poll.
     """
-    _dead: DeadGroups = field(default_factory=DeadGroups)
+    _untrained: UntrainedGroups = field(default_factory=UntrainedGroups)
     _failing: threading.Lock = field(default_factory=threading.Lock)
     _has_failed: bool = False
     """Whether this term has recorded a failure; `_failing` guards it."""
@@ -322,7 +322,7 @@ class TakeFeeder(TakeRepeater):
             step_metrics.add_closed(closed[-1].reason, found.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
-        self._dead.check(closed, bool(ready), self.settings.groups_per_step)
+        self._untrained.check(closed, bool(ready), self.settings.groups_per_step)
         self.annotation_watch.check(waiting, self.intake.annotated_s, now_s)
         return ready
 
@@ -351,7 +351,8 @@ class TakeFeeder(TakeRepeater):
         if group.released:
             counts = {**prepared.counts, "released": group.released}
             prepared = replace(prepared, counts=counts)
-        return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
+        used = tuple(note.used for note in noted.values())
+        return ReadyGroup(arrived, used, prepared, group.admitted.settings)
 
     def _write(
         self,
@@ -380,6 +381,7 @@ class TakeFeeder(TakeRepeater):
                     annotations=tuple(used for r in firsts for used in r.annotations),
                     read=read if firsts else (),
                     believed=believed if firsts else None,
+                    settings=tuple(sorted({r.settings for r in firsts if r.settings})),
                 )
             )
         self.ledger.append(takes)

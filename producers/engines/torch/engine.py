@@ -10,6 +10,7 @@ between the queue (`queue.py`) and the running batch (`batch.py`, or `speculativ
 import time
 from collections.abc import Mapping
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedConfig
@@ -36,8 +37,30 @@ from rollstream.producers.engines.torch.speculative import SpeculativeBatch
 from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
+if TYPE_CHECKING:  # the fused decoder needs no code of models
+    from transformers import PreTrainedModel
+
 # Sliding attention equals full attention if its window is not smaller than the context.
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
+
+_NO_ADAPTERS = (
+    "an adapter (model.lora) is served for Llama- and Qwen-family models only; this model decodes "
+    "through transformers' forward"
+)
+
+
+def refuse_model(model: "PreTrainedModel", context_max: int, is_adapted: bool) -> None:
+    """Raise `EngineRefused` if the engine would not serve this model, which may be on the meta
+    device, or would serve no adapter of it where the run trains one (`is_adapted`).
+    """
+    refuse_unsupported(model.config, context_max)
+    if isinstance(fused_shape(model.config), FusedShape):
+        return
+    if is_adapted:
+        raise EngineRefused(_NO_ADAPTERS)
+    from rollstream.producers.engines.torch.hf_decoder import refuse_form
+
+    refuse_form(model, context_max)
 
 
 def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
@@ -62,7 +85,7 @@ def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
     if window is not None and window < context_max:
         raise EngineRefused(
             f"{name}: sliding window of {window} tokens; only full attention is served, "
-            f"so set context_max (now {context_max}) to at most {window}"
+            f"so set rollouts.context_max (now {context_max}) to at most {window}"
         )
 
 
@@ -256,10 +279,7 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
     def _adapters(self) -> ServedAdapters:
         if self._decoder.adapters is None:
-            raise EngineRefused(
-                "an adapter (model.lora) is served for Llama- and Qwen-family models only; this "
-                "model decodes through transformers' forward"
-            )
+            raise EngineRefused(_NO_ADAPTERS)
         return self._decoder.adapters
 
     def _unload(self) -> None:

@@ -35,6 +35,7 @@ from rollstream.producers.engines.torch.weights import (
     TensorWrite,
     WeightView,
     bits_of_elements,
+    check_unexpected,
 )
 from rollstream.storage.weights.delta.coding import Bits, element_of
 from rollstream.storage.weights.delta.sparse import segments
@@ -256,6 +257,8 @@ class _Pass:
         self._weights, self._tensors = weights, tensors
         served = weights.served
         self._own = {name: weights.stored(name, tensors) for name in served.shapes}
+        expected = {stored for stored, _ in self._own.values()}
+        check_unexpected(expected, tensors.manifest.weights.tensors)
         for name, (_, entry) in self._own.items():
             if entry.shape != served.shapes[name]:
                 raise EngineRefused(

@@ -7,7 +7,7 @@ computes the new values beside decoding; `load` copies them between two decode s
 update is refused before anything is written. `compare` checks the memory against the checkpoint.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -128,6 +128,20 @@ def check_tensors(
             _check_finite(name, tensor)
 
 
+def check_unexpected(expected: Collection[str], stored: Iterable[str]) -> None:
+    """Raise `EngineRefused`, which names the tensor, if a version stores one beside the `expected`
+    ones (tied tensors are stored once): the engine would serve another model than the trainer
+    trains, with a head of its own where the configuration ties it to the embedding.
+    """
+    for name in stored:
+        if name not in expected:
+            raise EngineRefused(
+                f"weights: the version has a tensor {name!r} that this model does not have; its "
+                "config.json is of another model, or ties what the version has twice "
+                "(tie_word_embeddings)"
+            )
+
+
 def check_patch(name: str, patch: TensorPatch, shape: tuple[int, ...]) -> None:
     """Raise `EngineRefused` if a patch has a wrong shape, an index beyond the tensor, or values
     that are not finite.
@@ -221,6 +235,7 @@ class ServedWeights:
         """
         by_name = self._by_expected_name(tensors)
         if not checked:
+            self._check_names(tensors)
             check_tensors(self.shapes, by_name)
         for name, views in self.views.items():
             for view in views:
@@ -231,6 +246,7 @@ class ServedWeights:
         names the fault.
         """
         by_name = self._by_expected_name(update.tensors)
+        self._check_names(update.tensors)
         if update.patches is None or self._is_mostly_whole(update):
             check_tensors(self.shapes, by_name)
             return PreparedWrites(None, None)
@@ -313,6 +329,11 @@ class ServedWeights:
         """Returns the expected tensors by their names in `shapes`; tied names are translated."""
         found = ((name, self.held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in found if held in tensors}
+
+    def _check_names(self, tensors: Mapping[str, Tensor]) -> None:
+        stored, owners = untie(tensors)
+        held = (self.held_as(name, tensors) for name in self.shapes)
+        check_unexpected({owners.get(name, name) for name in held}, stored)
 
     def held_as(self, name: str, tensors: Container[str]) -> str:
         """Returns the name under which these tensors hold the expected tensor `name`."""

@@ -31,8 +31,8 @@ from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, exp
 from rollstream.producers.engines.vllm.protocol import EngineCore, ServedAdapter
 from rollstream.producers.engines.vllm.weights import VllmWeights
 from rollstream.producers.settings import VllmSettings
+from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.lora import HIGH, LOW, PREFIX, layer_of
-from rollstream.storage.weights.adapters import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.weights.shards import pack_tensors
 from rollstream.streams.values import Version
 

@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 
 from rollstream.errors import EngineRefused
 from rollstream.storage.lora import LOW, layer_of
+from rollstream.storage.weights.tensors import untie
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -38,6 +39,19 @@ class ExpectedTensors:
         """Return the expected tensors among `tensors`, under their names in `shapes`."""
         names = ((name, self._held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in names if held in tensors}
+
+    def check_own(self, tensors: Tensors) -> None:
+        """Raise `EngineRefused` if a tensor of the model is in `tensors` twice, under names that
+        the configuration ties, with other memory: only one of them would be served.
+        """
+        owners = untie(tensors)[1]
+        for name, others in self.tied.items():
+            held = [each for each in (name, *others) if each in tensors]
+            if len({owners.get(each, each) for each in held}) > 1:
+                raise EngineRefused(
+                    f"weights: the version has {held[0]!r} and another {held[1]!r}, which its "
+                    "config.json ties (tie_word_embeddings)"
+                )
 
     def named(self, name: str) -> str:
         """Return the name in `shapes` of the tensor that a checkpoint calls `name`."""

@@ -58,6 +58,7 @@ def check_update(
     (`in_place`; on the CPU it repacks them); and if not too much of the update is whole tensors
     (`WHOLE_SHARE_MAX`). Raises `EngineRefused`, which names the wrong tensor.
     """
+    needed.check_own(update.tensors)
     own = needed.own(update.tensors)
     usable = in_place and update.base is not None and update.base == held
     if not usable or update.patches is None or _is_mostly_whole(update, own):

@@ -8,6 +8,7 @@ point (`RecoveryPoint`): the step at which the fork begins, and what of the pare
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from rollstream.cli.arguments import CommandParser
 from rollstream.errors import ConfigurationError
+from rollstream.printable import shell_command
 from rollstream.storage.checkpoints import CheckpointId
+from rollstream.streams.foreign_text import whole_number
 
 if TYPE_CHECKING:
     from rollstream.runs.fork import ForkPlan
@@ -45,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
     from rollstream.runs.parentage import parent_of_folder, parent_of_store
 
     named: str = arguments.run
-    if ":" not in named or Path(named).exists():
+    if ":" not in named or os.path.exists(named):
         _fork(arguments, parent_of_folder(run_folder(named)))
         return 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -57,6 +60,7 @@ def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
     """Find the checkpoint, check the fork's settings, compute which prompts are left for it, and
     only then write it.
     """
+    from rollstream.analysis.looking import require_code
     from rollstream.consumers.trainer.checkpoint import TrainerState
     from rollstream.runs.fork import (  # imports torch, which takes seconds
         check_folders,
@@ -70,7 +74,8 @@ def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
 
     out = Path(arguments.out)
     check_folders(parent.folder, out)
-    with open_replay_source(parent.where, parent.run) as source:
+    with open_replay_source(parent.where, parent.run, arguments.is_trusted) as source:
+        require_code(source.location)
         store = source.store
         if store is None:
             raise ConfigurationError(
@@ -83,15 +88,16 @@ def _fork(arguments: argparse.Namespace, parent: "ForkParent") -> None:
         inherited = PromptsLeft() if before is None else before.prompts
         left = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), inherited)
         lost = recovery_point(store, source.log, step, left) if parent.bus is None else None
-    _warn_other_step(arguments.at, checkpoint.id)
-    parentage = make_fork(wanted, checkpoint, left)
+        _warn_other_step(arguments.at, checkpoint.id)
+        parentage = make_fork(wanted, checkpoint, left, source)
     _print_fork(wanted, parentage, lost, arguments.json)
 
 
 def _warn_other_step(asked: str, taken: CheckpointId) -> None:
     """Print a note if the checkpoint that was taken is of an earlier step than `--at`."""
-    if asked.isdecimal() and int(asked) != taken.step:
-        note = f"no checkpoint of step {int(asked)} is kept; the fork begins at step {taken.step}"
+    step = whole_number(asked)
+    if step not in (None, taken.step):
+        note = f"no checkpoint of step {step} is kept; the fork begins at step {taken.step}"
         print(f"rollstream: {note}", file=sys.stderr)
 
 
@@ -120,7 +126,7 @@ def _print_fork(
         print("\n".join(_recovery_lines(lost)))
     for change in wanted.changes():
         print(f"  {change.key}: {json.dumps(change.before)} → {json.dumps(change.now)}")
-    print(f"start it with: rollstream run {folder}")
+    print(f"start it with: {shell_command('run', folder)}")
 
 
 def _recovery_lines(lost: "RecoveryPoint") -> Iterator[str]:

@@ -26,6 +26,8 @@ from rollstream.report.summary import open_history, summarise
 from rollstream.report.write import write_report
 from rollstream.runs import replay_output
 from rollstream.runs.replay import is_wanted_trajectory, needs_steps, parse_conditions
+from rollstream.storage.hf_folder import find_hf_folder
+from rollstream.storage.hf_tokenizer import TOKENIZER
 from rollstream.streams.admissible import REFUSAL_KINDS
 from rollstream.streams.values import Address
 
@@ -130,7 +132,7 @@ def _sources(
     """
     conditions = parse_conditions(arguments.where)
     with_steps = needs_steps(conditions)
-    encode = _tokenizer(Path(str(c.model.path)))
+    encode = _tokenizer(find_hf_folder(str(c.model.path)))
     found: list[offline_log.LabelledSource] = []
     for number, named in enumerate(arguments.runs):
         path = Path(named)
@@ -183,17 +185,11 @@ def _tokenizer(model: Path) -> offline_log.TextEncoder | None:
     """Returns a function from text to tokens that adds no special tokens; None if the model's
     folder has no tokenizer.
     """
-    path = model / "tokenizer.json"
-    if not path.is_file():
+    if not (model / TOKENIZER).is_file():
         return None
-    from tokenizers import Tokenizer
+    from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 
-    tokenizer: Any = Tokenizer.from_file(str(path))  # pyright: ignore[reportUnknownMemberType]
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False).ids
-
-    return encode
+    return TextTokenizer(model).encode
 
 
 def _print_gathered(gathered: dict[str, int], c: Configuration) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.analysis.fields import check_topic
+from rollstream.analysis.looking import require_code
 from rollstream.cli.signals import count_steps, progress_bar, warn
 from rollstream.config.config import fingerprint
 from rollstream.config.run_folder import RunFolder, run_folder, write_configuration
@@ -44,7 +45,8 @@ def main(arguments: argparse.Namespace) -> int:
     run = run_folder(arguments.runs[0])
     out = Path(arguments.out).absolute()
     replay_output.check_outside_run(out, run.path)
-    with replay_output.open_replay_source(str(run.path)) as source:
+    with replay_output.open_replay_source(str(run.path), is_trusted=arguments.is_trusted) as source:
+        require_code(source.location, "trainer")
         if source.store is None:
             name = source.location.name
             raise ConfigurationError(f"{name} has no store, so it has no checkpoint to replay from")
@@ -170,7 +172,10 @@ def publish(arguments: argparse.Namespace) -> int:
         check_topic(topic)
         if is_dead_letter_topic(topic):
             raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
-    with replay_output.open_replay_source(arguments.runs[0], arguments.name) as source:
+    source_of = replay_output.open_replay_source(
+        arguments.runs[0], arguments.name, arguments.is_trusted
+    )
+    with source_of as source:
         here = _present(source, topics, bool(arguments.topic))
         wanted = topic_copy.CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
         with closing(open_bus(arguments.to)) as target:

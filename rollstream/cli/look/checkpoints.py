@@ -14,12 +14,11 @@ import sys
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from rollstream.cli.arguments import RUN_OR_STORE_HELP, CommandParser
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.look.weights import LATEST, find_store
-from rollstream.cli.signals import quiet_on_closed_pipe
 from rollstream.consumers.trainer.checkpoint import TrainerState
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.monitor.format import byte_size, plain_table
@@ -32,6 +31,7 @@ from rollstream.storage.checkpoints import (
     stored_checkpoints,
 )
 from rollstream.storage.stores.base import ObjectStore
+from rollstream.streams.foreign_text import whole_number
 
 _NAME = re.compile(r"s\d{8,}-t\d{4,}")  # step and term
 CheckpointLine = dict[str, Any]
@@ -54,12 +54,11 @@ def add_arguments(command: CommandParser) -> None:
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Run `list` or `show`. The exit code is 1 if a listed or requested checkpoint is damaged, or
     none is found.
     """
-    store = find_store(arguments.run)
+    store = find_store(arguments.run, arguments.is_trusted)
     return _list(store, arguments) if arguments.action == "list" else _show(store, arguments)
 
 
@@ -71,7 +70,7 @@ def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
         for line in lines:
             print(json.dumps(line))
     else:
-        Console().print(checkpoints_table(lines))
+        TerminalConsole().print(checkpoints_table(lines))
     problems = [line["problem"] for line in lines if "problem" in line]
     for problem in problems:
         print(f"rollstream: {problem}", file=sys.stderr)
@@ -86,7 +85,7 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(line))
         return 0
-    console = Console()
+    console = TerminalConsole()
     console.print(checkpoints_table([line]), positions_table(line), sep="\n\n")
     files = [f"{size:>15,} {name}" for name, size in line["files"].items()]
     console.print("", *files, sep="\n", highlight=False)
@@ -104,17 +103,14 @@ def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
     `ObjectMissing`, which lists those, if there is no such one, and `ConfigurationError` if `text`
     has another form.
     """
-    if text != LATEST and not text.isdecimal() and not _NAME.fullmatch(text):
+    step = whole_number(text)
+    if text != LATEST and step is None and not _NAME.fullmatch(text):
         raise ConfigurationError(
             f"{text!r} is not a checkpoint: give a step, a name like {CheckpointId(1, 10)}, "
             f"or {LATEST}"
         )
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
-    found = [
-        one
-        for one in whole
-        if text in (LATEST, str(one)) or (text.isdecimal() and one.step == int(text))
-    ]
+    found = [one for one in whole if text in (LATEST, str(one)) or one.step == step]
     if not found:
         names = ", ".join(map(str, whole)) or "none"
         raise ObjectMissing(f"checkpoint {text} is not kept; kept are: {names}")

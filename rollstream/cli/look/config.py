@@ -11,30 +11,35 @@ import argparse
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from rich.console import Console
 
-from rollstream.analysis.locate import locate_asked_run, open_run_view
+from rollstream.analysis.locate import locate_asked_run
+from rollstream.analysis.looking import open_run_view
+from rollstream.analysis.record_times import utc_time
 from rollstream.cli.arguments import CommandParser
-from rollstream.cli.signals import quiet_on_closed_pipe, warn
+from rollstream.cli.console import TerminalConsole
+from rollstream.cli.signals import warn
 from rollstream.config.config import (
     load_layers,
-    recorded_settings,
     setting_changes,
     setting_scope,
     validate_layers,
 )
 from rollstream.config.errors import FOREIGN_NAMES, nearest_key, printable_value, setting_origin
 from rollstream.config.settings import Configuration
+from rollstream.config.stored_settings import recorded_settings
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.monitor.format import plain_table
-from rollstream.storage.settings import Settings
-from rollstream.streams.records import Configured
+from rollstream.storage.settings import PROMPTED, Settings
+from rollstream.streams.records import Configured, Prompt, Take
+from rollstream.streams.values import SettingsSince
+
+if TYPE_CHECKING:  # imports pyarrow
+    from rollstream.storage.log_view import LogView
 
 LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 TYPE_NAMES: dict[Any, str] = {
@@ -46,8 +51,8 @@ TYPE_NAMES: dict[Any, str] = {
 @dataclass(frozen=True, slots=True)
 class SettingEntry:
     """Describes a setting. `key` is its dotted name, `kind` its type as text; `limits` begins with
-    a space or is empty; `default` is JSON or `required`; `change` (`yes`, `accepted` or `no`)
-    states whether it may change between two starts of a run (`CHANGES`).
+    a space or is empty; `default` is JSON or `required`; `change` (`yes`, `accepted`, `group` or
+    `no`) states whether it may change between two starts of a run (`CHANGES`).
     """
 
     key: str
@@ -138,6 +143,7 @@ def _entries(key: str, field: FieldInfo) -> Iterator[SettingEntry]:
 CHANGES = {
     "yes": "may change between two starts of a run",
     "accepted": "may change between two starts of a run with --accept-config",
+    "group": "may change between two starts of a run with --accept-config, from a later group on",
     "no": "cannot change in a run",
 }
 
@@ -161,7 +167,6 @@ def add_arguments(command: CommandParser) -> None:
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the chosen setting in full, or one line for each if there are several, or the changes
     of the chosen ones.
@@ -182,7 +187,7 @@ def main(arguments: argparse.Namespace) -> int:
         table = plain_table("setting", "value", "set in")
         for line in lines:
             table.add_row(line["setting"], line["value"], line["set_in"])
-        Console().print(table)
+        TerminalConsole().print(table)
     return 0
 
 
@@ -193,26 +198,43 @@ def change_lines(run: str | None, keys: Collection[str] | None) -> Iterator[dict
     """
     before: dict[str, Any] | None = None
     with open_run_view(locate_asked_run(run, None, warn)) as view:
+        since = _groups_since(view)
         for one in view.topic("ledger", skip_damaged=True).records():
             if not isinstance(one.record, Configured):
                 continue
             if view.store is None:
                 raise ConfigurationError("the run has no store, where its settings would be")
+            digest = one.record.configuration_hash
             try:
-                now = recorded_settings(view.store, one.record.configuration_hash)
+                now = recorded_settings(view.store, digest)
             except ObjectMissing as error:
                 warn(f"the settings from step {one.record.resumed_from} on are not kept: {error}")
                 continue
             for change in setting_changes(now if before is None else before, now):
                 if keys is None or change.key in keys:
+                    is_prompted = setting_scope(change.key) is PROMPTED
                     yield {
                         "step": one.record.resumed_from,
+                        "group": since.get(digest) if is_prompted else None,
                         "time_s": one.time_s,
                         "setting": change.key,
                         "before": printable_value(change.key, change.before, json.dumps),
                         "after": printable_value(change.key, change.now, json.dumps),
                     }
             before = now
+
+
+def _groups_since(view: "LogView") -> dict[str, int]:
+    """Returns the first group by the hash of the configuration that its prompt is made under: as
+    the ledger states it, and for groups that are not trained yet, as their prompts do.
+    """
+    since: dict[str, int] = {}
+    for topic in ("prompts", "ledger"):
+        for one in view.topic(topic, skip_damaged=True).records():
+            stated = one.record.settings if isinstance(one.record, Prompt | Take) else None
+            for settings in (stated,) if isinstance(stated, SettingsSince) else stated or ():
+                since[settings.configuration_hash] = settings.group
+    return since
 
 
 def _print_changes(lines: Sequence[dict[str, Any]], as_json: bool) -> None:
@@ -223,11 +245,15 @@ def _print_changes(lines: Sequence[dict[str, Any]], as_json: bool) -> None:
     if not lines:
         print("no setting was changed")
         return
-    table = plain_table("after step", "time (UTC)", "setting", "before", "after")
+    table = plain_table("after step", "from group", "time (UTC)", "setting", "before", "after")
     for line in lines:
-        time = datetime.fromtimestamp(line["time_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(str(line["step"]), time, line["setting"], line["before"], line["after"])
-    Console().print(table)
+        when = utc_time(int(line["time_s"] * 1000))
+        time = "" if when is None else when.strftime("%Y-%m-%d %H:%M:%S")
+        group = "" if line["group"] is None else str(line["group"])
+        table.add_row(
+            str(line["step"]), group, time, line["setting"], line["before"], line["after"]
+        )
+    TerminalConsole().print(table)
 
 
 def chosen_entries(key: str | None, entries: Sequence[SettingEntry]) -> list[SettingEntry]:

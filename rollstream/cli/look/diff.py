@@ -13,16 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from rollstream.analysis.intervals import CONFIDENCE
-from rollstream.analysis.locate import locate_run
+from rollstream.analysis.locate import RunLocation, locate_run
 from rollstream.analysis.output import json_value
 from rollstream.analysis.paired_runs import PairedFigure, RunFigures, paired_figures, read_figures
 from rollstream.analysis.session import QuerySession
 from rollstream.cli.arguments import CommandParser
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import warn
 from rollstream.config.run_folder import RunFolder, run_folder
 from rollstream.errors import ConfigurationError
@@ -83,16 +84,16 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.margin is not None and not arguments.margin > 0:
         raise ConfigurationError(f"--margin must be above 0, got {arguments.margin:g}")
     folders = run_folder(arguments.first), run_folder(arguments.second)
-    first, second = open_history(folders[0]), open_history(folders[1])
+    first, second = (open_history(folder, arguments.is_trusted) for folder in folders)
     found = RunDifference(
         compare_runs(_names(folders), first, second),
-        _paired(folders, arguments.confidence, arguments.margin),
+        _paired(folders, arguments),
         (reward_fits(first), reward_fits(second)),
     )
     if arguments.json:
         print(json.dumps(found.line()))
     else:
-        Console().print(render(found))
+        TerminalConsole().print(render(found))
     return 0
 
 
@@ -102,14 +103,16 @@ def _names(folders: tuple[RunFolder, RunFolder]) -> tuple[str, str]:
 
 
 def _paired(
-    folders: tuple[RunFolder, RunFolder], confidence: float, margin: float | None
+    folders: tuple[RunFolder, RunFolder], arguments: argparse.Namespace
 ) -> tuple[PairedFigure, ...]:
-    first, second = (_figures(folder) for folder in folders)
-    return tuple(paired_figures(first, second, confidence, margin))
+    first, second = (
+        _figures(locate_run(str(folder.path), arguments.is_trusted)) for folder in folders
+    )
+    return tuple(paired_figures(first, second, arguments.confidence, arguments.margin))
 
 
-def _figures(folder: RunFolder) -> RunFigures:
-    with QuerySession(locate_run(str(folder.path)), warn) as session:
+def _figures(location: RunLocation) -> RunFigures:
+    with QuerySession(location, warn) as session:
         return read_figures(session)
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
 from rollstream.supervisor.process import end_with_parent
+from rollstream.temporary_folder import TemporaryFolder
 
 if TYPE_CHECKING:
     from rollstream.explorer.security import AccessRule
@@ -67,8 +67,9 @@ def main(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     if len(arguments.runs) > RUNS_MAX:
         raise ConfigurationError(f"{len(arguments.runs)} runs: at most {RUNS_MAX} are shown")
-    with tempfile.TemporaryDirectory(prefix="rollstream-explorer-") as scratch:
-        locations = _located(arguments, Path(scratch))
+    signal.signal(signal.SIGTERM, _stop_export if arguments.export else _exit)
+    with TemporaryFolder("explorer") as scratch:
+        locations = _located(arguments, scratch)
         if arguments.export:
             from rollstream.explorer.export import export
 
@@ -86,7 +87,7 @@ def _located(arguments: argparse.Namespace, scratch: Path) -> list[RunLocation]:
     for number, named in enumerate(arguments.runs):
         saved = None if named is None else _saved_simulation(Path(named))
         if named is None or (saved is None and not named.endswith(".toml")):
-            found.append(locate_asked_run(named, arguments.name, warn))
+            found.append(locate_asked_run(named, arguments.name, warn, arguments.is_trusted))
             continue
         from rollstream.explorer.simulation import open_saved_runs, simulate_runs
 
@@ -112,7 +113,6 @@ def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:
 
     rule, bound = _access(arguments)
     url = printed_url(rule, bound)
-    signal.signal(signal.SIGTERM, _exit)
     hub = EventHub()
     with Explorer(locations, hub.publish, arguments.sql) as explorer, suppress(KeyboardInterrupt):
 
@@ -142,6 +142,10 @@ def printed_url(rule: "AccessRule", bound: socket) -> str:
     host, port = bound.getsockname()[:2]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={rule.token}" if rule.token else "")
+
+
+def _stop_export(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # the export is not whole
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

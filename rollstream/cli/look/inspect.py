@@ -11,17 +11,18 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text as Styled
 
 from rollstream.analysis.locate import RunLocation, locate_asked_run
 from rollstream.analysis.output import cell_text
-from rollstream.analysis.session import QuerySession, TokenText
+from rollstream.analysis.record_times import utc_time
+from rollstream.analysis.session import QuerySession, TokenText, run_text
 from rollstream.analysis.trajectory import (
     TrajectoryDetails,
     ViewRow,
@@ -30,8 +31,9 @@ from rollstream.analysis.trajectory import (
     trajectory_names,
 )
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.look.episode_tree import episode_lines
-from rollstream.cli.signals import quiet_on_closed_pipe, warn
+from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.samples import DraftTotals, draft_totals_of
 from rollstream.streams.records import ENVIRONMENT, GENERATED, Assignment, Partial, Trajectory
@@ -303,7 +305,8 @@ def _style(token: TrajectoryToken) -> str:
 
 def _clock(seconds: float) -> str:
     """Returns a time, given in seconds since the epoch, as UTC text with milliseconds."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "milliseconds")[:23]
+    when = utc_time(int(seconds * 1000))
+    return f"{seconds:g} s" if when is None else when.isoformat(" ", "milliseconds")[:23]
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -323,15 +326,18 @@ def add_arguments(command: CommandParser) -> None:
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Show one trajectory, or all trajectories of a group."""
     name: str | None = arguments.trajectory
     if sum((name is not None, arguments.group is not None, arguments.last)) > 1:
         raise ConfigurationError("give a trajectory's name, --group N or --last: one of them")
-    location = locate_asked_run(arguments.run, arguments.name, warn)
-    text = TokenText(location.tokenizers())
-    console = Console(highlight=False)
+    if name == "":
+        raise ConfigurationError(
+            "the trajectory's name is empty: a variable of the shell is unset?"
+        )
+    location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
+    text = run_text(location)
+    console = TerminalConsole(highlight=False)
     with QuerySession(location, warn, arguments.skip_corrupt) as session:
         for number, trajectory in enumerate(
             trajectory_names(session, name, arguments.group, arguments.last)
@@ -341,7 +347,7 @@ def main(arguments: argparse.Namespace) -> int:
                 print(json.dumps(details_json(details, text)))
                 continue
             if number:
-                console.rule(style="dim")
+                console.print(Rule(style="dim") if console.is_terminal else "")
             scores = _scores(location, details) if arguments.logprobs else None
             console.print(render_trajectory(details, text, arguments.logprobs, scores))
     return 0
@@ -349,8 +355,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _scores(location: RunLocation, details: TrajectoryDetails) -> "ScoredTrajectory | None":
     """Returns the trainer's scores of the record, which `replay --token-scores` may have left."""
-    if location.folder is None or details.record is None:
-        return None
     from rollstream.analysis.token_scores import TOKEN_SCORES_FILE, read_token_scores
 
-    return read_token_scores(location.folder / TOKEN_SCORES_FILE, details.record)
+    if details.record is None or not location.has_file(TOKEN_SCORES_FILE):
+        return None
+    return read_token_scores(location.files.file(TOKEN_SCORES_FILE), details.record)

@@ -7,15 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from rollstream.analysis.locate import RUNS_FOLDER
+from rollstream.analysis.locate import RUNS_FOLDER, may_hold_run
 from rollstream.cli.arguments import CommandParser
-from rollstream.cli.signals import quiet_on_closed_pipe, warn
+from rollstream.cli.console import TerminalConsole
+from rollstream.cli.signals import warn
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder
-from rollstream.config.sources import file_layer
-from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.errors import RollstreamError
 from rollstream.monitor.format import age, byte_size, plain_table
 from rollstream.monitor.observer import run_standing
 
@@ -27,12 +25,11 @@ def add_arguments(command: CommandParser) -> None:
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the runs. Exit code 0, also if some cannot be read; their problems are printed."""
     now_s = time.time()
-    found = filter(_is_of_run, Path(arguments.folder).glob("*/config.json"))
-    lines = [run_line(RunFolder(path.parent.absolute()), now_s) for path in found]
+    folders = [path.parent for path in Path(arguments.folder).glob("*/config.json")]
+    lines = [run_line(RunFolder(at.absolute()), now_s) for at in folders if may_hold_run(at)]
     lines.sort(key=lambda line: line["newest_s"] or 0.0, reverse=True)
     if not lines:
         warn(f"{arguments.folder} holds no run")
@@ -63,16 +60,6 @@ def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
     }
 
 
-def _is_of_run(path: Path) -> bool:
-    """Whether a `config.json` may be a run's, and not for example a model's. One that cannot be
-    read is listed, with its problem.
-    """
-    try:
-        return "run" in file_layer(path).values
-    except ConfigurationError:
-        return True
-
-
 def _folder_bytes(folder: Path) -> int:
     """Returns the bytes of the files in a folder. Files that vanish meanwhile do not count."""
     total = 0
@@ -92,7 +79,7 @@ def _print_table(lines: list[dict[str, Any]], now_s: float) -> None:
         newest_s = line["newest_s"]
         news = "–" if newest_s is None else f"{age(now_s - newest_s)} ago"
         table.add_row(line["run"], line["state"], step, byte_size(line["bytes"]), news)
-    Console().print(table)
+    TerminalConsole().print(table)
     for line in lines:
         if "problem" in line:
             warn(f"{line['run']}: {line['problem']}")

@@ -11,13 +11,16 @@ import shutil
 import sys
 from textwrap import fill
 
+from rollstream.analysis.confinement import confine
 from rollstream.analysis.locate import locate_asked_run
-from rollstream.analysis.output import json_lines, table_lines, write_csv
+from rollstream.analysis.output import json_lines, tab_lines, table_lines, write_csv
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
-from rollstream.cli.signals import quiet_on_closed_pipe, warn
+from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
+
+TABLE_ROWS = 40
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -32,13 +35,13 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--tables", action="store_true", help="list views and their columns")
     command.add_argument("--csv", action="store_true", help="print comma-separated values")
     command.add_argument(
-        "--rows", metavar="N", type=int, default=40, help="rows of the printed table (default 40)"
-    )
+        "--rows", metavar="N", type=int,
+        help=f"rows of the table (default {TABLE_ROWS} on a terminal, all in a pipe)",
+    )  # fmt: skip
     command.add_archive()
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the rows of one query, or with `--tables` the views and their columns."""
     if arguments.sql is None and not arguments.tables:
@@ -46,10 +49,14 @@ def main(arguments: argparse.Namespace) -> int:
             'no query given; e.g. rollstream query "SELECT count(*) FROM trajectories"; '
             "--tables lists the views"
         )
-    if arguments.rows < 1:
-        raise ConfigurationError(f"--rows must be ≥ 1, got {arguments.rows}")
-    location = locate_asked_run(arguments.run, arguments.name, warn)
+    if arguments.csv and arguments.json:
+        raise ConfigurationError("--csv and --json are two forms of the rows: give one of them")
+    rows: int | None = arguments.rows
+    if rows is not None and rows < 1:
+        raise ConfigurationError(f"--rows must be ≥ 1, got {rows}")
+    location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
     with QuerySession(location, warn, arguments.skip_corrupt) as session:
+        confine(session.connection, location)
         if arguments.tables:
             _list_views(session, arguments.json)
             return 0
@@ -61,7 +68,12 @@ def main(arguments: argparse.Namespace) -> int:
             write_csv(answer, sys.stdout)
         else:
             width = shutil.get_terminal_size().columns
-            for line in table_lines(answer, arguments.rows, width):
+            is_cut = sys.stdout.isatty()
+            for line in (
+                table_lines(answer, rows or TABLE_ROWS, width)
+                if is_cut
+                else tab_lines(answer, rows)
+            ):
                 print(line)
     return 0
 

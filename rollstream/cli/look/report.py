@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
-from rollstream.analysis.locate import locate_run
+from rollstream.analysis.locate import RunLocation, locate_run
 from rollstream.analysis.session import QuerySession
 from rollstream.cli.arguments import RUN_HELP, CommandParser
+from rollstream.cli.console import TerminalConsole
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.cli.signals import listen_for_signals, warn
 from rollstream.config.config import load_for_viewing
@@ -95,28 +94,29 @@ def _report_later(folder: RunFolder, arguments: argparse.Namespace) -> int:
 
 def _report(folders: Sequence[RunFolder], arguments: argparse.Namespace) -> None:
     """Write the page and print the summaries."""
-    histories = [open_history(folder) for folder in folders]
+    histories = [open_history(folder, arguments.is_trusted) for folder in folders]
     runs = [
         OverlaidRun(name, history, summarise(history))
         for name, history in zip(distinct_names(folders), histories, strict=True)
     ]
+    is_typed = bool(arguments.output)
     if len(runs) == 1:
         output = Path(arguments.output) if arguments.output else folders[0].report
-        cards = _learning(str(folders[0].path), runs[0].history)
-        write_report(runs[0].history, runs[0].summary, output, cards)
+        cards = _learning(locate_run(str(folders[0].path), arguments.is_trusted), runs[0].history)
+        write_report(runs[0].history, runs[0].summary, output, cards, is_typed)
     else:
         output = Path(arguments.output or "report.html")
-        write_overlay(runs, output)
+        write_overlay(runs, output, is_typed)
     if arguments.json:
         for run in runs:
             print(json.dumps(run.summary.line()))
         return
-    console = Console()
+    console = TerminalConsole()
     for run in runs:
         console.print(run.summary.table())
     console.print(f"report: {output}", soft_wrap=True, highlight=False)
 
 
-def _learning(run: str, history: RunHistory) -> list[str]:
-    with QuerySession(locate_run(run), warn) as session:
+def _learning(location: RunLocation, history: RunHistory) -> list[str]:
+    with QuerySession(location, warn) as session:
         return learning_cards(history, session)

@@ -11,7 +11,6 @@ import json
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rollstream.analysis.describe import describe
@@ -22,15 +21,18 @@ from rollstream.analysis.fields import (
     parse_condition,
     record_fields,
 )
-from rollstream.analysis.locate import RunLocation, locate_asked_run, open_run_view
+from rollstream.analysis.locate import RunLocation, locate_asked_run
+from rollstream.analysis.looking import open_run_view
 from rollstream.analysis.output import json_value
+from rollstream.analysis.record_times import utc_time
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.main import EXIT_INTERRUPTED
-from rollstream.cli.signals import listen_for_signals, quiet_on_closed_pipe, warn
+from rollstream.cli.signals import listen_for_signals, warn
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import plain_text
 from rollstream.storage.archive.segments import Hole, LogRecord
 from rollstream.storage.log_view import LogView
+from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.topics import ARCHIVED_TOPICS, is_dead_letter_topic
 
 WAIT_S = 0.25  # longest wait for new records, so Ctrl-C takes no longer
@@ -64,7 +66,6 @@ def add_arguments(command: CommandParser) -> None:
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the selected records, and with `--follow` new ones until Ctrl-C; returns the exit
     code.
@@ -72,7 +73,7 @@ def main(arguments: argparse.Namespace) -> int:
     check_topic(arguments.topic)
     conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)
-    location = locate_asked_run(arguments.run, arguments.name, warn)
+    location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
     stop = listen_for_signals().stop
     day = ""
     for record in _records(location, arguments, conditions, stop):
@@ -90,8 +91,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigurationError("--from and --last both set the start: give one of them")
     if arguments.last is not None and arguments.last < 1:
         raise ConfigurationError(f"--last must be ≥ 1, got {arguments.last}")
-    if arguments.start not in (None, "begin", "end") and not arguments.start.isdigit():
-        raise ConfigurationError(f"--from {arguments.start!r}: write begin, end or an offset")
+    if arguments.start not in (None, "begin", "end") and whole_number(arguments.start) is None:
+        raise ConfigurationError(
+            f"--from {arguments.start!r}: write begin, end or an offset, a whole number below 2^63"
+        )
 
 
 def _records(
@@ -193,9 +196,11 @@ def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -
     if arguments.partition is None:
         return offsets
     if arguments.partition not in offsets:
-        known = f"0 to {len(offsets) - 1}" if len(offsets) > 1 else "0 alone"
+        numbers = (
+            f"{min(offsets)} to {max(offsets)}" if len(offsets) > 1 else f"only {min(offsets)}"
+        )
         raise ConfigurationError(
-            f"{arguments.topic} has no partition {arguments.partition}; there are {known}"
+            f"{arguments.topic} has no partition {arguments.partition}; it has {numbers}"
         )
     return {arguments.partition: offsets[arguments.partition]}
 
@@ -213,16 +218,15 @@ def _print(one: LogRecord, day: str, flush: bool) -> str:
     """Print one record as a line. A line with the date comes first if the record's date is not
     `day`. Returns the record's date.
     """
-    when = datetime.fromtimestamp(one.timestamp_ms / 1000, UTC)
-    if when.date().isoformat() != day:
+    when = utc_time(one.timestamp_ms)
+    if when is not None and when.date().isoformat() != day:
         day = when.date().isoformat()
         print(f"{day} (UTC)")
+    at = f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}" if when else f"{one.timestamp_ms} ms"
     words = describe(one.record) if one.record is not None else f"not a record: {one.reason}"
     if one.record is None or is_dead_letter_topic(one.topic):
         words += f", key {plain_text(one.key, KEY_SHOWN)}"  # it often names the program
     void = " (void)" if one.void else ""
     position = f"{one.address.partition}:{one.address.offset}"
-    print(
-        f"{when:%H:%M:%S}.{when.microsecond // 1000:03d} {position:>8}  {words}{void}", flush=flush
-    )
+    print(f"{at} {position:>8}  {words}{void}", flush=flush)
     return day

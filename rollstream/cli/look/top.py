@@ -6,7 +6,7 @@ each refresh and returns a snapshot, which the frame and the lines show.
 """
 
 import argparse
-import os
+import shutil
 import signal
 import sys
 import time
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from types import FrameType
 
 import msgspec
-from rich.console import Console
 from rich.live import Live
 
 from rollstream.cli.arguments import CommandParser
+from rollstream.cli.console import TerminalConsole
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import run_folder
 from rollstream.errors import BusError, ConfigurationError
@@ -54,29 +54,30 @@ def main(arguments: argparse.Namespace) -> int:
     observer = RunObserver(
         run_settings_of(configuration),
         folder.metrics,
-        opener_of_run(configuration, folder.path),
+        opener_of_run(folder.path, arguments.is_trusted),
         time.time,
     )
-    console = Console()
+    console = TerminalConsole()
     if arguments.once:
         return _once(observer, console, arguments.json)
-    if console.is_terminal and not arguments.json:
+    if console.redraws and not arguments.json:
         return _watch(observer, console, arguments.every)
     return _print_lines(observer, arguments.every, _line if arguments.json else plain_line)
 
 
-def _once(observer: RunObserver, console: Console, as_json: bool) -> int:
+def _once(observer: RunObserver, console: TerminalConsole, as_json: bool) -> int:
     shown = observer.observe(catch_up_s=ONCE_S)
     if not observer.has_read:
         raise BusError(shown.trouble)
     if as_json:
         print(_line(shown))
     else:
-        console.print(render_frame(shown, TerminalSize(console.width)))
+        columns = shutil.get_terminal_size().columns  # also in a pipe: a frame needs some width
+        console.print(render_frame(shown, TerminalSize(columns)), width=columns)
     return 0
 
 
-def _watch(observer: RunObserver, console: Console, every_s: float) -> int:
+def _watch(observer: RunObserver, console: TerminalConsole, every_s: float) -> int:
     """Redraw until a quit key or a signal; restores the terminal."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
@@ -94,7 +95,7 @@ def _watch(observer: RunObserver, console: Console, every_s: float) -> int:
 
 
 def _print_lines(observer: RunObserver, every_s: float, line: Callable[[RunSnapshot], str]) -> int:
-    """Print a line per refresh until the run is over or the reader closes the pipe."""
+    """Print a line per refresh until the run is over."""
     try:
         while True:
             shown = observer.observe()
@@ -104,10 +105,6 @@ def _print_lines(observer: RunObserver, every_s: float, line: Callable[[RunSnaps
                     return 0
                 time.sleep(every_s)
     except KeyboardInterrupt:
-        return 0
-    except BrokenPipeError:
-        # Python flushes stdout at exit, which would print an error message.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 

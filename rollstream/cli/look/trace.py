@@ -9,21 +9,23 @@ from rollstream.analysis.locate import locate_asked_run
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import warn
 
+TRACE_FILE = "trace.json.gz"
+
 
 def add_arguments(command: CommandParser) -> None:
     command.add_examples("runs/quickstart-0 --perfetto trace.json.gz")
     command.add_run(RUN_OR_ARCHIVE_HELP)
     command.add_archive_run()
-    help = "output file, JSON trace events compressed by gzip (default trace.json.gz)"
-    command.add_argument("--perfetto", metavar="FILE", default="trace.json.gz", help=help)
+    help = f"output file, JSON trace events compressed by gzip (default {TRACE_FILE})"
+    command.add_argument("--perfetto", metavar="FILE", help=help)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the trace and print where it is."""
     from rollstream.explorer.trace import write_trace
 
-    location = locate_asked_run(arguments.run, arguments.name, warn)
-    path = Path(arguments.perfetto)
-    count = write_trace(location, path)
+    location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
+    path = Path(arguments.perfetto or TRACE_FILE)
+    count = write_trace(location, path, is_typed=arguments.perfetto is not None)
     print(f"{path}: {count:,} events; open it in https://ui.perfetto.dev")
     return 0

@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from rollstream.analysis.locate import locate_run
+from rollstream.analysis.locate import locate_run, may_hold_run
+from rollstream.analysis.looking import open_run_store
 from rollstream.cli.arguments import RUN_OR_STORE_HELP, CommandParser
-from rollstream.cli.signals import quiet_on_closed_pipe
+from rollstream.cli.console import TerminalConsole
+from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.monitor.format import byte_size, plain_table
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.read_only import FolderReader
 from rollstream.storage.weights.manifest import Manifest, parse_version, read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import stored_versions
+from rollstream.streams.foreign_text import whole_number
 from rollstream.streams.values import Version
 
 if TYPE_CHECKING:
@@ -82,7 +84,6 @@ def add_arguments(command: CommandParser) -> None:
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Run one action and return the exit code: 1 if `verify` finds a wrong version, else 0. Raises
     `ObjectMissing` (exit code 1) if a version is missing, `ConfigurationError` (2) for a wrong
@@ -107,7 +108,7 @@ def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print(lines)
     else:
-        Console().print(versions_table(lines))
+        TerminalConsole().print(versions_table(lines))
     return 0
 
 
@@ -119,7 +120,7 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**line, "tensor": tensors}))
         return 0
-    console = Console()
+    console = TerminalConsole()
     console.print(versions_table([line]), tensors_table(tensors), sep="\n\n")
     files = [(f.name, f.bytes) for f in manifest.files]
     console.print("", *(f"{size:>15,} {name}" for name, size in files), sep="\n", highlight=False)
@@ -141,7 +142,7 @@ def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
         raise ObjectMissing("no version is kept there (yet)")
     bad = 0
     quiet = not sys.stderr.isatty()
-    for version in track(wanted, "verifying", console=Console(stderr=True), disable=quiet):
+    for version in track(wanted, "verifying", console=TerminalConsole(stderr=True), disable=quiet):
         manifest, problem = verify_version(store, version)
         tensors = len(manifest.weights.tensors) if manifest else 0
         bad += bool(problem)
@@ -165,7 +166,7 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
         _print([{**versions, "tensors": count, "differ": len(lines), "changed": total}, *lines])
         return 0
     if lines:
-        Console().print(differences_table(lines))
+        TerminalConsole().print(differences_table(lines))
     print(
         f"{first.version} → {second.version}: "
         f"{len(lines)} of {count} tensors differ, in {total:,} elements"
@@ -309,19 +310,19 @@ def _share(part: str | int | float | None, whole: str | int | float | None) -> s
     return f"{float(part or 0) / max(1.0, float(whole or 0)):.1%}"
 
 
-def find_store(named: str) -> ObjectStore:
+def find_store(named: str, is_trusted: bool = False) -> ObjectStore:
     """Opens the store of a run, named by its folder or its config.json, or a store named by its
-    folder or URL. Creates no folder or object. Raises `ConfigurationError` if the run has no store
+    folder or URL, for reading only. Raises `ConfigurationError` if the run has no store
     yet.
     """
     path = Path(named.removeprefix("file:"))
     for folder in (path, path / "store"):
-        if (folder / "weights").is_dir() and not (path / "config.json").is_file():
-            return open_store(f"file:{folder.absolute()}")
-    location = locate_run(named)
+        if (folder / "weights").is_dir() and not may_hold_run(path):
+            return FolderReader(ContainedFolder(folder))
+    location = locate_run(named, is_trusted)
     if not location.has_store:
         raise ConfigurationError(f"{location.name} has no weights yet")
-    return open_store(location.store)
+    return open_run_store(location)
 
 
 def find_version(store: ObjectStore, text: str) -> Manifest:
@@ -332,8 +333,8 @@ def find_version(store: ObjectStore, text: str) -> Manifest:
     Raises `ObjectMissing`, with the list of stored versions, if it is not stored, and
     `ConfigurationError` if the text is no name of a version.
     """
-    named = parse_version(text)
-    if named is None and text != LATEST and not text.isdecimal():
+    named, number = parse_version(text), whole_number(text)
+    if named is None and text != LATEST and number is None:
         raise ConfigurationError(
             f"{text!r} is not a version: give a number, a name like {Version(12, 1)}, or {LATEST}"
         )
@@ -341,7 +342,7 @@ def find_version(store: ObjectStore, text: str) -> Manifest:
     if text == LATEST and pointer is not None and pointer.version is not None:
         return read_manifest(store, pointer.version, pointer.manifest_hash)
     kept = [stored.version for stored in stored_versions(store) if stored.whole]
-    found = [v for v in kept if v == named or (text.isdecimal() and v.number == int(text))]
+    found = [v for v in kept if v == named or v.number == number]
     if not found:
         names = ", ".join(map(str, kept)) or "none"
         raise ObjectMissing(f"version {text} is not kept; kept are: {names}")

@@ -1,9 +1,10 @@
 """`rollstream audit [RUN]`: checks a run against invariants 1 to 7, and 11 for its checkpoints
 (docs/reference/audit.md).
 
-An audit starts where the run's last audit ended, unless `--whole` is given. Exit codes: 0 all
-invariants hold, 1 at least one is violated, 2 none is violated but parts of the run could not be
-checked, or the run could not be read to its end.
+An audit starts where the last audit of this user on this machine ended, unless `--whole` is given.
+Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
+run could not be checked, or the run could not be read to its end. Whatever a run holds, 1 means a
+violation and nothing else.
 """
 
 import argparse
@@ -15,24 +16,32 @@ from textwrap import fill
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from rollstream.analysis.locate import REPLAY_FILE, RunLocation, locate_asked_run, open_run_view
+from rollstream.analysis.locate import RunLocation, locate_asked_run
+from rollstream.analysis.looking import (
+    model_file,
+    open_run_view,
+    refused_code,
+    trainer_settings,
+)
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
-from rollstream.cli.signals import progress_line, quiet_on_closed_pipe, warn
-from rollstream.config.identity import check_readable
-from rollstream.consumers.audit.audit import Audit, continued_audit
-from rollstream.consumers.audit.folds import Completeness, InvariantResult, Offender
+from rollstream.cli.signals import progress_line, warn
+from rollstream.config.stored_settings import CONFIGURATION_KEY, recorded_settings
+from rollstream.consumers.audit.audit import Audit, continued_audit, utc_minute
+from rollstream.consumers.audit.folds import InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.trainer.data.prepare import (
     LATER_SETTINGS,
     TrainingRule,
     training_rule,
 )
-from rollstream.errors import ConfigurationError, RollstreamError
-from rollstream.storage.hf_folder import hf_vocabulary_size
+from rollstream.errors import ConfigurationError, OutputLost, RollstreamError, StoreError
+from rollstream.storage.hf_folder import CONFIG, vocabulary_size
+from rollstream.storage.identity import check_readable
 from rollstream.streams.admissible import TrainingBounds
 
 if TYPE_CHECKING:
     from rollstream.consumers.settings import TrainerSettings
+    from rollstream.storage.stores.base import ObjectStore
 
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 """Exit codes."""
@@ -42,16 +51,15 @@ COLUMNS_MAX = 120
 
 def audit_report_lines(
     name: str,
-    run: str,
+    audit: Audit,
     results: Sequence[InvariantResult],
-    coverage: Mapping[str, Completeness],
     columns: int,
 ) -> Iterator[str]:
-    """Yields the lines of the text report. `coverage` holds how complete each topic was."""
+    """Yields the lines of the text report."""
     columns = min(columns, COLUMNS_MAX)
-    missing = [topic for topic, complete in coverage.items() if complete == "absent"]
+    missing = [topic for topic, complete in audit.coverage.items() if complete == "absent"]
     absent = f"; missing: {', '.join(missing)}" if missing else ""
-    yield fill(f"{name}, run {run}{absent}", columns, subsequent_indent="  ")
+    yield fill(f"{name}, run {audit.run}{absent}", columns, subsequent_indent="  ")
     for result in results:
         number = str(result.number) if result.number else "–"
         yield f"{STATE_MARKS[result.state]} {number} {result.title}"
@@ -65,19 +73,24 @@ def audit_report_lines(
             yield from _indented(f"? not checked: {what}", columns)
         for note in result.notes:
             yield from _indented(f"· {note}", columns)
-    yield _verdict(results)
+    yield fill(_verdict(audit, results), columns, subsequent_indent="  ")
 
 
 def audit_report_json(
-    name: str, run: str, results: Sequence[InvariantResult], coverage: Mapping[str, Completeness]
+    name: str, audit: Audit, results: Sequence[InvariantResult]
 ) -> dict[str, Any]:
-    """Returns the report as a JSON object."""
+    """Returns the report as a JSON object. `since_s` is the time of the audit from which this one
+    continued: what that one judged was not read again. `copies_verified` is False if archived
+    copies of records that the log still has were not verified.
+    """
     return {
         "place": name,
-        "run": run,
+        "run": audit.run,
         "violations": sum(result.violations for result in results),
         "checked_whole": not any(result.unchecked for result in results),
-        "topics": dict(coverage),
+        "since_s": audit.since_s,
+        "copies_verified": not audit.skipped_copies,
+        "topics": dict(audit.coverage),
         "invariants": [_invariant_json(result) for result in results],
     }
 
@@ -108,13 +121,23 @@ def _indented(text: str, columns: int) -> Iterator[str]:
         yield fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-def _verdict(results: Sequence[InvariantResult]) -> str:
+def _verdict(audit: Audit, results: Sequence[InvariantResult]) -> str:
+    """Returns the sentence that names what was checked, and nothing beyond it."""
     violations = sum(result.violations for result in results)
     unchecked = sum(len(result.unchecked) for result in results)
     if violations:
         return f"violated: {violations:,} times"
+    if audit.since_s is not None:
+        since = f"since the last audit at {utc_minute(audit.since_s)}, of this machine"
+        failed = f"; {unchecked} checks were not possible" if unchecked else ""
+        return f"nothing is violated {since}{failed}; --whole reads what is older again"
     if unchecked:
         return f"nothing is violated; {unchecked} checks were not possible"
+    if audit.skipped_copies:
+        return (
+            "every record was checked, nothing is violated; --whole also verifies the archived "
+            "copies of records that the log has"
+        )
     return "everything was checked, nothing is violated"
 
 
@@ -128,29 +151,37 @@ def add_arguments(command: CommandParser) -> None:
     command.add_json()
 
 
-@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print one line per invariant, with its first violations, and return the exit code."""
-    location = locate_asked_run(arguments.run, arguments.name, warn)
-    if location.folder is not None and (location.folder / REPLAY_FILE).is_file():
-        raise ConfigurationError(f"{location.name} is a replay; audit the replayed run instead")
+    name = "the run"
     try:
-        with ExitStack() as opened:
-            audit, results = continued_audit(lambda: _opened(location, opened), arguments.whole)
-    except ConfigurationError:
+        location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
+        name = location.name
+        return _audited(location, arguments)
+    except (ConfigurationError, OutputLost):
         raise
     except RollstreamError as error:
-        progress_line("")
-        warn(f"{location.name} could not be read to its end: {error}")
-        return UNCHECKED
+        trouble = str(error)
+    except Exception as error:  # noqa: BLE001  a traceback would end with 1, "violated"
+        trouble = f"{type(error).__name__}: {error}"
+    progress_line("")
+    warn(f"{name} could not be read to its end, so nothing is known of it: {trouble}")
+    return UNCHECKED
+
+
+def _audited(location: RunLocation, arguments: argparse.Namespace) -> int:
+    if location.is_replay:
+        raise ConfigurationError(f"{location.name} is a replay; audit the replayed run instead")
+    with ExitStack() as opened:
+        audit, results = continued_audit(
+            lambda: _opened(location, opened), arguments.whole, location.store
+        )
     progress_line("")
     if arguments.json:
-        print(json.dumps(audit_report_json(location.name, audit.run, results, audit.coverage)))
+        print(json.dumps(audit_report_json(location.name, audit, results)))
     else:
         width = shutil.get_terminal_size().columns
-        print(
-            "\n".join(audit_report_lines(location.name, audit.run, results, audit.coverage, width))
-        )
+        print("\n".join(audit_report_lines(location.name, audit, results, width)))
     states = {result.state for result in results}
     if "violated" in states:
         return VIOLATED
@@ -164,27 +195,45 @@ def _opened(location: RunLocation, opened: ExitStack) -> Audit:
     view = opened.enter_context(open_run_view(location))
     if view.store is not None:
         check_readable(view.store)
-    return Audit(view.bus, view.store, view.run, audit_policy(location), _show_progress)
+    return Audit(view.bus, view.store, view.run, audit_policy(location, view.store), _show_progress)
 
 
-def audit_policy(location: RunLocation) -> AuditPolicy:
+def audit_policy(location: RunLocation, store: "ObjectStore | None" = None) -> AuditPolicy:
     """Returns the settings of `config.json` that the audit needs; `known` is False if that file
     lacks them.
     """
-    configuration = location.configuration
-    on_update = configuration.get("rollouts", {}).get("on_update")
-    if on_update is None or "max_lag" not in configuration.get("dispatch", {}):
+    on_update = location.table("rollouts").get("on_update")
+    if on_update is None or "max_lag" not in location.table("dispatch"):
         return AuditPolicy(known=False)
     keep_version = on_update == "keep_version"
-    trainer = configuration.get("trainer", {})
+    trainer = trainer_settings(location)
     return AuditPolicy(
         location.max_lag,
         keep_version,
         rule=_rule(trainer, location, keep_version),
+        refused=refused_code(location),
         choose=trainer.get("choose", ""),
-        checkpoint_every=configuration.get("checkpoints", {}).get("every", 0),
+        checkpoint_every=location.table("checkpoints").get("every", 0),
         epochs=trainer.get("epochs", 1),
+        max_lags={} if store is None else _max_lags(store),
     )
+
+
+def _max_lags(store: "ObjectStore") -> dict[str, int | None]:
+    """Returns `dispatch.max_lag` of each configuration that the store has, by its hash."""
+    bounds: dict[str, int | None] = {}
+    for entry in store.list("configurations/"):
+        digest = entry.key.removeprefix("configurations/").removesuffix(".json")
+        if not CONFIGURATION_KEY.fullmatch(entry.key):
+            continue
+        try:
+            bound = recorded_settings(store, digest).get("dispatch.max_lag", 0)
+        except StoreError as error:
+            warn(f"{entry.key} cannot be read: {error}")
+            continue
+        if bound is None or isinstance(bound, int):
+            bounds[digest] = bound
+    return bounds
 
 
 def _rule(
@@ -197,9 +246,10 @@ def _rule(
     """
     settings = SimpleNamespace(**{**LATER_SETTINGS, **trainer})
     unknown = TrainingBounds()
-    context_max = location.configuration.get("rollouts", {}).get("context_max", unknown.context_max)
-    found = [v for p in location.tokenizers() if (v := hf_vocabulary_size(p.parent)) is not None]
-    bounds = TrainingBounds(found[0] if found else unknown.vocabulary, context_max, keep_version)
+    context_max = location.table("rollouts").get("context_max", unknown.context_max)
+    content = model_file(location, CONFIG) if trainer else None
+    vocabulary = None if content is None else vocabulary_size(content)
+    bounds = TrainingBounds(vocabulary or unknown.vocabulary, context_max, keep_version)
     try:
         return training_rule(
             cast("TrainerSettings", settings), location.max_lag, keep_version, bounds

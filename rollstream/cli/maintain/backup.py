@@ -12,15 +12,16 @@ import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from rollstream.analysis.locate import RunLocation, locate_run
+from rollstream.analysis.looking import open_run_store, open_stored_log
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.signals import progress_line
 from rollstream.config.config import url_identity
 from rollstream.errors import ConfigurationError
+from rollstream.printable import shell_command
 from rollstream.runs.backup import LOG, STORE, Backup, back_up, open_backup
 from rollstream.runs.parentage import recorded_configuration
 from rollstream.runs.removal import RunPlace, find_run_place
-from rollstream.storage.stores.connect import open_store
-from rollstream.streams.connect import check_reachable, open_bus
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -46,12 +47,14 @@ def main(arguments: argparse.Namespace) -> int:
                 f"{arguments.run}: a backup needs log and store; name the run's folder, or its "
                 "store's URL with --bus URL"
             )
-        check_reachable(place.bus)
+        location = _location(place, place.bus, place.store)
         folder = _settings_folder(place, place.bus, place.store, opened)
+        files = None if place.folder is None else location.files
+        bus = opened.enter_context(closing(open_stored_log(location)))
+        store = open_run_store(location)
         target = open_backup(arguments.destination)
-        bus = opened.enter_context(closing(open_bus(place.bus)))
         try:
-            backup = back_up(bus, open_store(place.store), target, folder, show_part)
+            backup = back_up(bus, store, target, folder, show_part, files=files)
         finally:
             progress_line("")
     if arguments.json:
@@ -59,6 +62,15 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         _print_backup(backup, arguments.destination)
     return 0
+
+
+def _location(place: RunPlace, bus: str, store: str) -> RunLocation:
+    """Returns the place as one that is only looked at (`analysis/looking.py`). URLs of a run that
+    is named by its store are the user's word.
+    """
+    if place.folder is not None:
+        return locate_run(str(place.folder))
+    return RunLocation(store, store, bus, run=place.run, named=(store, bus))
 
 
 def show_part(part: str) -> None:
@@ -110,7 +122,7 @@ def _print_backup(backup: Backup, destination: str) -> None:
         size = sum(one.bytes for one in backup.objects if one.key.startswith(prefix))
         print(f"  {name:<7} {counts[name]}, {size:,} bytes")
     print("\n".join(recovery_lines(backup)))
-    print(f"restore it with: rollstream restore {destination} DIR")
+    print(f"restore it with: {shell_command('restore', destination, 'DIR')}")
 
 
 def _json(backup: Backup) -> dict[str, object]:

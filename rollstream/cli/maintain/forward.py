@@ -8,12 +8,16 @@ start resumes there. A crash can send lines again, and loses none.
 import argparse
 import json
 import logging
+from pathlib import Path
 
+from rollstream.analysis.locate import RunLocation, locate_run
+from rollstream.analysis.looking import metrics_folder
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.signals import listen_for_signals
 from rollstream.config.config import essential_settings, load
-from rollstream.config.run_folder import RunFolder, run_folder
+from rollstream.config.run_folder import run_folder
 from rollstream.config.settings import Configuration
+from rollstream.errors import OutsideRun
 from rollstream.metrics.forwarder import Forwarder, Sink, TensorBoardSink, WandbSink
 
 POLL_S = 1.0  # between two looks for new lines with --follow
@@ -36,11 +40,12 @@ def main(arguments: argparse.Namespace) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     folder = run_folder(arguments.run)
+    metrics = _own_metrics(locate_run(str(folder.path)), arguments.to)
     configuration = load(folder.configuration)
-    folder.metrics.mkdir(exist_ok=True)
+    metrics.mkdir(exist_ok=True)
     stop = listen_for_signals().stop
     forwarder = Forwarder(
-        folder.metrics, arguments.to, lambda id: open_sink(arguments.to, id, configuration, folder)
+        metrics, arguments.to, lambda id: open_sink(arguments.to, id, configuration, metrics)
     )
     try:
         lines = forwarder.once()
@@ -52,15 +57,34 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def open_sink(to: str, id: str, configuration: Configuration, folder: RunFolder) -> Sink:
-    """Returns the sink that writes to the target `to`. `id` names the run at Weights & Biases, so a
-    later start continues it there. Raises `ConfigurationError` if the target's package is not
-    installed.
+def _own_metrics(location: RunLocation, to: str) -> Path:
+    """Returns the folder of the run's metrics files, which may be missing. Raises `OutsideRun` if
+    it, a file in it, or a write there leaves the run's folder.
+    """
+    metrics = metrics_folder(location)
+    if location.folder is not None:
+        own, root = location.files.root / "metrics", location.files.root
+        if metrics != own and metrics.is_relative_to(root):  # e.g. `metrics -> .`
+            raise OutsideRun(
+                f"{location.folder}/metrics leads to {metrics}, which is no folder of metrics: "
+                "nothing was written; remove the link"
+            )
+    for name in (f"forward-{to}.json", f"forward-{to}.lock", to):
+        path = location.files.path(metrics, name)
+        if path.exists() and not path.is_dir():
+            location.files.file(path)
+    return metrics
+
+
+def open_sink(to: str, id: str, configuration: Configuration, metrics: Path) -> Sink:
+    """Returns the sink that writes to the target `to`, in the folder `metrics`. `id` names the run
+    at Weights & Biases, so a later start continues it there. Raises `ConfigurationError` if the
+    target's package is not installed.
     """
     if to == "tensorboard":
-        return TensorBoardSink(folder.metrics / "tensorboard")
+        return TensorBoardSink(metrics / "tensorboard")
     kept = {k: v for k, v in essential_settings(configuration).items() if k not in PRIVATE_SETTINGS}
-    return WandbSink(configuration.run, id, folder.metrics, kept)
+    return WandbSink(configuration.run, id, metrics, kept)
 
 
 def _print_result(arguments: argparse.Namespace, lines: int, where: str) -> None:

@@ -7,10 +7,11 @@ import argparse
 import json
 import sys
 import urllib.error
-import urllib.request
 from pathlib import Path
 
 from rollstream.cli.arguments import CommandParser
+from rollstream.http_proxies import open_direct
+from rollstream.os_failures import explain_os_error
 
 WAIT_S = 4.0  # a process that does not answer for so long counts as unreachable
 
@@ -30,6 +31,8 @@ def add_arguments(command: CommandParser) -> None:
         help="instead, make a sandbox as `[task.sandbox]` of this configuration says, and print "
         "what holds each of its bounds on this machine",
     )
+    help = "import the code that a run's CONFIG names, although you did not begin the run here"
+    command.add_argument("--trust", action="store_true", dest="is_trusted", help=help)
     command.add_json()
 
 
@@ -39,27 +42,37 @@ def main(arguments: argparse.Namespace) -> int:
     this machine cannot provide is a `ConfigurationError`.
     """
     if arguments.sandbox is not None:
-        return _report_sandbox(arguments.sandbox, arguments.json)
+        return _report_sandbox(arguments.sandbox, arguments.is_trusted, arguments.json)
     url = f"http://127.0.0.1:{arguments.port}/healthz"
     try:
-        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+        with open_direct(url, WAIT_S) as answer:
             body, code = answer.read(), 0
     except urllib.error.HTTPError as refusal:
         body, code = refusal.read(), 1
     except OSError as error:
-        print(f"rollstream: no answer from {url} ({error})", file=sys.stderr)
+        cause = getattr(error, "reason", error)  # of an `URLError`
+        why = explain_os_error(cause) if isinstance(cause, OSError) else cause
+        print(f"rollstream: no answer from {url} ({why})", file=sys.stderr)
         return 1
     print(body.decode() if arguments.json else json.loads(body)["state"])
     return code
 
 
-def _report_sandbox(configuration: str, is_json: bool) -> int:
-    """Print what holds each bound of a sandbox here, after one was made."""
+def _report_sandbox(configuration: str, is_trusted: bool, is_json: bool) -> int:
+    """Print what holds each bound of a sandbox here, after one was made. Raises
+    `ConfigurationError` if the configuration is a run's whose code may not be imported.
+    """
+    from rollstream.analysis.locate import locate_run
+    from rollstream.analysis.looking import require_code
+    from rollstream.analysis.own_runs import code_names
     from rollstream.config.config import load
     from rollstream.producers.sandbox.factory import plan_of, sandbox_report
     from rollstream.producers.tasks.base import PlainSandbox
 
-    settings = load(Path(configuration)).task.sandbox
+    path = Path(configuration)
+    settings = load(path).task.sandbox
+    if path.suffix == ".json" and code_names({"sandbox": {"backend": settings.backend}}):
+        require_code(locate_run(configuration, is_trusted), "task")
     report = sandbox_report(plan_of(PlainSandbox(**settings.model_dump())))
     if is_json:
         print(json.dumps(report))

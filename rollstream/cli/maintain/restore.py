@@ -12,11 +12,13 @@ import json
 import tempfile
 from pathlib import Path
 
+from rollstream.analysis.own_runs import remember_urls
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.commands import choose_parser
 from rollstream.cli.maintain import audit
 from rollstream.cli.maintain.backup import recovery_lines, show_part
-from rollstream.cli.signals import progress_line
+from rollstream.cli.signals import progress_line, warn
+from rollstream.printable import shell_command
 from rollstream.runs.backup import open_backup
 from rollstream.runs.restore import plan_restore, restore
 
@@ -44,7 +46,11 @@ def main(arguments: argparse.Namespace) -> int:
         restore(plan, show_part)
     finally:
         progress_line("")
+    remember_urls(url for url in plan.urls if not url.startswith(("file:", "sqlite:")))
     backup = plan.backup
+    if plan.left_out:
+        more = f" and {len(plan.left_out) - 8} more" if len(plan.left_out) > 8 else ""
+        warn(f"left out, because no run writes them: {', '.join(plan.left_out[:8])}{more}")
     if arguments.json:
         line = {
             "run": backup.run, "id": backup.id, "folder": str(plan.folder.path),
@@ -57,5 +63,5 @@ def main(arguments: argparse.Namespace) -> int:
     words = [str(folder), "--whole", *(["--json"] if arguments.json else [])]
     found = audit.main(choose_parser(["audit"])[0].parse(words))
     if not arguments.json:
-        print(f"start it with: rollstream run {arguments.folder}")
+        print(f"start it with: {shell_command('run', arguments.folder)}")
     return 1 if found == audit.VIOLATED else 0

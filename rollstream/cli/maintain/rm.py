@@ -9,16 +9,18 @@ argument is wrong or names no run; 130 not confirmed.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import cast
 
+from rollstream.analysis.permissions import folder_of_url
 from rollstream.cli.arguments import CommandParser, run_path
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import byte_size
+from rollstream.printable import shell_command
 from rollstream.runs import removal
+from rollstream.runs.run_place import check_permitted, run_files
 from rollstream.storage.stores.base import ListedObject
 from rollstream.streams.connect import check_reachable
 from rollstream.supervisor.supervisor import RunLock
@@ -49,11 +51,15 @@ def main(arguments: argparse.Namespace) -> int:
     place = removal.find_run_place(run_path(arguments.run), arguments.bus, or_emptied=True)
     if place.bus is not None:
         check_reachable(place.bus)
+    check_permitted(place, arguments.yes)
+    removal.check_is_run(place)  # before the lock, which is a file in the folder
     with ExitStack() as held:
         if place.folder is not None:
             held.enter_context(closing(RunLock(place.folder, LOCK_WAIT_S)))
         removal.check_not_living(place)
         plan = removal.plan_removal(place, keep)
+        if arguments.yes:
+            _check_links(plan)
         if not arguments.json:
             print("\n".join(_lines(plan)))
         if plan and not arguments.yes and not _confirmed(place.run):
@@ -67,6 +73,20 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_links(plan: removal.RemovalPlan) -> None:
+    """Raise `ConfigurationError` if objects would be deleted behind a link that leaves the run and
+    that the user neither named nor sees before the deletion.
+    """
+    files = run_files(plan.place)
+    for link in plan.links:
+        if link.followed and files is not None and not files.contains(link.target):
+            raise ConfigurationError(
+                f"{link.path} leads to {link.target}, outside of the run: remove the run without "
+                f"--yes, and read what is shown; or name the folder once: "
+                + shell_command("trust", plan.place.folder, "--folder", link.target)
+            )
+
+
 def _keeps(text: str) -> tuple[removal.Keep, ...]:
     """Returns the parts that `--keep` names. Raises `ConfigurationError` for an unknown one."""
     parts = [part for part in text.split(",") if part]
@@ -78,32 +98,61 @@ def _keeps(text: str) -> tuple[removal.Keep, ...]:
 
 def _confirmed(run: str) -> bool:
     print(f"delete this of {run} for good? [y/N] ", end="", flush=True)
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  closed before the start
+        return False
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _lines(plan: removal.RemovalPlan) -> Iterator[str]:
-    """Yields the plan as text: what to delete, what to keep, and the parts of other owners."""
+    """Yields the plan as text: what to delete and where it really is, with examples, what to keep,
+    and what belongs to others and stays.
+    """
     place, objects = plan.place, plan.objects
-    yield f"run {place.run}"
+    yield f"run {place.run}{f' ({plan.proof.id})' if plan.proof.id else ''}"
     if plan.log is not None:
         log = plan.log
         counts = f"{len(log.topics)} topics, {len(log.groups)} consumer groups"
-        yield f"  log     {log.where}: {counts}, {byte_size(log.bytes)}"
+        yield f"  log     {_resolved(place.bus)}: {counts}, {byte_size(log.bytes)}"
     if place.store is not None:
-        yield f"  store   {place.store}: {_objects(objects.delete)}"
+        yield f"  store   {_resolved(place.store)}: {_objects(objects.delete)}"
+        yield from _examples([entry.key for entry in objects.delete])
     if place.folder is not None:
-        names = ", ".join(path.name for path in plan.files) or "nothing"
-        yield f"  folder  {place.folder}: {names}"
+        names = [str(path.relative_to(place.folder)) for path in plan.files]
+        size = sum(path.lstat().st_size for path in plan.files)
+        yield f"  folder  {place.folder.resolve()}: {len(names):,} files, {byte_size(size)}"
+        yield from _examples(names)
+    for link in plan.links:
+        if link.followed:
+            yield f"  link    {link.path} leads to {link.target}: the run's objects there go, too"
     if objects.kept:
         yield f"  kept    {_objects(objects.kept)}"
     if objects.foreign:
-        yield f"  stay, of other runs or programs: {_objects(objects.foreign)}"
-    if plan.unknown:
-        yield f"  stay in the folder: {', '.join(path.name for path in plan.unknown)}"
+        yield f"  stay in the store, of other runs or programs: {_objects(objects.foreign)}"
+        yield from _examples([entry.key for entry in objects.foreign])
+    if plan.unknown and place.folder is not None:
+        yield f"  stay in the folder: {len(plan.unknown):,} files that no run writes"
+        yield from _examples([str(path.relative_to(place.folder)) for path in plan.unknown])
+    for link in (*plan.links, *plan.folder.links):
+        if not link.followed:
+            yield f"  link    {link.path} goes; what it leads to stays: {link.target}"
     if place.store is not None and place.bus is None:
         yield "  its log stays: name it with --bus URL, or delete it with `rollstream rm URL`"
     if not plan:
         yield "nothing of it is left to delete"
+
+
+def _resolved(url: str | None) -> str:
+    """Returns a URL for a reader; the path of a folder without links."""
+    folder = None if url is None else folder_of_url(url)
+    return str(url) if folder is None else f"{str(url).partition(':')[0]}:{folder.resolve()}"
+
+
+def _examples(names: Sequence[str]) -> Iterator[str]:
+    """Yields a line with the first, a middle and the last name, escaped for a terminal."""
+    chosen = dict.fromkeys(names[at] for at in (0, len(names) // 2, -1) if names)
+    if chosen:
+        shown = ", ".join(name.encode("unicode_escape").decode("ascii") for name in chosen)
+        yield f"          {shown}{', …' if len(names) > len(chosen) else ''}"
 
 
 def _objects(entries: tuple[ListedObject, ...]) -> str:
@@ -112,16 +161,18 @@ def _objects(entries: tuple[ListedObject, ...]) -> str:
 
 def _json(plan: removal.RemovalPlan) -> dict[str, object]:
     """Returns the plan as one JSON object, which `--json` prints after the deletion."""
-    log, objects = plan.log, plan.objects
+    log, links = plan.log, (*plan.links, *plan.folder.links)
     return {
         "run": plan.place.run,
         "folder": None if plan.place.folder is None else str(plan.place.folder),
         "topics": 0 if log is None else len(log.topics),
         "groups": 0 if log is None else len(log.groups),
         "log_bytes": 0 if log is None else log.bytes,
-        "objects": len(objects.delete),
-        "bytes": sum(entry.bytes for entry in objects.delete),
-        "kept": len(objects.kept),
-        "foreign": len(objects.foreign),
-        "unknown": [str(Path(path)) for path in plan.unknown],
+        "objects": len(plan.objects.delete),
+        "bytes": sum(entry.bytes for entry in plan.objects.delete),
+        "files": len(plan.files),
+        "kept": len(plan.objects.kept),
+        "foreign": len(plan.objects.foreign),
+        "unknown": [str(path) for path in plan.unknown],
+        "stay_behind_links": [str(link.target) for link in links if not link.followed],
     }

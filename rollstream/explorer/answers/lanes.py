@@ -9,6 +9,7 @@ answer never depends on how far a living run has come.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollstream.analysis.looking import metrics_folder
 from rollstream.explorer.answers.simulated import simulated_tile
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.filters import WrongRequest, whole
@@ -197,7 +198,7 @@ def _events(
         for m in (state.moves if state else ())
         if span[0] <= m.time_s < span[1] and {m.source, m.destination} <= number.keys()
     ]
-    events = [] if run.location.folder is None else _supervised(run)
+    events = _supervised(run)
     kills = [
         [float(one["time_s"]), str(one.get("role", "")), one.get("code")]
         for one in events
@@ -222,8 +223,7 @@ def _events(
 
 def _supervised(run: ExploredRun) -> list[dict[str, Any]]:
     """Returns the lines of `supervisor.jsonl` that have a time."""
-    assert run.location.folder is not None
-    path = run.location.folder / "metrics" / "supervisor.jsonl"
+    path = metrics_folder(run.location) / "supervisor.jsonl"
     lines = read_metrics(path) if path.is_file() else []
     return [line for line in lines if isinstance(line.get("time_s"), int | float)]
 

@@ -157,7 +157,7 @@ def _metrics_at(run: ExploredRun, offsets: Sequence[int]) -> list[Mapping[str, A
 def _evaluations(run: ExploredRun) -> list[Any]:
     path = run.location.evaluations
     lines = read_metrics(path) if path is not None and path.is_file() else []
-    return json_value(lines[-CURVE_STEPS:])
+    return json_value(sorted(lines, key=lambda line: line["step"])[-CURVE_STEPS:])
 
 
 def _now(run: ExploredRun) -> dict[str, Any]:

@@ -3,7 +3,6 @@ and the mismatch, which is the trainer's log-probability minus the rollout's und
 Where scores are missing, the answer states why, and which command computes them.
 """
 
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from rollstream.analysis.token_scores import ScoredTrajectory, read_token_scores
 from rollstream.errors import ConfigurationError
 from rollstream.explorer.explored_run import ExploredRun
+from rollstream.printable import shell_command
 from rollstream.streams.records import Trajectory
 
 ENTROPY_DIGITS, MISMATCH_DIGITS = 5, 8  # a mismatch by rounding alone is about 1e-7
@@ -45,12 +45,12 @@ def shown_scores(run: ExploredRun, record: Trajectory | None) -> ShownScores:
     if found is None and not run.has_weights:
         return _without("Entropy and mismatch by token are missing, and the run has no weights.")
     if found is None:
-        words = ("rollstream", "replay", run.folder_name, "--token-scores")
+        words = ("replay", run.folder_name, "--token-scores")
         name = f"trajectory={record.trajectory}"
         return _without(
             "Entropy and mismatch by token are computed by this command (of the whole run without "
             "--where):",
-            shlex.join([*words, "--where", name]),
+            shell_command(*words, "--where", name),
         )
     return ShownScores(
         _rounded(found.entropy, ENTROPY_DIGITS),

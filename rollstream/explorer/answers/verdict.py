@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rollstream.analysis.locate import REPLAY_FILE, open_run_view
+from rollstream.analysis.looking import open_run_view
 from rollstream.cli.maintain.audit import audit_policy, audit_report_json
 from rollstream.consumers.audit.audit import Audit
 from rollstream.errors import RollstreamError
@@ -55,15 +55,15 @@ class RunVerdict:
 
     def _report(self) -> dict[str, Any]:
         location = self._run.location
-        if location.folder is not None and (location.folder / REPLAY_FILE).is_file():
+        if location.is_replay:
             return {"state": "failed", "message": "a replay is not audited; audit the replayed run"}
         if isinstance(location, SimulatedLocation):
             return {"state": "failed", "message": "a simulated run has no records to audit"}
         with open_run_view(location) as view:
-            policy = audit_policy(self._run.judged_location)
+            policy = audit_policy(location, view.store)
             audit = Audit(view.bus, view.store, view.run, policy, self._tell)
             results = audit.check()
-            report = audit_report_json(location.name, view.run, results, audit.coverage)
+            report = audit_report_json(location.name, audit, results)
         del report["place"]
         return {"state": "done", **report}
 

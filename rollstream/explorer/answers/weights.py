@@ -5,10 +5,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rollstream.analysis.locate import RunLocation
+from rollstream.analysis.looking import open_run_store
 from rollstream.errors import CorruptObject, ObjectMissing, RollstreamError
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.storage.weights.pointer import believed_pointer
 from rollstream.storage.weights.retention import stored_versions
@@ -21,12 +22,12 @@ LISTED_S = 5.0  # a listing of the store is repeated no sooner
 
 
 class StoredWeights:
-    """Reads the versions of one store, a listing at most every `LISTED_S` seconds; manifests never
-    change and are read once.
+    """Reads the versions in one run's store, a listing at most every `LISTED_S` seconds; manifests
+    never change and are read once.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, location: RunLocation) -> None:
+        self._location = location
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._manifests: dict[Version, Manifest] = {}
@@ -44,7 +45,7 @@ class StoredWeights:
             return self._lines
 
     def _list(self) -> list[dict[str, Any]]:
-        store = self._store = self._store or open_store(self._url)
+        store = self._store = self._store or open_run_store(self._location)
         pointer = believed_pointer(store)
         believed = None if pointer is None else pointer.version
         self.latest = None if believed is None else believed.number

@@ -2,7 +2,7 @@
 
 `store` implements the contract and writes objects, in one request or in parts; `read` reads them,
 in parallel if they are large. `address` parses the URL. Only `client` imports boto3. `errors`
-decides whether and when a failed request is retried, and what to advise.
+decides whether and when a failed request is retried, `advice` what to do about it.
 """
 
 from typing import TYPE_CHECKING

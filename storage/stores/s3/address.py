@@ -115,7 +115,11 @@ def _endpoint(given: Mapping[str, str], where: str) -> str | None:
     endpoint = given.get("endpoint")
     if not endpoint:
         return None
-    split = urlsplit(endpoint)
+    try:
+        split = urlsplit(endpoint)
+        _ = split.port  # reading it checks it
+    except ValueError:
+        raise ConfigurationError(f"{where}: endpoint must be http[s]://host[:port]") from None
     if "@" in split.netloc:
         raise ConfigurationError(f"{where}: endpoint must not hold credentials; {CHAIN}")
     if split.scheme not in ("http", "https") or not split.hostname or split.query:

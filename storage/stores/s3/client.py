@@ -26,6 +26,8 @@ from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
 from rollstream.errors import ConfigurationError
+from rollstream.http_proxies import may_use_proxy
+from rollstream.os_failures import explain_os_error
 from rollstream.storage.stores.s3.address import S3Address
 from rollstream.storage.stores.s3.errors import (
     RETRIED_KINDS,
@@ -128,6 +130,8 @@ class S3Client:
             response_checksum_validation="when_required",
             s3={"addressing_style": "path" if place.path_style else "auto"},
             tcp_keepalive=True,
+            # None leaves it to the environment. A proxy has another loopback.
+            proxies=None if may_use_proxy(place.endpoint) else {},
         )
         try:
             # Below this level botocore logs the source of the credentials.
@@ -328,6 +332,21 @@ def _read(body: Any, take: Callable[[bytes], None]) -> int:
     return taken
 
 
+def _reason(error: BaseException) -> str:
+    """Return the system's error below those of botocore and urllib3, whose texts do not have it:
+    a name that is unknown, or no more file descriptors.
+    """
+    below: list[BaseException] = [error]
+    for one in below:
+        inner: Any = getattr(one, "kwargs", {})
+        causes = (inner.get("error"), one.__cause__, one.__context__)
+        new = [cause for cause in causes if isinstance(cause, BaseException)]
+        below += [cause for cause in new if all(cause is not seen for seen in below)]
+        if isinstance(one, OSError) and one.errno is not None:
+            return f" ({explain_os_error(one)})"
+    return ""
+
+
 @contextmanager
 def _translate_failures() -> Generator[None]:
     """Turn every error of boto3 and of the connection into an `S3Failure`."""
@@ -350,7 +369,8 @@ def _translate_failures() -> Generator[None]:
         )
         raise S3Failure(kind, code, str(error), False) from error
     except _NOT_SENT as error:
-        raise S3Failure(FailureKind.TRANSIENT, "Unreachable", str(error), False) from error
+        text = f"{error}{_reason(error)}"
+        raise S3Failure(FailureKind.TRANSIENT, "Unreachable", text, False) from error
     except (boto.HTTPClientError, ResponseParserError, HTTPError, OSError) as error:
         # The response was lost, not the request: it may have taken effect.
         raise S3Failure(FailureKind.TRANSIENT, type(error).__name__, str(error), True) from error

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ObjectMissing, StoreError, StoreTimeout
+from rollstream.storage.stores.s3.advice import advice
 
 
 class FailureKind(Enum):
@@ -34,13 +35,17 @@ class FailureKind(Enum):
 
 
 class S3Failure(Exception):
-    """Raised if one request failed, with the server's error `code` and `text`. With `in_doubt` the
+    """Raised if one request failed, with the server's error `code` and `text`, and the response's
+    HTTP `status` (0 without a response). With `in_doubt` the
     request may have taken effect. It never leaves `storage/` (`translate_s3_errors`).
     """
 
-    def __init__(self, kind: FailureKind, code: str, text: str, in_doubt: bool) -> None:
+    def __init__(
+        self, kind: FailureKind, code: str, text: str, in_doubt: bool, status: int = 0
+    ) -> None:
         super().__init__(f"{code}: {text}")
         self.kind, self.code, self.text, self.in_doubt = kind, code, text, in_doubt
+        self.status = status
 
 
 _WRITES = frozenset({"write", "create", "swap", "delete"})
@@ -67,34 +72,6 @@ _STATUSES = {
     408: FailureKind.TRANSIENT,
 }
 
-_CREDENTIALS = (
-    "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role"
-)
-_REGION = "the bucket is in another region: name it with region=… in the store's URL"
-_ADVICE = {
-    "NoSuchBucket": "create the bucket or correct its name in the store's URL",
-    "AccessDenied": "the policy of these credentials lacks a permission that "
-    "docs/reference/s3.md lists "
-    "(without s3:ListBucket even a missing object looks denied)",
-    "AllAccessDisabled": "the account or bucket is closed",
-    "NoCredentials": f"no credentials were found: {_CREDENTIALS}",
-    "InvalidAccessKeyId": _CREDENTIALS,
-    "XAdminUserNotFound": _CREDENTIALS,
-    "SignatureDoesNotMatch": _CREDENTIALS,
-    "ExpiredToken": f"the credentials have expired: {_CREDENTIALS}",
-    "InvalidToken": _CREDENTIALS,
-    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
-    "PermanentRedirect": _REGION,
-    "TemporaryRedirect": _REGION,
-    "AuthorizationHeaderMalformed": _REGION,
-    "IllegalLocationConstraintException": _REGION,
-    "Certificate": "the endpoint's certificate is not trusted: set AWS_CA_BUNDLE to its authority",
-    "ObjectParentIsFile": "an object is in the way: a key cannot be the folder of another",
-    "ExistingObjectIsDirectory": "a folder is in the way: a key cannot be the folder of another",
-    "QuotaExceeded": "the store is full: free space and start again",
-    "NotImplemented": "this server lacks what the store needs (docs/reference/s3.md lists it)",
-}
-
 
 def classify_failure(status: int, code: str, message: str) -> S3Failure:
     """Return the failure for an HTTP response with an error; `code` and `message` are those in its
@@ -110,12 +87,7 @@ def classify_failure(status: int, code: str, message: str) -> S3Failure:
             else FailureKind.REFUSED
         )
     in_doubt = kind is FailureKind.TRANSIENT and status >= 500
-    return S3Failure(kind, code, message, in_doubt)
-
-
-def advice(code: str) -> str:
-    """Return advice for people, by the error code of a refused request."""
-    return _ADVICE.get(code, "nothing acknowledged was lost")
+    return S3Failure(kind, code, message, in_doubt, status)
 
 
 @contextmanager
@@ -132,11 +104,11 @@ def translate_s3_errors(action: str, where: str) -> Generator[None]:
             raise ObjectMissing(f"no object {where}") from failure
         if failure.kind in (FailureKind.TRANSIENT, FailureKind.CONFLICT):
             raise StoreTimeout(
-                f"{cause}, until its deadline; check that the endpoint is up and can be reached "
-                "from here (deadline_s=… in the store's URL tolerates a longer outage)"
+                f"{cause}, until its deadline; {advice(failure.code, failure.status)} "
+                "(deadline_s=… in the store's URL tolerates a longer outage)"
                 + ("; it may have taken effect" if failure.in_doubt and action in _WRITES else "")
             ) from failure
-        raise StoreError(f"{cause}; {advice(failure.code)}") from failure
+        raise StoreError(f"{cause}; {advice(failure.code, failure.status)}") from failure
 
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0

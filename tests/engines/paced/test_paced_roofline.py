@@ -101,7 +101,7 @@ def test_a_profile_is_read_back_and_stands_for_the_paced_constants(tmp_path: Pat
     assert roofline_from(RooflineSettings(profile=str(path))) == roofline
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", '{"engine": 3}', "\x00\x01"])
+@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", '{"engine": 3}', "\x00\x01", "[" * 100_000])
 def test_what_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)

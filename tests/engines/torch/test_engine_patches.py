@@ -3,6 +3,7 @@ nothing is written before everything was checked.
 """
 
 import dataclasses
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -44,6 +45,7 @@ MORE = {
     "llama_plain": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
 }
 ALL = sorted({**FAMILIES, **MORE})
+WIRES = (torch.bfloat16, torch.float32)
 Tensors = dict[str, torch.Tensor]
 
 
@@ -108,8 +110,7 @@ def assert_same_bits(patched: TorchEngine, loaded: TorchEngine) -> None:
             ), name
 
 
-@pytest.mark.parametrize("family", ALL)
-@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("family", "wire"), zip(ALL, cycle(WIRES), strict=False))
 def test_every_tensor_patched_alone_equals_a_full_load(family: str, wire: torch.dtype) -> None:
     model = model_of(family)
     old = as_wire(model, wire)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -12,6 +13,7 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
     T5Config,
@@ -61,6 +63,17 @@ def test_a_sliding_window_that_holds_the_context_is_served() -> None:
     engine = TorchEngine(config, tensors, V1, EngineOptions(2, 96))
     engine.submit(ask("t", prompt(4), Sampling(tokens_max=5)))
     assert len(engine.poll(10.0)[0].tokens) == 5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mixture_of_experts_is_served(seed: int) -> None:
+    """The experts that the last token uses decide how sums of other tokens are rounded; in about
+    half of such models the logits before it differ in the last bit.
+    """
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+    config = MixtralConfig(**SIZES, num_local_experts=4 + seed)
+    model = AutoModelForCausalLM.from_config(config).float()
+    TorchEngine(config, model.state_dict(), V1, EngineOptions(2, 96))
 
 
 @pytest.mark.parametrize("name", ["paced", "tensorrt"])

@@ -20,6 +20,7 @@ from rollstream.storage.stores.s3.address import parse_s3_url
 from testbed.servers import versity
 from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
 from tests.storage.stores.s3_operations import KEY, LARGE, OPERATIONS, READS, SMALL, content
+from tests.support.shares import one_of_pairs
 
 PASSING = [
     Fault("status", 500, count=2),
@@ -44,8 +45,10 @@ LASTING = [
 NAMES = {operation.name: operation for operation in OPERATIONS}
 
 
-def named(fault):
-    return f"{fault.kind}{fault.value or ''}"
+def named(one):
+    if isinstance(one, Fault):
+        return f"{one.kind}{one.value or ''}"
+    return getattr(one, "name", one)
 
 
 @pytest.fixture
@@ -62,8 +65,11 @@ def proxied():
         yield open_store(url), proxy, through
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-@pytest.mark.parametrize("fault", PASSING, ids=named)
+@pytest.mark.parametrize(
+    ("operation", "fault"),
+    one_of_pairs(OPERATIONS, PASSING),
+    ids=named,
+)
 def test_a_passing_fault_is_survived_by_every_operation(proxied, operation, fault):
     direct, proxy, through = proxied
     operation.begin(direct)
@@ -75,8 +81,11 @@ def test_a_passing_fault_is_survived_by_every_operation(proxied, operation, faul
     assert operation.present(direct) == ("nothing" if deleted else expected)
 
 
-@pytest.mark.parametrize("name", ["get", "get_large", "stat", "put", "put_large", "create", "swap"])
-@pytest.mark.parametrize("fault", LASTING, ids=named)
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    one_of_pairs(["get", "get_large", "stat", "put", "put_large", "create", "swap"], LASTING),
+    ids=named,
+)
 def test_a_lasting_fault_is_a_typed_error_and_nothing_is_half_written(proxied, name, fault):
     direct, proxy, through = proxied
     operation = NAMES[name]

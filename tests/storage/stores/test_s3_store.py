@@ -27,6 +27,7 @@ def url():
     return versity.new_url()
 
 
+@pytest.mark.slow
 def test_races_of_processes_have_one_winner_per_create_and_lose_no_swap(s3_url):
     check_races_of_processes(s3_url, count=4, keys=20, turns=10)
 

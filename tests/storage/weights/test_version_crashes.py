@@ -4,7 +4,7 @@ crashes.
 
 import pytest
 import torch
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rollstream.errors import Fenced, SwapLost
@@ -21,6 +21,7 @@ from rollstream.storage.weights.retention import delete_versions, plan_retention
 from rollstream.streams.values import Version
 from testbed.memory import MemoryStore
 from tests.storage.store_faults import FaultyStore, Killed
+from tests.support.shares import examples
 
 
 def tensors_of(version):
@@ -142,7 +143,7 @@ class Versions(RuleBasedStateMachine):
             assert manifest_key(pointer.version) == pointer.manifest  # pyright: ignore[reportArgumentType]
 
 
-Versions.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Versions.TestCase.settings = examples(60, share=2, steps=30)
 test_versions_survive_crashes = Versions.TestCase
 
 

@@ -26,6 +26,7 @@ from rollstream.streams.writer import FencedWriter
 from testbed.memory import MemoryBus, MemoryStore
 from tests.storage.store_faults import FaultyStore, Killed
 from tests.storage.weights.version_samples import FILES, assert_same, changed, first_tensors
+from tests.support.shares import examples
 
 SETTINGS = WeightsSettings(versions_max=6, anchor_every=3, shard_bytes=300)
 READERS = 2
@@ -186,7 +187,7 @@ class VersionStoreOnFiles(VersionStore):
         shutil.rmtree(self.folder)
 
 
-VersionStore.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+VersionStore.TestCase.settings = examples(15, share=2, steps=30)
 VersionStoreOnFiles.TestCase.settings = settings(
     max_examples=10, stateful_step_count=20, deadline=None
 )

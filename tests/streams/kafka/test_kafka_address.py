@@ -156,10 +156,22 @@ def test_attempts_of_the_client_to_connect_again_are_not_logged(
         (logging.WARNING, ValueError("Bootstrap not ready")),
         (logging.ERROR, KafkaConnectionError("refused")),
         (logging.ERROR, KafkaTimeoutError("unable to bootstrap")),
+        (logging.ERROR, ConnectionResetError("reset by peer")),
         (logging.ERROR, ValueError("authentication failed")),
     ):
         handler.handle(logging.LogRecord("kafka.net", level, "", 0, "%s", (reason,), None))
     assert [r.getMessage() for r in caplog.records] == ["authentication failed"]
+
+
+def test_a_lost_connection_of_the_client_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    handler = RateLimitedHandler()
+    lost = ConnectionResetError("reset by peer")
+    text = "%s: Error receiving network data closing socket"
+    raised = (ConnectionResetError, lost, None)
+    handler.handle(logging.LogRecord("kafka.net", logging.ERROR, "", 0, text, ("tcp",), raised))
+    text = "%s: socket disconnected"
+    handler.handle(logging.LogRecord("kafka.net", logging.ERROR, "", 0, text, ("tcp",), None))
+    assert not caplog.records
 
 
 def test_without_the_client_the_extra_is_named() -> None:

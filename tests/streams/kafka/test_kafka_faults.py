@@ -2,19 +2,20 @@
 
 import os
 import signal
+import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 
 import psutil
 import pytest
 from kafka.errors import for_code  # pyright: ignore[reportAttributeAccessIssue] (made by name)
 
 from rollstream.errors import BusError, BusTimeout
+from rollstream.streams import connect
 from rollstream.streams.bus import AppendEntry, Bus
-from rollstream.streams.connect import open_bus
+from rollstream.streams.connect import open_bus, open_bus_for_reading
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.admin import call_with_retries
 from rollstream.streams.kafka.bus import KafkaBus
@@ -23,7 +24,7 @@ from rollstream.streams.records import GroupClosed
 from rollstream.streams.topics import Topic, catalogue
 from rollstream.streams.writer import FencedWriter
 from testbed.servers.kafka_broker import KafkaBroker, new_url
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, let_pass, wait_for
 from tests.streams.forked_child import check_that_a_forked_child_is_refused
 from tests.streams.sqlite.test_sqlite_processes import start
 
@@ -142,7 +143,7 @@ def test_of_two_members_one_is_killed_and_nothing_is_lost() -> None:
         while more:
             bus.append("t", [AppendEntry(b"k", b"%d" % number, number % 4)])
             number, more = number + 1, more - is_killed.is_set()
-            time.sleep(0.02)
+            let_pass(0.02)
 
     writer = threading.Thread(target=append)
     doomed, heir = start(MEMBER, url, "doomed"), start(MEMBER, url, "heir")
@@ -208,7 +209,7 @@ def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: Kafka
     ]
     for thread in threads:
         thread.start()
-    time.sleep(4)
+    wait_for(lambda: in_flight(bus) > bound - 2 * len(value))  # no further record fits
     assert psutil.Process().memory_info().rss - before < bound + (8 << 20)
     assert acknowledged == []
     broker.signal(signal.SIGCONT)
@@ -255,7 +256,7 @@ def test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again(
     working.start()
     wait_for(lambda: in_flight(bus))  # the first of them is being sent, the others wait behind it
     producer.abort()
-    time.sleep(0.5)
+    let_pass(0.5)
     broker.signal(signal.SIGCONT)
     working.join(WAIT_S)
     writer.append([("run", GroupClosed(6, "expired", "", 1))])
@@ -298,6 +299,31 @@ def test_brokers_that_do_not_answer_are_named_within_the_time_given() -> None:
     with pytest.raises(BusTimeout, match=r"kafka://127\.0\.0\.1:9.*check that the brokers run"):
         bus.end("t")
     bus.close()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_host_that_is_no_broker_is_named_soon(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts connections, and closes them or never answers."""
+    monkeypatch.setattr(connect, "FIRST_ANSWER_S", 0.5)
+    accepted: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    accepted.append(listening.accept()[0])
+                    if closes:
+                        accepted[-1].close()
+
+        threading.Thread(target=accept, daemon=True).start()
+        url = f"kafka://127.0.0.1:{listening.getsockname()[1]}/x"
+        no_answer = pytest.raises(BusTimeout, match=rf"{url}.*no answer within 0\.5 s")
+        with closing(open_bus_for_reading(url, None)) as bus, no_answer:
+            bus.end("ledger")
+    for each in accepted:
+        each.close()
 
 
 def test_a_forked_child_is_refused_with_what_to_do() -> None:

@@ -15,7 +15,7 @@ from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.topics import Topic
 from testbed.servers import kafka_broker
-from testbed.waiting import WAIT_S
+from testbed.waiting import WAIT_S, let_pass
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_position_truncated_while_it_is_followed_is_reported_after_the_queue(b
     assert look(bus, "b", at) == look(bus, "c", c) == []
     for _ in range(24):
         bus.append("b", [AppendEntry(b"k", big, 0)])
-    time.sleep(1.0)  # it fetches as much as fits; timing decides only how much that is
+    let_pass(1.0)  # it fetches as much as fits; timing decides only how much that is
     bus.truncate("b", {0: 23})
     came = looked_until_lost(bus, "b", at)
     assert came == at[0] < 23

@@ -1,6 +1,5 @@
 """Topics on a real broker: their settings, limits, compaction and names."""
 
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from rollstream.streams.kafka.topic_settings import BrokerTopic, unreplicated_to
 from rollstream.streams.records import Position
 from rollstream.streams.topics import Topic, catalogue, partition_of
 from testbed.servers.kafka_broker import new_url, server
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import let_pass, wait_for
 
 EAGER = {  # compaction within a second
     "segment.ms": "100",
@@ -228,15 +227,15 @@ def test_compacted_topics_are_read_to_their_end_across_the_holes(bus: Bus, url: 
     bus.append("t", [AppendEntry(b"gone", b"x"), AppendEntry(b"gone", None)])
     for number in range(30):
         bus.append("t", [AppendEntry(b"a", b"%d" % number)])
-        time.sleep(0.02)
-    end = time.monotonic() + WAIT_S
-    while True:
-        time.sleep(0.2)
+        let_pass(0.02)
+
+    def compacted() -> list[Message] | None:
         bus.append("t", [AppendEntry(b"last", b"y")])  # rolls the segment that was written to
-        kept = all_of(bus)
-        if len(kept) < 15 and all(m.key != b"gone" for m in kept):
-            break
-        assert time.monotonic() < end, [m.key for m in kept]
+        messages = all_of(bus)
+        is_small = len(messages) < 15 and all(m.key != b"gone" for m in messages)
+        return messages if is_small else None
+
+    kept = wait_for(compacted)
     assert {m.key: m.value for m in kept} == {b"a": b"29", b"last": b"y"}
     assert kept[-1].offset == bus.end("t")[0] - 1
     assert bus.read("t", {0: 1})[0].offset >= kept[0].offset

@@ -64,7 +64,7 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
-    with pytest.raises(BusError, match=r"cannot open /proc/self/groups.db.*may be written"):
+    with pytest.raises(BusError, match=r"cannot open /proc/self/groups.db.*may write to"):
         SqliteBus(Path("/proc/self"))
 
 

@@ -192,7 +192,7 @@ def test_dispatch_admits_others_for_poisoned_groups():
     """Accepted groups are the trained ones and the waiting ones: a dead one leaves the count."""
     state = DispatchState()
     for group in (0, 1):
-        state.apply_taken(group)
-    state.apply_superseded(1)
+        state.apply_taken(group, 1)
+    state.apply_superseded(1, 1)
     state.apply_closed(0)
     assert (state.trained, state.closed) == (1, 1)

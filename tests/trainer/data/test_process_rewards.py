@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rollstream.config.config import load
-from rollstream.config.identity import read_or_create_identity
 from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.settings import Configuration
 from rollstream.consumers.settings import TrainerSettings
@@ -16,6 +15,7 @@ from rollstream.consumers.trainer.data.credit import part_rewards, token_advanta
 from rollstream.consumers.trainer.data.prepare import advantages, prepare_group, training_rule
 from rollstream.consumers.trainer.learn.row_layout import loss_inputs
 from rollstream.errors import ConfigurationError, NewerRelease
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.streams.records import Annotation, Trajectory
 from rollstream.streams.release import KNOWN_FEATURES, PROCESS_REWARDS
 from rollstream.streams.values import Span, Turn, Version

@@ -25,6 +25,7 @@ def test_compiled_layers_learn_the_same():
     assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_setting_is_refused(monkeypatch, tmp_path):
     torch._dynamo.reset()  # what another test compiled  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

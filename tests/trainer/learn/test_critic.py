@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from rollstream.config.config import load
-from rollstream.config.identity import read_or_create_identity
 from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.settings import Configuration
 from rollstream.consumers.settings import TrainerSettings
@@ -24,6 +23,7 @@ from rollstream.consumers.trainer.learn.gae import actions_of
 from rollstream.consumers.trainer.learn.learner import TorchLearner
 from rollstream.consumers.trainer.sharded.learner import ShardedLearner
 from rollstream.errors import ConfigurationError, NewerRelease
+from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.lora import LoraSettings, attach_adapters
 from rollstream.streams.records import GENERATED, PROMPT
 from rollstream.streams.release import CRITIC, KNOWN_FEATURES
@@ -163,8 +163,8 @@ def test_only_the_critic_learns_in_the_warm_up(critic):
     "critic",
     [
         {"warmup": 80},
-        {**POLICY, "lr": 3e-2, "loss_weight": 1.0},
-        {"action": "turn", "warmup": 80},
+        pytest.param({**POLICY, "lr": 3e-2, "loss_weight": 1.0}, marks=pytest.mark.slow),
+        pytest.param({"action": "turn", "warmup": 80}, marks=pytest.mark.slow),
     ],
     ids=["own", "policy", "turn"],
 )
@@ -369,7 +369,11 @@ def drawn(model: Any, count: int, generator: torch.Generator, name: str) -> list
 
 @pytest.mark.parametrize(
     "critic",
-    [{"lr": 1e-2}, {**POLICY, "loss_weight": 0.5}, {"action": "turn", "lr": 1e-2}],
+    [
+        {"lr": 1e-2},
+        {**POLICY, "loss_weight": 0.5},
+        pytest.param({"action": "turn", "lr": 1e-2}, marks=pytest.mark.slow),
+    ],
     ids=["own", "policy", "turn"],
 )
 def test_the_policy_learns_what_is_paid(critic):

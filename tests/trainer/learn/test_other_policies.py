@@ -24,6 +24,7 @@ from rollstream.consumers.trainer.learn.scores import TokenScores
 from rollstream.errors import ConfigurationError
 from rollstream.storage.lora import LoraSettings, attach_adapters
 from rollstream.streams.values import Version
+from tests.support.shares import one_of
 from tests.trainer.learn.test_learner_updates import stream, train, trained
 from tests.trainer.learning_reference import build, reference_logprobs, sample, settings
 
@@ -178,7 +179,7 @@ def test_a_version_is_rounded_as_it_was_published():
     assert distances(Published("bfloat16"), reference="every 2")[2] > 1e-8
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", one_of(2, ["bfloat16", "float32"]))
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -286,7 +287,6 @@ REFUSED = [
     ({"loss": "ppo_clip", "proximal": "every 1", "processes": 2}, "trainer.proximal"),
     ({"loss": "ppo_clip", "proximal": "every 0"}, "trainer.proximal"),
     ({"loss": "dppo", "proximal": "every 1"}, "trainer.proximal"),
-    ({"loss": "ppo_clip", "proximal": "behaviour"}, "weights.versions_max"),
 ]
 
 
@@ -297,6 +297,16 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, given: dict, named
     path.write_text("\n".join(["[trainer]", *lines]))
     with pytest.raises(ConfigurationError, match=named):
         load(path)
+
+
+def test_too_few_kept_versions_for_the_proximal_policy_are_refused(tmp_path: Path):
+    path = tmp_path / "run.toml"
+    trainer = '[trainer]\nloss = "ppo_clip"\nproximal = "behaviour"'
+    path.write_text(f"{trainer}\n[weights]\nversions_max = 8\n")
+    with pytest.raises(ConfigurationError, match=r"weights\.versions_max"):
+        load(path)
+    path.write_text(trainer)
+    assert load(path).weights.versions_max > 8
 
 
 def test_k2_without_rewards_descends_the_reverse_kl_to_a_teacher() -> None:

@@ -1,6 +1,5 @@
-"""One rank of a sharded learner, as a process of its own: `python -m
-tests.trainer.sharded.sharded_process FOLDER JOB…`, with `torchrun`'s variables in the environment.
-All ranks do the same jobs.
+"""One rank of a sharded learner, as a process of its own (`forked_ranks.py`), with `torchrun`'s
+variables in the environment. All ranks do the same jobs.
 
 Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
 published; `keep:N` a checkpoint; `resume:N` from a checkpoint, `restore:` from the newest that can
@@ -12,10 +11,7 @@ that every rank pushes to; `shortages=N`: memory ran out N times on every micro-
 """
 
 import json
-import logging
 import os
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +28,6 @@ from rollstream.consumers.trainer.learn.base import open_learner
 from rollstream.consumers.trainer.sharded.learner import ShardedModel
 from rollstream.consumers.trainer.sharded.ranks import Ranks, join_ranks
 from rollstream.consumers.trainer.sharded.starting_model import StartingModel
-from rollstream.errors import RollstreamError
 from rollstream.storage.checkpoints import (
     CheckpointId,
     open_checkpoint,
@@ -56,6 +51,7 @@ from rollstream.storage.weights.tensors import Tensors
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Position
 from rollstream.streams.values import Version
+from testbed.waiting import let_pass
 from tests.trainer.learning_reference import build, sample, settings
 
 STATE = TrainerState(0, 0, Position(), {}, (), {}, "").encode()
@@ -185,12 +181,12 @@ class Jobs:
 
     def idle(self, what: str) -> None:
         print("idle", flush=True)
-        time.sleep(float(what))
+        let_pass(float(what))
 
     def follow(self, what: str) -> None:
         print("follows", flush=True)
         while not self.leads and not self.ranks.has_ended():
-            time.sleep(0.05)
+            let_pass(0.05)
 
     def write_result(self, what: str = "") -> None:
         if not self.leads:
@@ -201,7 +197,7 @@ class Jobs:
 
     def until(self, what: str) -> None:
         while not (self.folder / what).exists():
-            time.sleep(0.05)
+            let_pass(0.05)
         print("continues", flush=True)
 
 
@@ -213,11 +209,3 @@ def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[
             if "=" not in job:
                 mine.do(job)
         mine.write_result()
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
-    try:
-        main(Path(sys.argv[1]), float(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:])
-    except RollstreamError as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from testbed.repository import ROOT
 from testbed.servers import free_ports
 from testbed.waiting import WAIT_S
+from tests.trainer.sharded.forked_ranks import ForkedRank
 
 NO_ENVIRONMENTS: Mapping[int, Mapping[str, str]] = {}
 
@@ -24,15 +23,14 @@ def ranks(
     timeout_s: float = 120.0,
     environments: Mapping[int, Mapping[str, str]] = NO_ENVIRONMENTS,
     **changed: object,
-) -> Generator[list[subprocess.Popen[bytes]]]:
+) -> Generator[list[ForkedRank]]:
     """The processes, rank 0 first, each writing to FOLDER/rank-N.log; none is left afterwards.
     `environments` holds variables of single ranks.
     """
     folder.mkdir(exist_ok=True)
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[ForkedRank] = []
     port = str(free_ports(1)[0])
-    line = [sys.executable, "-m", "tests.trainer.sharded.sharded_process", str(folder)]
-    line += [str(timeout_s), json.dumps(changed), *jobs]
+    words = [str(folder), str(timeout_s), json.dumps(changed), *jobs]
     try:
         for rank in range(size):
             environment = {
@@ -40,8 +38,7 @@ def ranks(
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environments.get(rank, {}),
             }  # fmt: skip
-            with (folder / f"rank-{rank}.log").open("wb") as log:
-                started.append(subprocess.Popen(line, env=environment, stdout=log, stderr=log))
+            started.append(ForkedRank(folder / f"rank-{rank}.log", environment, words))
         yield started
     finally:
         for process in started:

@@ -4,7 +4,6 @@ request is surely in its middle when a test acts on it.
 """
 
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from rollstream.producers.engines.vllm.remote.worker import ServerWorker
+from testbed.waiting import let_pass
 
 BRAKE = Path(os.environ["BRAKE"])
 assert issubclass(CPUWorker, Worker), "whose step is what is braked"
@@ -22,7 +22,7 @@ step = Worker.execute_model  # pyright: ignore[reportAttributeAccessIssue]
 def braked(self: Worker, *args: Any, **options: Any) -> Any:
     """One step."""
     with suppress(FileNotFoundError, ValueError):  # not set yet, or being written
-        time.sleep(float(BRAKE.read_text()))
+        let_pass(float(BRAKE.read_text()))
     return step(self, *args, **options)
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from transformers import PreTrainedConfig
 from rollstream.producers.engines.vllm.core import write_config
 from testbed.repository import ROOT
 from testbed.servers import free_ports
+from testbed.waiting import wait_for
 
 KEY = "a-key-of-the-tests"
 SLOTS, CONTEXT = 16, 512
@@ -79,10 +79,12 @@ class Server:
     def wait(self) -> None:
         """Waits until it answers; the error shows its output if it ends first."""
         assert self.process is not None
-        while not _answers(f"{self.url}/health"):
-            wrote = (self.folder / "log").read_text(errors="replace")[-4000:]
-            assert self.process.poll() is None, wrote
-            time.sleep(0.5)
+        wrote = (self.folder / "log").read_text
+        wait_for(
+            lambda: _answers(f"{self.url}/health"),
+            self.process,
+            lambda: wrote(errors="replace")[-4000:],
+        )
 
     def brake(self, step_s: float) -> None:
         """Every step waits so long from now on; not at all with 0."""

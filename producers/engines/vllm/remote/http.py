@@ -95,7 +95,7 @@ def parse_output(key: str, data: bytes) -> StepOutput | None:
     """
     try:
         event = _EVENTS.decode(data)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise DecodeError(f"vLLM's stream cannot be decoded: {error}: {data[:200]!r}") from error
     if event.error is not None:
         raise DecodeError(f"vLLM ended the request: {bytes(event.error)[:500].decode()}")

@@ -131,6 +131,12 @@ function curveSeries(runs, names) {
   return series.filter((one) => one.points.length);
 }
 
+function passes(evaluations) {
+  const size = (name) => Number(name.replace("pass_at/", ""));
+  return [...new Set(evaluations.flatMap(Object.keys))]
+    .filter((name) => name.startsWith("pass_at/")).sort((a, b) => size(a) - size(b)).slice(-6);
+}
+
 function Evaluations({ runs }) {
   const line = (data, name) => data.evaluations.filter((e) => Number.isFinite(e[name]))
     .map((e) => [e.step, e[name]]);
@@ -138,7 +144,9 @@ function Evaluations({ runs }) {
     ? runs.map((data, n) => ({ name: data.run.name, colour: n + 1,
       points: line(data, "accuracy_greedy") }))
     : [{ name: "sampled", colour: 1, points: line(runs[0], "accuracy_sampled") },
-       { name: "greedy", colour: 2, points: line(runs[0], "accuracy_greedy") }])
+       { name: "greedy", colour: 2, points: line(runs[0], "accuracy_greedy") },
+       ...passes(runs[0].evaluations).map((name, n) => ({ name: name.replace("pass_at/", "pass@"),
+         colour: n + 3, points: line(runs[0], name) }))])
     .filter((one) => one.points.length);
   return series.length > 0 && html`<${Card} title="Held-out accuracy" note=${runs.length > 1
     ? "greedy answers, by version" : "by version"}>

@@ -7,17 +7,23 @@ A role reads this object before it takes a lease, so a program that may not act 
 audit can check `run.json` without pydantic.
 """
 
+import logging
+import re
 import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from rollstream import errors
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import FORMAT, decode_json, encode_json
+from rollstream.storage.stores.run_keys import IDENTITY, IDENTITY_KEY, RunKeys
 from rollstream.streams.release import missing_features, upgrade_advice
 
-IDENTITY_KEY = "run.json"
+log = logging.getLogger(__name__)
+
+RUN_KEYS = (RunKeys(re.compile(re.escape(IDENTITY_KEY)), "cut", "any", IDENTITY),)
 DELETED = "deleted"
 """A feature that no release has: `rollstream rm` adds it to the needs of a run, so no program of
 any release acts on the run any more.
@@ -30,6 +36,7 @@ class RunIdentity:
     """The content of `run.json`: the drawn `id` and the name `run`. `configuration` is the hash of
     the present configuration, "" until one was recorded; `release` is the release that recorded it.
     `needs` are the features that a release must have to act on the run (`streams/release.py`).
+    `day` is the day on which the run began, as `2026-11-29`, "" for runs of older releases.
     """
 
     id: str
@@ -37,6 +44,7 @@ class RunIdentity:
     configuration: str = ""
     release: str = ""
     needs: tuple[str, ...] = ()
+    day: str = ""
     format: int = FORMAT
 
 
@@ -48,11 +56,43 @@ def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
     """
     for _ in range(2):
         try:
-            return read_for_acting(store, run)[0]
+            return _with_day(store, *read_for_acting(store, run))
         except errors.ObjectMissing:
             with suppress(errors.ObjectExists):  # another role was first
-                store.create(IDENTITY_KEY, encode_json(RunIdentity(secrets.token_hex(8), run)))
+                store.create(IDENTITY_KEY, encode_json(_new_identity(run)))
     return read_for_acting(store, run)[0]
+
+
+def _with_day(store: ObjectStore, identity: RunIdentity, etag: str) -> RunIdentity:
+    """Give a run of an older release its day, and name in the log the version from which on its
+    tokens may differ from those that this release would have written.
+    """
+    if identity.day:
+        return identity
+    dated = replace(identity, day=_today())
+    try:
+        store.swap(IDENTITY_KEY, encode_json(dated), etag)
+    except errors.SwapLost:  # another role was first
+        return identity
+    from rollstream.storage.weights.pointer import believed_pointer
+
+    pointer = believed_pointer(store)
+    log.warning(
+        "run %s began with an older release: from weight version %s on, chat templates that write "
+        "the present day write %s, and the tokens between two turns of a dialogue may be others",
+        identity.run,
+        pointer.version.number if pointer and pointer.version else 0,
+        dated.day,
+    )
+    return dated
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _new_identity(run: str) -> RunIdentity:
+    return RunIdentity(secrets.token_hex(8), run, day=_today())
 
 
 def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
@@ -65,7 +105,7 @@ def mark_deleted(store: ObjectStore, run: str, deleted: bool = True) -> None:
         except errors.ObjectMissing:
             if not deleted:
                 return
-            found, etag = RunIdentity(secrets.token_hex(8), run), ""
+            found, etag = _new_identity(run), ""
         else:
             found = decode_json(data, RunIdentity, IDENTITY_KEY)
         needs = {*found.needs, DELETED} if deleted else {*found.needs} - {DELETED}

@@ -1,0 +1,1 @@
+"""NAME first_hour: what people bring in their first hour ends as it should."""

@@ -1,0 +1,192 @@
+"""`resume_settings`: runs that are stopped at a step and resumed with one setting changed. Counts
+the faults: a resume hangs, admits more groups than its steps need, ignores the change, or violates
+an invariant. The note has each of them.
+
+Stepped runs try every setting that has a meaning in them, under both update flows; whole runs of
+processes try other shapes (two ranks, an adapter, an agent, late rewards) with the settings that
+decide how many groups there are and what they are asked for.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.case import Case, alone
+from rollstream.streams.connect import open_bus
+from rollstream.streams.reader import TopicReader, from_begin
+from rollstream.streams.records import Admitted, Prompt, StepDone, Take
+from testbed.run_process import run_line, running
+from testbed.stepped.resumed import resumed
+from testbed.stepped.run import Shape
+from testbed.waiting import wait_for
+
+STEPS, STOP_AT = 6, 3
+FIRST = Shape(steps=STEPS, groups=4, samples=2)
+SETTINGS: Mapping[str, tuple[Any, ...]] = {
+    "trainer.groups_per_step": (8, 3, 1),
+    "trainer.samples_per_group": (4, 3),
+    "trainer.steps": (8, 4),
+    "trainer.survivors_min": (1,),
+    "trainer.micro_batch_tokens": (256, 24),
+    "trainer.choose": ("freshest",),
+    "trainer.advantage": ("centred", "leave_one_out", "batch"),
+    "trainer.loss": ("ppo_clip", "dppo"),
+    "trainer.ratio": ("sequence", "none"),
+    "trainer.ratio_max": (1.2,),
+    "trainer.ratio_min": (0.5,),
+    "trainer.clip_low": (0.1,),
+    "trainer.clip_high": (0.4,),
+    "trainer.clip_dual": (3.0,),
+    "trainer.mask_ratio": ((0.5, 2.0),),
+    "trainer.mask_sequence": ((0.5, 2.0),),
+    "trainer.mask_negative": (0.5,),
+    "trainer.aggregate": ("sequence", "prompt"),
+    "trainer.entropy_bonus": (0.01,),
+    "trainer.ratio_penalty": (0.01,),
+    "trainer.overlong": ("mask",),
+    "trainer.ess_guard": ("scale", "skip"),
+    "trainer.ess_min": (0.6,),
+    "trainer.lr": (1e-2,),
+    "trainer.betas": ((0.8, 0.9),),
+    "trainer.weight_decay": (0.1,),
+    "trainer.lr_ramp_steps": (0,),
+    "trainer.lr_final": (1.0,),
+    "trainer.gradient_norm_max": (0.1,),
+    "trainer.filter_equal_rewards": (True,),
+    "dispatch.max_lag": (0, 1, 5, None),
+    "dispatch.ready_groups_max": (8,),
+    "dispatch.group_deadline_s": (60.0,),
+    "sampling.temperature": (0.7,),
+    "sampling.tokens_max": (8, 40),
+    "task.redundancy": (2,),
+}
+"""The values that are tried in place of those of `FIRST`."""
+QUICK = {"trainer.groups_per_step": (3,), "sampling.temperature": (0.7,), "trainer.lr": (1e-2,)}
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Yields the number of resumes that broke their word; the quick form tries three of them."""
+    faults: list[str] = []
+    tried = 0
+    for keep_version in (False, True):
+        for key, values in (QUICK if quick else SETTINGS).items():
+            for value in values:
+                tried += 1
+                found = stepped_faults(keep_version, key, value)
+                flow = "keep_version" if keep_version else "in_flight"
+                faults += [f"{flow}, {key} = {value}: {one}" for one in found]
+                _tell(f"{flow} {key} = {value}", found)
+    for shape in () if quick else SHAPES:
+        tried += 1
+        found = shape.faults()
+        faults += [f"{shape.name}: {one}" for one in found]
+        _tell(shape.name, found)
+    note = "; ".join([f"{tried} resumes", *faults])
+    yield alone("resume_settings", len(faults), "faults", at_most=0, note=note)
+
+
+def _tell(what: str, found: list[str]) -> None:
+    print(f"{what}: {'; '.join(found) or 'kept'}", file=sys.stderr, flush=True)
+
+
+def stepped_faults(keep_version: bool, key: str, value: Any) -> list[str]:
+    """Returns what is wrong with a stepped run that is resumed with this setting."""
+    first = replace(FIRST, keep_version=keep_version)
+    then = replace(first, changed=((key, value),))
+    if key == "dispatch.max_lag":
+        then = replace(first, max_lag=value)
+    with tempfile.TemporaryDirectory(prefix="rollstream-resume-") as folder:
+        return resumed(first, then, STOP_AT, Path(folder)).lines()
+
+
+SHORT = (
+    "trainer.steps=6", "trainer.groups_per_step=4", "trainer.samples_per_group=2",
+    "rollouts.count=1", "rollouts.slots=16", "warmup.steps=20", "warmup.documents=500",
+    "evaluation.enabled=false",
+)  # fmt: skip
+CHANGED = {"trainer.groups_per_step": 7, "sampling.temperature": 0.7, "trainer.lr": 1e-4}
+RUN_S = 300.0
+
+
+@dataclass(frozen=True)
+class ProcessShape:
+    """A whole run of processes, from an example with further settings."""
+
+    name: str
+    example: str
+    settings: tuple[str, ...] = ()
+    changed: Mapping[str, Any] = field(default_factory=lambda: dict(CHANGED))
+
+    def faults(self) -> list[str]:
+        """Stops the run at a step, resumes it with the changed settings, and audits it."""
+        with tempfile.TemporaryDirectory(prefix="rollstream-resume-") as scratch:
+            folder = Path(scratch) / "run"
+            line = run_line(Path("examples") / self.example, folder, [*SHORT, *self.settings])
+            with running(line, Path(scratch) / "first.txt") as process:
+                wait_for(lambda: _steps(folder) >= STOP_AT, process)
+                process.terminate()
+                process.wait(60.0)
+            published = _published(folder)
+            words = [f"{key}={value}" for key, value in self.changed.items()]
+            line = [*run_line(folder / "config.json", folder, words), "--accept-config"]
+            try:
+                done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_S)
+            except subprocess.TimeoutExpired:
+                return [f"hangs: {_steps(folder)} steps"]
+            if done.returncode:
+                return [f"exit {done.returncode}: {done.stderr[-300:]}"]
+            return [*self._ignored(folder, published), *_audited(folder)]
+
+    def _ignored(self, folder: Path, published: int) -> list[str]:
+        sizes: dict[int, int] = {}
+        for take in _records(folder, "ledger", Take):
+            sizes[take.step] = sizes.get(take.step, 0) + len(take.groups)
+        faults: list[str] = []
+        wanted = self.changed["trainer.groups_per_step"]
+        if sizes.get(6) != wanted:
+            faults.append(f"the last step has {sizes.get(6)} groups, not {wanted}")
+        late = [p for p in _records(folder, "prompts", Prompt) if p.group >= published]
+        if any(p.sampling.temperature != self.changed["sampling.temperature"] for p in late):
+            faults.append("a later prompt has another temperature")
+        admitted = len(_records(folder, "admissions", Admitted))
+        if admitted > 6 * max(4, wanted) + published:
+            faults.append(f"flood: {admitted} admitted")
+        return faults
+
+
+SHAPES = (
+    ProcessShape("two ranks", "quickstart.toml", ("trainer.processes=2",)),
+    ProcessShape("adapter", "quickstart.toml", ("model.lora.rank=4",)),
+    ProcessShape("agent", "sorting-agent.toml"),
+    ProcessShape("late rewards", "late-reward.toml"),
+)
+
+
+def _records(folder: Path, topic: str, kind: type[Any]) -> list[Any]:
+    if not (folder / "bus" / f"{topic}.db").exists():
+        return []
+    bus = open_bus(f"sqlite:{folder / 'bus'}")
+    try:
+        reader = TopicReader(bus, topic, from_begin(bus, topic))
+        records = (one.record for one in reader.read_to(bus.end(topic)))
+        return [record for record in records if isinstance(record, kind)]
+    finally:
+        bus.close()
+
+
+def _steps(folder: Path) -> int:
+    return max((done.step for done in _records(folder, "ledger", StepDone)), default=0)
+
+
+def _published(folder: Path) -> int:
+    return max((one.group for one in _records(folder, "prompts", Prompt)), default=-1) + 1
+
+
+def _audited(folder: Path) -> list[str]:
+    line = [sys.executable, "-m", "rollstream", "audit", str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_S)
+    return [f"audit: {done.stdout[-300:]}"] if done.returncode == 1 else []

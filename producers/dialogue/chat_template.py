@@ -1,0 +1,378 @@
+"""Renders chats by a tokenizer's chat template, and continues a dialogue by its tokens
+(`ChatTemplate`): tasks and agents use this one mechanism.
+
+The tokens of an answer are never made again. What the template writes for further messages is found
+by a mark: the chat is rendered with the mark in place of the answer, and the text behind the token
+that ends the answer is inserted. So it does not matter whether the template leaves thoughts out of
+earlier answers, or how it prints their calls.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from functools import cached_property
+from typing import Any, cast
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.template_bounds import render_bounded
+from rollstream.producers.dialogue.template_messages import (
+    ARGUMENT,
+    CALL_FORMS,
+    MARK,
+    QUESTION,
+    SAMPLE_CALL,
+    SAMPLE_TOOL,
+    TOOL_NAME,
+    CallForm,
+    ChatMessage,
+    ToolSchema,
+    marked,
+)
+from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.streams.foreign_text import clean_text, reason_text
+
+_PART_OF_CALL = re.compile(r"tool.?calls?\b|tool.?calls?[_▁]|function|invoke", re.IGNORECASE)
+"""Names of special tokens inside of an answer: they end a call, not the answer."""
+_OPENED = ("<think>", "[THINK]", "<|START_THINKING|>")
+"""Texts that begin a thought; a template may write them at the end of a prompt."""
+_DATE = "strftime_now"  # transformers' function of templates for the present day
+_DIRECTIVES = (*"aAbBdmyYHIMSpjF", "-d", "-m")
+_DATE_MACRO = (
+    "{%- macro strftime_now(form) -%}{%- for part in form.split('%') -%}"
+    "{%- if loop.first -%}{{- part -}}"
+    "{%- elif part[:2] in rollstream_day -%}{{- rollstream_day[part[:2]] ~ part[2:] -}}"
+    "{%- else -%}{{- rollstream_day[part[:1]] ~ part[1:] -}}{%- endif -%}"
+    "{%- endfor -%}{%- endmacro -%}"
+)
+_GIVEN = (
+    "messages", "conversation", "tools", "xml_tools", "documents", "chat_template", "tokenize",
+    "add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length",
+    "tokenizer_kwargs", "sanitize_control_tokens", "strftime_now", "bos_token", "eos_token",
+)  # fmt: skip
+"""Variables of templates, and parameters of transformers, that are not the user's."""
+_XML_TOOLS = "xml_tools"  # SmolLM3's name for `tools`
+
+
+@dataclass(slots=True)
+class _TurnEnds:
+    """Holds the special tokens with which the template ends an answer (`closing`), and those with
+    which it begins the message behind one that it does not end (`opening`). `earlier` are others
+    that stand behind answers once messages follow: gpt-oss ends each part of an answer with such a
+    token, so it stops none. `last` ends an answer behind which no message follows.
+    """
+
+    closing: set[str] = field(default_factory=set[str])
+    opening: set[str] = field(default_factory=set[str])
+    earlier: set[str] = field(default_factory=set[str])
+    last: str = ""
+
+
+class ChatTemplate:
+    """Renders and continues chats by the chat template of a tokenizer, with the values that the run
+    gives to its variables (`TextTokenizer.template_values`, `template_date`).
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._shown: dict[tuple[str, bool], bool] = {}
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """The tokenizer's templates; () if it has none."""
+        template = cast(object, self.tokenizer.whole.chat_template)  # pyright: ignore[reportUnknownMemberType]
+        if isinstance(template, Mapping):
+            return tuple(str(each) for each in cast(Mapping[str, object], template).values())
+        return (str(template),) if template else ()
+
+    # ---- rendering -------------------------------------------------------------------------------
+
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
+    ) -> str:
+        """Return the messages in the chat template's form; `is_asked`: with the beginning of the
+        assistant's answer. Raises `ConfigurationError` if there is no template, if it refuses them,
+        if it does not end within bounds (`render_bounded`), or if it lacks a variable of
+        `task.template_values`.
+        """
+        has_calls = any(message.get("tool_calls") for message in messages)
+        form = (self._form if has_calls else None) or CallForm()
+        return self._render([form.message(message) for message in messages], tools, is_asked)
+
+    def _render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
+    ) -> str:
+        self._check_template()
+        tokenizer, values = self.tokenizer.whole, dict(self._values)
+        if self._dated:
+            source = cast(str, tokenizer.get_chat_template(None, list(tools) or None))  # pyright: ignore
+            values["chat_template"] = self._dated + source
+        if tools and any(_XML_TOOLS in source for source in self.sources):
+            values[_XML_TOOLS] = list(tools)
+        try:
+            rendered = render_bounded(
+                lambda: cast(
+                    str,
+                    tokenizer.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
+                        [dict(each) for each in messages],
+                        tools=[dict(tool) for tool in tools] or None,
+                        tokenize=False,
+                        add_generation_prompt=is_asked,
+                        **values,
+                    ),
+                ),
+                self.sources,
+            )
+        except Exception as error:  # the model's own program, in any way that it can fail
+            raise ConfigurationError(
+                f"the chat template of {self.tokenizer.where} refuses: {reason_text(error)}"
+            ) from error
+        return clean_text(str(rendered))
+
+    def _check_template(self) -> None:
+        if not self.sources:
+            raise ConfigurationError(
+                f'task.template = "chat": {self.tokenizer.where} has no chat template; set '
+                'task.template = "plain", or put a chat_template.jinja beside it'
+            )
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        values = dict(self.tokenizer.template_values)
+        for name in values:
+            if name in _GIVEN or name.startswith("return_"):
+                raise ConfigurationError(
+                    f"task.template_values: {name!r} is given by the run itself: remove it"
+                )
+            if not any(re.search(rf"\b{re.escape(name)}\b", source) for source in self.sources):
+                raise ConfigurationError(
+                    f"task.template_values: the chat template of {self.tokenizer.where} has no "
+                    f"variable {name!r}"
+                )
+        return values
+
+    @cached_property
+    def _dated(self) -> str:
+        """Return the beginning of a template that replaces transformers' function for the present
+        day by a macro which writes the run's day, so that prompts are equal on every day; "" if no
+        template asks for it. Transformers gives no values to a template that can be called.
+        """
+        given = self.tokenizer.template_date
+        if not given or not any(_DATE in source for source in self.sources):
+            return ""
+        day = date.fromisoformat(given)
+        moment = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        parts = {letter: moment.strftime(f"%{letter}") for letter in _DIRECTIVES}
+        return f"{{%- set rollstream_day = {json.dumps(parts)} -%}}{_DATE_MACRO}"
+
+    @cached_property
+    def _form(self) -> CallForm | None:
+        """Return the first form in which the template shows a call as an object; None if it leaves
+        calls out in all of them.
+        """
+        call = marked((SAMPLE_CALL,), MARK)
+        for form in CALL_FORMS:
+            for tools in ((), (SAMPLE_TOOL,)):
+                try:
+                    shown = self._render([QUESTION, form.message(call)], tools, False)
+                except ConfigurationError:
+                    continue
+                before, mark, _ = shown.rpartition(MARK)
+                # Python's form of an object, or JSON inside of JSON
+                is_wrong = before.endswith((f"{{'{ARGUMENT}': '", '\\"'))
+                if mark and not is_wrong and TOOL_NAME in before:
+                    return form
+        return None
+
+    @property
+    def shows_calls(self) -> bool:
+        """Whether the template writes the calls of an answer, and not its content alone."""
+        return self._form is not None
+
+    # ---- continuing ------------------------------------------------------------------------------
+
+    def continuation(
+        self,
+        before: Sequence[ChatMessage],
+        calls: Sequence[Mapping[str, Any]],
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        last: int | None = None,
+        has_ended: bool = True,
+    ) -> str:
+        """Return the text of further `messages` behind an answer with these `calls`, from the
+        answer's last token to the place where the next answer starts. `before` are the messages
+        before the answer, and `last` is its last token; None: the one that ends it in the template.
+        `has_ended` is False for an answer that was cut off. Raises `ConfigurationError` if the
+        template refuses the messages or leaves them or the calls out.
+        """
+        for message in messages:
+            self._check_shown(str(message.get("role")), bool(calls))
+        refusals: list[ConfigurationError] = []
+        # Some templates take one call per answer, where a model may write several; others print
+        # calls as the content alone.
+        for shown in dict.fromkeys((len(calls), min(1, len(calls)), 0)):
+            try:
+                calls_shown = calls[len(calls) - shown :]
+                tail = self._around(before, calls_shown, messages, tools, True)[1]
+            except ConfigurationError as error:
+                refusals.append(error)
+                continue
+            return self._after_end(tail, last, has_ended)
+        raise refusals[0]
+
+    def _around(
+        self,
+        before: Sequence[ChatMessage],
+        calls: Sequence[Mapping[str, Any]],
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        is_asked: bool,
+    ) -> tuple[str, str]:
+        """Return the texts before and behind the answer's content, or the arguments of its last
+        call.
+        """
+        texts = json.dumps([*before, *messages, *calls], ensure_ascii=False, default=str)
+        mark = MARK
+        while mark in texts:
+            mark += "-"
+        chat = [*before, marked(calls, mark), *messages]
+        head, shown, tail = self.render(chat, tools, is_asked).rpartition(mark)
+        if not shown:
+            left_out = "the calls of an answer" if calls else "an answer"
+            raise ConfigurationError(
+                f"the chat template of {self.tokenizer.where} leaves out {left_out} once messages "
+                "follow, so a dialogue cannot be continued by its tokens"
+            )
+        return head, tail
+
+    def _check_shown(self, role: str, is_result: bool) -> None:
+        """Raise `ConfigurationError` if the template leaves out messages of this role."""
+        if (role, is_result) not in self._shown:
+            calls = (SAMPLE_CALL,) if is_result else ()
+            message = {"role": role, "content": "rollstream-message", "name": TOOL_NAME}
+            if role == "tool":
+                message["tool_call_id"] = "call_0"
+            chat = [QUESTION, marked(calls, MARK), message]
+            try:
+                shown = "rollstream-message" in self.render(chat, (), True)
+            except ConfigurationError:
+                shown = True  # the messages themselves are rendered, and refused with the reason
+            self._shown[role, is_result] = shown
+        if not self._shown[role, is_result]:
+            raise ConfigurationError(
+                f"the chat template of {self.tokenizer.where} leaves out messages of the role "
+                f"{role}, so a dialogue cannot be continued with them"
+            )
+
+    def _after_end(self, tail: str, last: int | None, has_ended: bool) -> str:
+        """Return the text behind the token that ends an answer."""
+        name = "" if last is None else self.tokenizer.light.id_to_token(last) or ""
+        closing = self._ends.closing | self._ends.earlier
+        names = sorted(closing | self._ends.opening, key=len, reverse=True)
+        if not names:
+            return tail
+        pattern = re.compile("|".join(re.escape(each) for each in names))
+        end = pattern.search(tail)
+        if end is None:
+            return tail
+        if end[0] in self._ends.opening:  # the next message's first token ends the answer
+            is_sampled = has_ended and (last is None or name == end[0])
+            return tail[end.end() if is_sampled else end.start() :]
+        if not has_ended:
+            return tail[end.start() :]
+        ends = [end]
+        while (end := pattern.match(tail, end.end())) and end[0] in closing:
+            ends.append(end)
+        if last is None:
+            return tail[ends[0].end() :]
+        sampled = next((each for each in ends if each[0] == name), ends[-1])
+        return tail[sampled.end() :]
+
+    @property
+    def stop(self) -> frozenset[int]:
+        """The special tokens after which an answer ends, with or without calls."""
+        names = self._ends.closing | self._ends.opening
+        tokens = (self.tokenizer.light.token_to_id(name) for name in names)
+        return frozenset(token for token in tokens if token is not None)
+
+    @property
+    def last_token(self) -> int | None:
+        """The token of `last_text`; None if there is none."""
+        return self.tokenizer.light.token_to_id(self.last_text) if self.last_text else None
+
+    @property
+    def last_text(self) -> str:
+        """The special token that the template writes after a chat's last answer, "" if it writes
+        none. In some models it differs from the token that ends a text.
+        """
+        return self._ends.last
+
+    @cached_property
+    def _ends(self) -> _TurnEnds:
+        self._check_template()
+        ends = _TurnEnds()
+        result = {"role": "tool", "tool_call_id": "call_0", "name": TOOL_NAME, "content": "?"}
+        for calls, message in (((), QUESTION), ((SAMPLE_CALL,), result)):
+            try:
+                prompt = self.render([QUESTION], (), True)
+                head, last = self._around([QUESTION], calls, (), (), False)
+                _, following = self._around([QUESTION], calls, [message], (), True)
+            except ConfigurationError:  # a template without tools, or one that wants other chats
+                continue
+            inner = self._special(head[len(prompt) :] if head.startswith(prompt) else "")
+            self._add_ends(ends, last, following, inner if calls else None)
+        return ends
+
+    def _add_ends(
+        self, ends: _TurnEnds, last: str, following: str, inner: Sequence[str] | None
+    ) -> None:
+        """Add the ends that follow from the texts behind an answer: that at the end of a chat, and
+        that before a message. `inner` are special tokens inside of the answer's calls, which end no
+        answer; None for one without calls.
+        """
+        is_text, inner = inner is None, inner or ()
+        first = [name for name in self._special(last) if name not in inner]
+        then = [name for name in self._special(following) if name not in inner]
+        if is_text:
+            ends.last = first[0] if first else ""
+        length = next(
+            (at for at, (a, b) in enumerate(zip(last, following, strict=False)) if a != b),
+            min(len(last), len(following)),
+        )
+        if common := [name for name in self._special(last[:length]) if name not in inner]:
+            ends.closing.update(common)
+        elif first:  # another token ends an answer once a message follows
+            ends.closing.update(first[:1])
+            ends.earlier.update(then[:1])
+        else:
+            ends.opening.update(then[:1])
+
+    def _special(self, text: str) -> list[str]:
+        """Return the special tokens in a text, in their order, without those that are parts of
+        calls.
+        """
+        pattern = self._special_pattern
+        names = pattern.findall(text) if pattern else []
+        return [name for name in names if not _PART_OF_CALL.search(name)]
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str] | None:
+        tokens = self.tokenizer.light.get_added_tokens_decoder()
+        names = {
+            token.content
+            for number, token in tokens.items()
+            if token.special or number in self.tokenizer.ends
+        }
+        texts = sorted((name for name in names if name), key=len, reverse=True)
+        return re.compile("|".join(re.escape(text) for text in texts)) if texts else None
+
+    @cached_property
+    def opened(self) -> str:
+        """The thought with which the template begins every answer, such as `<think>`: these tokens
+        are the prompt's, and no part of what the model writes. "" without one.
+        """
+        tail = self._render([{"role": "user", "content": MARK}], (), True).rpartition(MARK)[2]
+        starts = [at for sign in _OPENED if (at := tail.rfind(sign)) >= 0]
+        return tail[min(starts) :] if starts else ""

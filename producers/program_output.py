@@ -1,0 +1,95 @@
+"""Passes on what the programs of episodes print (`ProgramOutput`, `OutputPipe`), for the log of
+their rollout: whole lines, printable, and at most so many bytes an episode. What is left out is
+counted in one line.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+
+from rollstream.printable import printable
+
+EPISODE_BYTES = 64 << 10
+"""Most bytes of one episode's output that reach the log: some 600 lines. A log is rotated at 8 MB,
+and a program that prints in a loop would push everything else out of it.
+"""
+LINE_BYTES = 4096
+READ_BYTES = 1 << 16
+DRAIN_S = 1.0
+
+
+class ProgramOutput:
+    """Takes the bytes that programs print and gives printable lines to `write`. `allow` makes the
+    room of a further episode; what an ended one left of its own is not added.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], room: int = EPISODE_BYTES) -> None:
+        self._write, self._room, self._left_out = write, room, 0
+        self._line = bytearray()
+
+    def allow(self) -> None:
+        """Make room for the output of a further episode."""
+        self._room = EPISODE_BYTES
+
+    def take(self, data: bytes) -> None:
+        """Take the next bytes; whole lines are passed on."""
+        if not self._room:
+            self._left_out += len(data)
+            return
+        self._line += data
+        *lines, rest = self._line.split(b"\n")
+        self._line = rest
+        for line in lines:
+            self._pass(bytes(line))
+        if len(self._line) > LINE_BYTES:
+            self._pass(bytes(self._line))
+            self._line = bytearray()
+
+    def end(self) -> None:
+        """Pass on the last line, and state how much was left out."""
+        if self._line:
+            self._pass(bytes(self._line))
+            self._line = bytearray()
+        self._state_left_out()
+
+    def _pass(self, line: bytes) -> None:
+        if self._left_out and self._room == EPISODE_BYTES:
+            self._state_left_out()  # of the episodes before
+        if len(line) > LINE_BYTES:
+            self._left_out += len(line) - LINE_BYTES
+        text = line[:LINE_BYTES].removesuffix(b"\r").decode(errors="replace")
+        shown = printable(text).encode() + b"\n"
+        if len(shown) > self._room:
+            self._room = 0
+            self._left_out += len(line) + 1
+            return
+        self._room -= len(shown)
+        self._write(shown)
+
+    def _state_left_out(self) -> None:
+        if self._left_out:
+            line = f"agent: {self._left_out:,} bytes of a program's output left out\n"
+            self._write(line.encode())
+            self._left_out = 0
+
+
+class OutputPipe:
+    """A pipe, `writer`; a thread passes on its content to the file `sink` by `ProgramOutput`."""
+
+    def __init__(self, sink: int) -> None:
+        self._reader, self.writer = os.pipe()
+        self.output = ProgramOutput(lambda line: os.write(sink, line))
+        self._thread = threading.Thread(target=self._pump, daemon=True)
+        self._thread.start()
+
+    def _pump(self) -> None:
+        while data := os.read(self._reader, READ_BYTES):
+            self.output.take(data)
+        self.output.end()
+
+    def close(self) -> None:
+        """Close the writer and pass on what was written. A child process that still has the pipe is
+        not waited for.
+        """
+        os.close(self.writer)
+        self._thread.join(DRAIN_S)

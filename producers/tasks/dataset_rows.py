@@ -1,0 +1,302 @@
+"""Turns the rows of a data set's files into prompts, references and answers (`read_rows`), and
+counts the rows that cannot be used (`SkippedRows`).
+
+A few bad rows of a large data set are skipped, each by its place; more than one in a hundred end
+the run, because then the file or an option is wrong, not a row.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from rollstream.errors import ConfigurationError
+from rollstream.import_path import nearest
+from rollstream.printable import printable
+from rollstream.producers.tasks.row_files import (
+    RowFault,
+    RowSampling,
+    column_value,
+    read_file_rows,
+    shown,
+)
+from rollstream.producers.tasks.text import PromptContent
+from rollstream.storage.skipped_rows import NAMED_MAX as RECORDED_MAX, SkippedRecord
+from rollstream.streams.foreign_text import ForeignValueRefused, clean_json, joined_parts
+
+SKIPPED_SHARE = 100
+"""At most one row in so many is skipped."""
+NAMED_MAX = 20  # most rows that an error message or a log names
+_HOPELESS = 1000  # bad rows after which a file with nothing else is not read to its end
+_MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetColumns:
+    """Names the columns of the prompt, the reference and the answer for the warm-up. A reference or
+    answer named "" is not read. `where` is the table of these options, for messages.
+    """
+
+    prompt: str
+    reference: str
+    answer: str
+    where: str = "task.options"
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are read."""
+        return [name for name in (self.prompt, self.reference, self.answer) if name]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """Holds one row of the file `path`. `place` is its position, e.g. "line 7"; `reference` is the
+    JSON text of the reference, "null" without one; `answer` is "" without one.
+    """
+
+    path: Path
+    place: str
+    prompt: PromptContent
+    reference: str
+    answer: str
+
+    @property
+    def question_key(self) -> str:
+        """The prompt as text: two rows have equal keys only if their prompts are equal."""
+        return json.dumps(self.prompt, sort_keys=True)
+
+    def fault(self, reason: str) -> RowFault:
+        return RowFault(self.path, self.place, reason)
+
+
+@dataclass(slots=True)
+class SkippedRows:
+    """Collects the rows of one data set that cannot be used, by their places; `rows` is the number
+    of all rows that were read, the bad ones included.
+    """
+
+    name: str
+    rows: int = 0
+    faults: dict[tuple[Path, str], RowFault] = field(
+        default_factory=dict[tuple[Path, str], RowFault]
+    )
+
+    def __contains__(self, row: DatasetRow) -> bool:
+        return bool(self.faults) and (row.path, row.place) in self.faults
+
+    def add(self, fault: RowFault) -> None:
+        self.faults[fault.path, fault.place] = fault
+
+    def check(self) -> None:
+        """Raise `ConfigurationError`, which lists the first bad rows, if more than one in
+        `SKIPPED_SHARE` of all rows is bad.
+        """
+        count = len(self.faults)
+        if count * SKIPPED_SHARE > self.rows:
+            raise ConfigurationError(
+                f"data set {self.name}: {count} of {self.rows} rows cannot be used (at most one in "
+                f"{SKIPPED_SHARE} is skipped):\n{self.listed()}\nmend these rows or take them out"
+            )
+
+    def listed(self, most: int = NAMED_MAX) -> str:
+        """Returns the bad rows by their cause, one cause a line, with the first places of each."""
+        causes = grouped_faults(list(self.faults.values()))
+        lines = [f"  {cause}" for cause in causes[:most]]
+        if len(causes) > most:
+            lines.append(f"  and {len(causes) - most} more causes")
+        return "\n".join(lines)
+
+    def record(self) -> SkippedRecord:
+        """Returns what the run records of these rows."""
+        faults = list(self.faults.values())
+        named = tuple(printable(str(fault)) for fault in faults[:RECORDED_MAX])
+        return SkippedRecord(self.name, self.rows, len(faults), named)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many of the rows until now are bad that the rest need not be read."""
+        return len(self.faults) >= _HOPELESS and 2 * len(self.faults) > self.rows
+
+
+def grouped_faults(faults: Sequence[RowFault]) -> list[str]:
+    """Returns a text for each file and cause, in the order of their first rows: the first row, and
+    the places of those like it. Causes that differ in numbers and quoted values alone are one. Two
+    rows of one cause have a text each.
+    """
+    groups: dict[tuple[Path, str], list[RowFault]] = {}
+    for fault in faults:
+        groups.setdefault((fault.path, _VARYING.sub("", fault.reason)), []).append(fault)
+    texts: list[str] = []
+    for first, *others in groups.values():
+        if len(others) < 2:
+            texts += [str(first), *map(str, others)]
+            continue
+        places = ", ".join(fault.place for fault in others[:PLACES_MAX])
+        more = f" and {len(others) - PLACES_MAX:,} more" if len(others) > PLACES_MAX else ""
+        texts.append(f"{first}; likewise {places}{more}")
+    return texts
+
+
+PLACES_MAX = 4  # of one cause that are named behind the first
+_VARYING = re.compile(r"""[0-9]+|'[^']*'|"[^"]*\"""")
+
+
+def read_rows(
+    files: Sequence[Path],
+    columns: DatasetColumns,
+    skipped: SkippedRows,
+    sampling: RowSampling | None = None,
+) -> Iterator[DatasetRow]:
+    """Yields the usable rows of the files in their order, or of the rows that `sampling` chooses,
+    and adds the others to `skipped`. Raises `ConfigurationError` for a file that cannot be read.
+    """
+    for path in files:
+        for raw in read_file_rows(path, columns.names, sampling):
+            skipped.rows += 1
+            row = raw if isinstance(raw, RowFault) else _row(path, *raw, columns)
+            if isinstance(row, DatasetRow):
+                yield row
+                continue
+            skipped.add(row)
+            if skipped.is_hopeless:
+                return
+
+
+class _Unusable(ValueError):
+    """Raised for a value that makes its row unusable; the message says why."""
+
+
+def _row(
+    path: Path, place: str, values: Mapping[str, Any], columns: DatasetColumns
+) -> DatasetRow | RowFault:
+    try:
+        given = _value(values, f"{columns.where}.prompt", columns.prompt)
+        prompt = _prompt_content(columns.prompt, given)
+        reference = None
+        if columns.reference:
+            reference = _value(values, f"{columns.where}.reference", columns.reference)
+        answer = _value(values, f"{columns.where}.answer", columns.answer) if columns.answer else ""
+        if not isinstance(answer, str):
+            raise _Unusable(f"{columns.answer} must be text, got {shown(answer)}")
+        return DatasetRow(
+            path, place, prompt, _json_text(columns.reference, reference),
+            _utf8(columns.answer, answer),
+        )  # fmt: skip
+    except _Unusable as error:
+        return RowFault(path, place, str(error))
+    except RecursionError:
+        return RowFault(path, place, "lists and objects are nested too deeply")
+
+
+def _value(values: Mapping[str, Any], option: str, column: str) -> Any:
+    for value in column_value(values, column):
+        return value
+    hint = nearest(column, values) or f"; it has {', '.join(sorted(values)) or 'none'}"
+    raise _Unusable(f"no column {column!r} ({option}){hint}")
+
+
+def _json_text(column: str, reference: object) -> str:
+    """Returns the JSON text of a reference. It is ASCII, so a text that UTF-8 cannot carry would
+    first show in the verifier; it is refused here.
+    """
+    try:
+        text = json.dumps(reference, default=_refuse_type)
+    except _NoJson as error:
+        raise _Unusable(
+            f"{column} is not a JSON value: it holds a {error}; write the column as text or "
+            "numbers (in Parquet: cast it to string), or name another column"
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _Unusable(f"{column} is not a JSON value: {error}") from None
+    if "\\ud" in text:
+        _refuse_halves(column, json.loads(text))
+    return text
+
+
+class _NoJson(TypeError):
+    """Raised for a value, such as a time, that JSON does not have; the message is its type."""
+
+
+def _refuse_type(value: object) -> object:
+    raise _NoJson(type(value).__name__)
+
+
+def _refuse_halves(column: str, value: object) -> None:
+    if isinstance(value, str):
+        _utf8(column, value)
+    elif isinstance(value, list):
+        for item in cast(list[object], value):
+            _refuse_halves(column, item)
+    elif isinstance(value, dict):
+        for name, item in cast(dict[str, object], value).items():
+            _refuse_halves(column, name)
+            _refuse_halves(column, item)
+
+
+def _utf8(column: str, text: str) -> str:
+    """Returns the text. Raises `_Unusable` if UTF-8 cannot carry it."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _Unusable(
+            f"{column} has half of a surrogate pair, which UTF-8 cannot carry, at character "
+            f"{error.start} ({text[error.start]!r})"
+            if not "\udc80" <= text[error.start] <= "\udcff"
+            else f"{column} has a byte that is not UTF-8 at character {error.start} "
+            f"(0x{ord(text[error.start]) - 0xDC00:02x}): save the file as UTF-8"
+        ) from None
+    return text
+
+
+def _prompt_content(column: str, value: Any) -> PromptContent:
+    if isinstance(value, str) and value:
+        return _utf8(column, value)
+    wanted = f"{column} must be text or a list of chat messages"
+    if value == "":
+        raise _Unusable(f"{wanted}, and it is empty")
+    if not isinstance(value, list) or not value:
+        raise _Unusable(f"{wanted}, got {shown(cast(object, value))}")
+    messages = [_joined_message(column, message) for message in cast(list[Any], value)]
+    for message in messages:
+        if not _is_message(message):
+            raise _Unusable(f"{wanted} with role and content, got {shown(message)}")
+    if messages[-1]["role"] == "assistant":
+        raise _Unusable(
+            f"the last message of {column} is the assistant's: there is nothing to answer"
+        )
+    _refuse_halves(column, messages)
+    try:
+        return [
+            {key: clean_json(message[key]) for key in _MESSAGE_KEYS if message.get(key) is not None}
+            for message in messages
+        ]
+    except ForeignValueRefused as error:
+        raise _Unusable(f"{wanted}: {error}") from None
+
+
+def _joined_message(column: str, message: Any) -> Any:
+    """Returns the message with a content of text parts as one text."""
+    if not isinstance(message, dict):
+        return message
+    fields = cast(dict[str, Any], message)
+    content = fields.get("content")
+    if not isinstance(content, list):
+        return fields
+    try:
+        return {**fields, "content": joined_parts(cast(list[object], content))}
+    except ForeignValueRefused as error:
+        raise _Unusable(f"{column}: {error}") from None
+
+
+def _is_message(value: Any) -> bool:
+    """Whether this is a chat message: a role and a text, or a role and calls of tools."""
+    if not isinstance(value, dict):
+        return False
+    message = cast(dict[str, Any], value)
+    has_text = isinstance(message.get("content"), str)
+    has_calls = isinstance(message.get("tool_calls"), list) and bool(message["tool_calls"])
+    return isinstance(message.get("role"), str) and (has_text or has_calls)

@@ -1,0 +1,135 @@
+"""Looks at a data set before a run (`survey_dataset`): at all rows of a small one, at a bounded
+sample of a large one, rendered by the real chat template. No bound is a time, so a survey of the
+same files gives the same figures.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import sqrt
+
+import msgspec
+
+from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.dataset import Dataset
+from rollstream.producers.tasks.dataset_rows import SkippedRows, grouped_faults, read_rows
+from rollstream.producers.tasks.row_files import RowSampling, data_files
+
+WHOLE_BYTES_MAX = 8 << 20
+"""Files of at most so many bytes together are read whole: some 40 000 questions, half a second."""
+PACKED_BYTES_MAX = 2 << 20  # of compressed ones
+COUNTED_ROWS = 512
+"""So many rows are rendered and their tokens counted: those with the longest texts."""
+FAULTS_MAX = 5  # causes that are named
+_SIGMAS = 6  # a held-out share that was not counted is above its mean less so many deviations
+
+
+class LongPrompt(msgspec.Struct, frozen=True):
+    """States how many tokens a prompt has, where it is, and whether it is held out."""
+
+    tokens: int
+    place: str
+    is_held_out: bool = False
+
+
+def sort_prompts(prompts: Iterable[LongPrompt]) -> list[LongPrompt]:
+    """Returns the prompts, the longest first."""
+    return sorted(prompts, key=lambda prompt: (-prompt.tokens, prompt.place))
+
+
+class DatasetSurvey(msgspec.Struct, frozen=True):
+    """States what a survey showed. `rows` is the number of all rows, at least that without
+    `is_counted`; `sampled` of them were read, and `faults` of these cannot be used. `held_out`
+    prompts or more are there for an evaluation, too long ones included. `longest` are the longest
+    prompts, the longest first.
+    """
+
+    name: str
+    rows: int
+    is_counted: bool
+    sampled: int
+    held_out: int
+    faults: int
+    named: list[str]
+    longest: list[LongPrompt]
+    reference: str
+    largest_token: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row was read."""
+        return self.sampled == self.rows
+
+
+def survey_dataset(task: Dataset) -> DatasetSurvey:
+    """Returns the survey. Raises `ConfigurationError` for files that cannot be used at all."""
+    parts = [_Part(task, task.options.path)]
+    if task.options.held_out:
+        parts.append(_Part(task, task.options.held_out))
+        parts[1].drop_shared(parts[0])
+    faults = [fault for part in parts for fault in part.skipped.faults.values()]
+    causes = grouped_faults(faults)
+    more = len(causes) - FAULTS_MAX
+    first = next((row for part in parts for row in part.usable), None)
+    return DatasetSurvey(
+        name=task.options.path,
+        rows=sum(part.rows for part in parts),
+        is_counted=not any(part.sampling.has_ended for part in parts),
+        sampled=sum(part.sampled for part in parts),
+        held_out=_held_out_count(task, parts[0], parts[-1]),
+        faults=len(faults),
+        named=causes[:FAULTS_MAX] + ([f"and {more} more causes"] if more > 0 else []),
+        longest=sort_prompts(prompt for part in parts for prompt in part.longest),
+        reference="null" if first is None else first.reference,
+        largest_token=max(part.largest_token for part in parts),
+    )
+
+
+def _held_out_count(task: Dataset, training: "_Part", held_out: "_Part") -> int:
+    """Returns how many held-out prompts there are at least, exactly if all rows were read."""
+    if held_out is not training:
+        return held_out.rows - held_out.sampled + len(held_out.usable)
+    if training.sampled == training.rows:
+        return sum(map(task.is_held_out, training.usable))
+    expected = training.rows * task.options.held_out_share
+    return max(0, int(expected - _SIGMAS * sqrt(expected)))
+
+
+class _Part:
+    """Holds the rows that were read of the files that one option names."""
+
+    def __init__(self, task: Dataset, option: str) -> None:
+        files = data_files(option)
+        packed = sum(path.stat().st_size for path in files if path.suffix in (".gz", ".zst"))
+        size = sum(path.stat().st_size for path in files)
+        is_small = size <= WHOLE_BYTES_MAX and packed <= PACKED_BYTES_MAX
+        self.skipped, self.sampling = SkippedRows(option), RowSampling()
+        sampling = None if is_small else self.sampling
+        self.usable = list(read_rows(files, task.columns, self.skipped, sampling))
+        self.sampled = self.skipped.rows
+        self.rows = self.sampled if is_small else self.sampling.rows
+        if not self.rows:
+            raise ConfigurationError(f"data set {option} is empty: there is nothing to ask")
+        self.largest_token = 0
+        self.longest = list(self._render(task, option))
+        self.usable = [row for row in self.usable if row not in self.skipped]
+
+    def drop_shared(self, training: "_Part") -> None:
+        """Drop the rows whose prompts are trained on."""
+        keys = {row.question_key for row in training.usable}
+        for row in self.usable:
+            if row.question_key in keys:
+                self.skipped.add(row.fault(f"its prompt is in {training.skipped.name} too"))
+        self.usable = [row for row in self.usable if row not in self.skipped]
+
+    def _render(self, task: Dataset, option: str) -> Iterator[LongPrompt]:
+        """Yields the rows with the longest texts; a row that the template refuses is a fault."""
+        other = task.options.held_out
+        sizes = sorted(self.usable, key=lambda row: len(row.question_key), reverse=True)
+        for row in sizes[:COUNTED_ROWS]:
+            try:
+                tokens = task.row_tokens(row)
+                self.largest_token = max(self.largest_token, *tokens)
+            except ConfigurationError as error:
+                self.skipped.add(row.fault(str(error)))
+                continue
+            is_held_out = option == other if other else task.is_held_out(row)
+            yield LongPrompt(len(tokens), f"{row.path}, {row.place}", is_held_out)

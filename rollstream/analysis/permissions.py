@@ -1,0 +1,102 @@
+"""Decides what a run that may come from another user is permitted, by what the user named
+(`own_runs.py`): to which hosts secrets are sent (`check_hosts`), and which run it is (`run_id`).
+"""
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rollstream.analysis.own_runs import is_named
+from rollstream.contained_folder import ContainedFolder
+from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.printable import shell_command
+from rollstream.storage.stores.run_keys import IDENTITY_KEY
+
+AWS_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+
+
+def folder_of_url(url: str) -> Path | None:
+    """Returns the absolute path of the folder that a `file:` or `sqlite:` URL names; None for
+    another URL.
+    """
+    scheme, _, rest = url.partition(":")
+    return Path(rest.removeprefix("//")).absolute() if scheme in ("file", "sqlite") else None
+
+
+def run_id(store: str, named: Collection[str]) -> str:
+    """Returns the id in the `run.json` of the store with this URL; "" if it cannot be read. `named`
+    are URLs that the user named on the command line.
+    """
+    from rollstream.foreign_json import parse_json
+    from rollstream.storage.stores.read_only import open_store_for_reading
+
+    with suppress(RollstreamError, ValueError):
+        folder = folder_of_url(store)
+        if folder is None:
+            check_hosts(store, store, named)
+        # A folder outside of the run is read here before the user is asked for it: one regular file
+        # of it, of which only the id is used.
+        contained = None if folder is None else ContainedFolder(folder)
+        content = open_store_for_reading(store, contained).get(IDENTITY_KEY)
+        # Not `RunIdentity`, whose module imports numpy: a query must start fast.
+        key = parse_json(content, dict[str, Any]).get("id")
+        return key if isinstance(key, str) else ""
+    return ""
+
+
+def check_hosts(run: str, url: str, named: Collection[str]) -> None:
+    """Raise `ConfigurationError` if opening this URL of the log or store of `run` could send a
+    secret of the user to a host that the user did not name, or in plain text to one that only the
+    run's configuration names. `named` are URLs that the user named on the command line.
+    """
+    if url in named or is_named(url):
+        return
+    if url.startswith("kafka://"):
+        _check_brokers(run, url)
+    elif url.startswith("s3://"):
+        _check_endpoint(run, url)
+
+
+def _trust(host: str) -> str:
+    return shell_command("trust", "RUN", "--host", host)
+
+
+def _check_brokers(run: str, url: str) -> None:
+    from rollstream.streams.kafka.address import parse_kafka_url
+
+    address = parse_kafka_url(url)
+    files = (address.ca, address.cert, address.key)
+    if not (address.security.startswith("sasl") or any(files)):
+        return  # nothing of the user is sent
+    is_encrypted = address.security in ("ssl", "sasl_ssl") and not address.ca
+    if not (is_encrypted and all(map(is_named, address.servers))):
+        raise ConfigurationError(
+            f"{run}: its configuration names the brokers {', '.join(address.servers)} "
+            f"(security={address.security}), and your Kafka credentials are sent only to hosts "
+            f"that you named; set ROLLSTREAM_BUS to this URL if the brokers are yours"
+            + (f", or: {_trust(address.servers[0])}" if is_encrypted else "")
+        )
+
+
+def _check_endpoint(run: str, url: str) -> None:
+    from rollstream.storage.stores.s3.address import parse_s3_url
+
+    address = parse_s3_url(url)
+    if address.endpoint is None:
+        if address.region is None or address.region.replace("-", "").isalnum():
+            return  # Amazon's hosts, or those of AWS_ENDPOINT_URL
+        raise ConfigurationError(f"{run}: {address.region!r} is no region of AWS")
+    if address.endpoint in (os.environ.get(name, "").rstrip("/") for name in AWS_VARIABLES):
+        return
+    split = urlsplit(address.endpoint)
+    host = f"{split.hostname}:{split.port or 443}"
+    if split.scheme != "https" or not is_named(host):
+        raise ConfigurationError(
+            f"{run}: its configuration names the S3 server {address.endpoint}, and "
+            "your AWS credentials are sent only to hosts that you named; set ROLLSTREAM_STORE to "
+            "the store's URL, or AWS_ENDPOINT_URL to the server's, if it is yours"
+            + (f", or: {_trust(host)}" if split.scheme == "https" else "")
+        )

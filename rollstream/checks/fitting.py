@@ -1,0 +1,96 @@
+"""Changes defaults of settings that nobody set to what fits the data and the tokenizer of a run
+(`fit_template`, `fit_data`), and states each change in one line. A setting that was set stays as it
+is; if it does not fit, the check refuses it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rollstream.checks.task_facts import TaskFacts
+from rollstream.config.fitted_defaults import longest_sequence
+from rollstream.config.run_model import local_model_folder
+from rollstream.config.settings import Configuration
+from rollstream.storage.hf_tokenizer import has_chat_template
+from rollstream.storage.settings import Settings
+
+_T = TypeVar("_T", bound=Settings)
+ROOM_STEP = 64
+"""A context that is widened for the data becomes a multiple of so many tokens."""
+
+
+def fit_template(
+    c: Configuration, folder: Path, set_keys: frozenset[str]
+) -> tuple[Configuration, list[str]]:
+    """Returns the configuration with `task.template = "plain"` where the tokenizer has no chat
+    template, and nothing of the task needs one.
+    """
+    is_free = "task.template" not in set_keys and c.task.template == "chat"
+    if not is_free or c.task.system or c.agent.is_active or c.task.name != "dataset":
+        return c, []
+    tokenizer = c.task.tokenizer or (
+        None if c.model.path is None else str(local_model_folder(c, folder))
+    )
+    if tokenizer is None:
+        return c, []
+    place = Path(tokenizer).expanduser()
+    if not (place / "tokenizer.json").is_file() or has_chat_template(place):
+        return c, []
+    line = 'task.template = "plain": the tokenizer has no chat template'
+    return with_settings(c, {"task.template": "plain"}), [line]
+
+
+def fit_data(
+    c: Configuration, facts: TaskFacts, set_keys: frozenset[str]
+) -> tuple[Configuration, list[str]]:
+    """Returns the configuration with room for the longest prompt, and with no more evaluation
+    prompts than are held out.
+    """
+    changed: dict[str, Any] = {}
+    lines: list[str] = []
+    longest = facts.longest[0].tokens if facts.longest and facts.surveys else 0
+    context, answer = c.rollouts.context_max, c.sampling.tokens_max
+    if longest > context - answer:
+        most = longest_sequence(c)
+        if "rollouts.context_max" not in set_keys:
+            needed = -(-(longest + answer) // ROOM_STEP) * ROOM_STEP
+            context = max(context, needed if most is None else min(needed, most))
+        if longest > context - answer and "sampling.tokens_max" not in set_keys:
+            # Not below half of the context: a few long prompts do not cut every answer.
+            answer = max(context - longest, context // 2, 1)
+        why = f"the longest prompt has {longest} tokens"
+        for key, before, after in (
+            ("rollouts.context_max", c.rollouts.context_max, context),
+            ("sampling.tokens_max", c.sampling.tokens_max, answer),
+        ):
+            if before != after:
+                changed[key] = after
+                lines.append(f"{key} = {after}: {why}")
+    asked, there = c.evaluation.prompts, held_out_within(facts, context - answer)
+    if c.evaluation.enabled and 0 <= there < asked and "evaluation.prompts" not in set_keys:
+        if there:
+            changed["evaluation.prompts"] = there
+            lines.append(f"evaluation.prompts = {there}: no more are held out")
+        elif "evaluation.enabled" not in set_keys:
+            changed["evaluation.enabled"] = False
+            lines.append("evaluation.enabled = false: no prompt is held out")
+    return with_settings(c, changed), lines
+
+
+def held_out_within(facts: TaskFacts, limit: int) -> int:
+    """Returns how many held-out prompts have at most `limit` tokens; below 0 if that is unknown."""
+    return facts.held_out - sum(p.is_held_out and p.tokens > limit for p in facts.longest)
+
+
+def with_settings(c: Configuration, changed: Mapping[str, Any]) -> Configuration:
+    """Returns the configuration with these values, by dotted keys."""
+    for key, value in changed.items():
+        c = _with_setting(c, key.split("."), value)
+    return c
+
+
+def _with_setting(table: _T, key: list[str], value: Any) -> _T:
+    name, *rest = key
+    if rest:
+        value = _with_setting(getattr(table, name), rest, value)
+    return table.model_copy(update={name: value})

@@ -1,0 +1,213 @@
+"""Checks this machine for a run: programs and packages, ports, the log's brokers, the run's folder
+and the room on its disk, and its GPUs (`machine_findings`). A port is bound for a moment and freed.
+"""
+
+import errno
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rollstream.checks.findings import Finding
+from rollstream.checks.model import ModelFacts
+from rollstream.config.settings import Configuration
+from rollstream.errors import BusError, ConfigurationError, RollstreamError
+from rollstream.metrics.endpoint import metrics_port
+from rollstream.os_failures import explain_os_error
+from rollstream.producers.scoring.build import SERVICES, check_service
+from rollstream.roles.catalogue import ROLES
+from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
+from rollstream.storage.stores.connect import open_store
+from rollstream.storage.weights.pointer import read_pointer
+from rollstream.streams.connect import check_reachable
+from rollstream.supervisor.cards import GpuCard, assign_cards, read_cards
+
+_INTERPRETER = re.compile(r"python[0-9.]*|node|ruby|perl|php|sh|bash|dash|zsh|lua")
+_PLAIN_OPTIONS = ("-u", "-B", "-E", "-I", "-O", "-OO", "-P", "-s", "-S")
+"""Options of interpreters that take no argument; what follows another one is not looked at."""
+_OPTION = re.compile(r"-|[A-Za-z_][A-Za-z0-9_]*=")
+STORE_WAIT_S = 10.0  # a check waits no longer for a store
+GB, LOG = 1e9, "log"
+MASTER_BYTES = 12  # of a parameter in a checkpoint: float32 weights and the two moments of Adam
+ROOM_MIN = 64 << 20
+"""Bytes that a run of the smallest model needs."""
+PACKAGES: Sequence[tuple[str, str, str]] = (
+    ("rollouts.engine", "vllm", "vllm"),
+    ("agent.episode", "openai", "agents"),
+)
+"""A setting, the package that it needs, and the extra that installs it."""
+
+
+def assigned_cards(c: Configuration, model: Callable[[], Path]) -> Mapping[str, Sequence[GpuCard]]:
+    """Returns the GPUs of each process by the settings of `[devices]`; {} for a run that uses none.
+    Raises `ConfigurationError` if this machine's GPUs do not allow the assignment, or if their
+    memory is known to be too small for the model in the folder that `model` returns.
+    """
+    if not uses_gpus(c):
+        return {}
+    cards = read_cards(os.environ)
+    assigned = assign_cards(c, cards)
+    check_memory(c, model(), assigned or unassigned_use(c, cards))
+    return assigned
+
+
+def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -> Iterator[Finding]:
+    """Yields the lines about this machine."""
+    try:
+        _check_packages(c)
+        if c.scoring.function in SERVICES:
+            check_service(c.scoring, os.environ if c.scoring.count else None)
+        if model is not None:
+            place = model.folder
+            assigned_cards(c, lambda: place)
+    except ConfigurationError as error:
+        yield Finding("machine", "refused", str(error))
+    try:
+        check_reachable(c.bus)
+    except BusError as error:
+        yield Finding(LOG, "refused", str(error))
+    taken = [line for host, port, what in _ports(c) if (line := _taken(host, port, what))]
+    if taken:
+        yield Finding("ports", "refused", "; ".join(taken))
+    yield from _disk_findings(c, folder, model)
+
+
+def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
+    """Yields a refusal if a bucket does not answer soon, and a note if it holds the versions of a
+    run that this folder is not that of. A `file:` store needs no connection.
+    """
+    if c.store.startswith("file:"):
+        return
+    try:
+        pointer = read_pointer(open_store(c.store, c.sync, STORE_WAIT_S))
+    except (RollstreamError, OSError) as error:
+        yield Finding("store", "refused", str(error))
+        return
+    version = None if pointer is None else pointer[0].version
+    if version is not None and not (folder / "config.json").is_file():
+        number, steps = version.number, c.trainer.steps
+        then = "has nothing left to train" if number >= steps else "continues it"
+        text = f"its prefix holds a run already, at version {number} of {steps}: this one {then}; "
+        yield Finding("store", "warning", text + "for a new run name another prefix")
+
+
+def _check_packages(c: Configuration) -> None:
+    uses = {
+        "rollouts.engine": c.rollouts.engine == "vllm" and not c.rollouts.has_server,
+        "agent.episode": bool(c.agent.episode),
+    }
+    for setting, package, extra in PACKAGES:
+        if uses[setting] and find_spec(package) is None:
+            raise ConfigurationError(
+                f"{setting} needs the package {package}: pip install 'rollstream[{extra}]'"
+            )
+    if c.agent.command:
+        _check_command(c.agent.command)
+
+
+def _check_command(command: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if the program of the command, or the script that an interpreter
+    is to run, is not there.
+    """
+    program, *arguments = command
+    if shutil.which(program) is None:
+        is_file = Path(program).is_file()
+        fault = f"{program!r} may not be executed (chmod +x)" if is_file else f"no {program!r}"
+        where = "" if is_file else " on PATH" if os.sep not in program else f" in {os.getcwd()}"
+        raise ConfigurationError(f"agent.command: {fault}{where}")
+    if Path(program).name == "env" and arguments and not _OPTION.match(arguments[0]):
+        _check_command(arguments)
+    if not _INTERPRETER.fullmatch(Path(program).name):
+        return
+    while arguments and arguments[0] in _PLAIN_OPTIONS:
+        arguments = arguments[1:]
+    script = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if script and not Path(script).exists() and shutil.which(script) is None:  # shells look there
+        raise ConfigurationError(
+            f"agent.command: no file {script!r} in {os.getcwd()}, where the command is "
+            f"started, for {program} to run"
+        )
+
+
+def _ports(c: Configuration) -> Iterator[tuple[str, int, str]]:
+    """Yields the fixed ports that processes of this run listen on here."""
+    base = metrics_port(c, os.environ)
+    if c.metrics.enabled and base:
+        names = ["supervisor", *(name for role in ROLES.values() for name in role.processes(c))]
+        for number, name in enumerate(names):
+            yield c.metrics.host, base + number, f"metrics.port + {number}, for {name}"
+    for setting, address in (("agent.endpoint", c.agent.endpoint), ("agent.front", c.agent.front)):
+        host, _, port = address.rpartition(":")
+        if c.agent.is_active and port.isdecimal() and int(port):
+            yield host, int(port), setting
+    if c.relay.enabled and c.relay.port:
+        yield c.relay.host, c.relay.port, "relay.port"
+
+
+def _taken(host: str, port: int, what: str) -> str:
+    """Returns why no process can listen there; "" if one can."""
+    if port > 65535:
+        return f"port {port} ({what}) is above 65535"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return f"{host}:{port} ({what}) cannot be listened on: {error.strerror or error}"
+    return ""
+
+
+def _disk_findings(c: Configuration, folder: Path, model: ModelFacts | None) -> Iterator[Finding]:
+    """Yields the line about the run's folder: it can be written, and its disk has room."""
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        text = f"{unwritable_reason(folder, place)}; choose another folder with --run DIR"
+        yield Finding("disk", "refused", text)
+        return
+    free = shutil.disk_usage(place).free
+    needed = _needed_bytes(c, model)
+    least = ROOM_MIN + (0 if model is None or not c.store.startswith("file:") else model.bytes)
+    figures = {"disk_free_bytes": free, "disk_needed_bytes": needed}
+    text = f"{free / GB:,.1f} GB free for {folder}"
+    if free < least:
+        text += f", and the run needs {least / GB:,.1f} GB at its start; choose another --run DIR"
+        yield Finding("disk", "refused", text, figures)
+    elif free < needed:
+        text += (
+            f", and versions and checkpoints may take {needed / GB:,.1f} GB (weights.versions_max, "
+            "checkpoints.keep)"
+        )
+        yield Finding("disk", "warning", text, figures)
+    else:
+        yield Finding("disk", "ok", text, figures)
+
+
+def unwritable_reason(folder: Path, place: Path) -> str:
+    """Returns why no file can be made in `folder`; its parent `place` exists, or is `folder`."""
+    if not place.is_dir():
+        number, path = errno.ENOTDIR, f"{place}: "
+    else:
+        is_read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+        number, path = (errno.EROFS if is_read_only else errno.EACCES), ""
+    reason = path + explain_os_error(OSError(number, os.strerror(number)))
+    if place == folder:
+        return f"the run's folder {folder} may not be written by this user: {reason}"
+    return f"the run's folder {folder} cannot be made in {place}: {reason}"
+
+
+def _needed_bytes(c: Configuration, model: ModelFacts | None) -> int:
+    """Returns the room that the model, its kept versions and checkpoints take at most on the run's
+    disk, without deltas.
+    """
+    if model is None or not c.store.startswith("file:"):
+        return ROOM_MIN
+    item = 4 if c.weights.dtype == "float32" else 2
+    versions = c.weights.versions_max * item * model.parameters
+    checkpoints = (c.checkpoints.keep + 1) * MASTER_BYTES * model.parameters
+    return ROOM_MIN + model.bytes + versions + checkpoints

@@ -1,0 +1,110 @@
+"""Checks the model that a run starts from: the files in its folder are complete and readable, as
+far as their names, sizes and headers tell (`model_findings`). No tensor is read.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollstream.checks.findings import Finding
+from rollstream.config.run_model import missing_model
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError
+from rollstream.storage.hf_folder import (
+    CONFIG,
+    find_hf_folder,
+    read_small_file,
+    small_files,
+)
+from rollstream.storage.hf_tokenizer import check_tokenizer_files
+from rollstream.storage.hf_weights import (
+    check_trainable,
+    read_weight_files,
+    unread_files,
+    unused_line,
+)
+from rollstream.storage.lora_folder import check_adapter
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """States what a model's folder holds."""
+
+    folder: Path
+    fields: Mapping[str, Any]
+    parameters: int
+    bytes: int
+    dtypes: tuple[str, ...]
+    unread: tuple[str, ...]
+    """Files and folders beside the model that no role reads."""
+
+    @property
+    def vocabulary(self) -> int | None:
+        size = (self.fields.get("text_config") or self.fields).get("vocab_size")
+        return size if isinstance(size, int) else None
+
+
+def read_model_facts(c: Configuration) -> ModelFacts | None:
+    """Returns the facts about the model of `model.path`; None if it is not on this host. Raises
+    `ConfigurationError` if a file is missing, cut off, or a pointer of Git LFS.
+    """
+    if c.model.path is None:
+        return None
+    folder = find_hf_folder(c.model.path)
+    if not (folder / CONFIG).is_file():
+        return None
+    fields = check_trainable(folder)
+    for path in small_files(folder).values():
+        try:
+            read_small_file(path)
+        except (OSError, ConfigurationError) as error:
+            raise ConfigurationError(f"model.path: {error}") from None
+    try:
+        check_tokenizer_files(folder)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"model.path: {error}") from None
+    if c.trainer.learner == "paced":
+        return ModelFacts(folder, fields, 0, 0, (), ())
+    if c.model.lora.path is not None:
+        check_adapter(c.model.lora)
+    tensors = read_weight_files(folder)
+    return ModelFacts(
+        folder,
+        fields,
+        sum(tensor.numbers for tensor in tensors.values()),
+        sum(path.stat().st_size for path in {tensor.path for tensor in tensors.values()}),
+        tuple(sorted({tensor.dtype for tensor in tensors.values()})),
+        tuple(unread_files(folder)),
+    )
+
+
+def model_findings(
+    c: Configuration, facts: ModelFacts | None, is_stored: bool, is_made: bool
+) -> Iterator[Finding]:
+    """Yields the line about the model. `is_stored`: the run has one already; `is_made`: a warm-up
+    makes one.
+    """
+    if c.trainer.learner == "paced":
+        yield Finding("model", "ok", "none: the learner 'paced' trains no weights")
+    elif facts is not None:
+        dtypes = ", ".join(facts.dtypes)
+        text = f"{facts.folder}: {_count(facts.parameters)} parameters, {dtypes}, complete"
+        figures = {"parameters": facts.parameters, "dtype": dtypes, "bytes": facts.bytes}
+        yield Finding("model", "ok", text, figures)
+        if facts.unread:
+            yield Finding("model", "warning", unused_line(facts.folder, facts.unread, "files"))
+    elif is_stored:
+        yield Finding("model", "ok", "the run has its model")
+    elif is_made:
+        text = f"new {c.model.architecture}, made by a warm-up of {c.warmup.steps} steps"
+        yield Finding("model", "ok", text)
+    else:
+        yield Finding("model", "refused", str(missing_model(c)))
+
+
+def _count(parameters: int) -> str:
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if parameters >= unit:
+            return f"{parameters / unit:.2f} {name}"
+    return f"{parameters:,}"

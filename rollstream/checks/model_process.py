@@ -1,0 +1,117 @@
+"""Builds a run's model without memory for its weights, and refuses what no role could use, in a
+process of its own, because the import of transformers takes seconds (`ModelProcess`). The process
+is `python -m rollstream.checks.model_process ORDER`; it writes why the model is refused, if it is.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from rollstream.checks.findings import Finding
+from rollstream.checks.process_time import ProcessTime, output_file
+from rollstream.config.settings import Configuration
+from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.import_path import module_command, module_environment
+from rollstream.producers.rewards.worker import ended_reason
+
+MODEL_S, LOOK_S = 30.0, 0.05
+"""Longest time of the process, and the time between two looks at it."""
+
+
+class ModelOrder(msgspec.Struct, frozen=True):
+    """Orders the check of the model in `folder` for an engine."""
+
+    folder: str
+    engine: str
+    context_max: int
+    is_adapted: bool
+
+
+class ModelProcess:
+    """Runs the process; the constructor starts it, and the caller may do other work before
+    `findings`.
+    """
+
+    def __init__(self, c: Configuration, folder: Path) -> None:
+        order = ModelOrder(
+            str(folder.absolute()),
+            c.rollouts.engine,
+            c.rollouts.context_max,
+            c.model.lora.rank > 0,
+        )
+        self._output = output_file()
+        self._child = subprocess.Popen(
+            module_command(__name__, msgspec.json.encode(order).decode()),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **module_environment()},
+        )
+
+    def findings(self) -> list[Finding]:
+        """Wait for what the process writes, for a bounded time, and end it. A process that fails
+        refuses nothing: the roles name what is wrong.
+        """
+        clock = ProcessTime(self._child.pid)
+        try:
+            while True:
+                try:
+                    self._child.wait(LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    if clock.is_over(MODEL_S):
+                        late = f"the model was not built within {MODEL_S:g} s"
+                        return [Finding("model", "warning", late)]
+            self._output.seek(0)
+            text = self._output.read().decode(errors="replace").rpartition("\n")[2]
+            if text:
+                return [Finding("model", "refused", json.loads(text))]
+            if self._child.returncode:
+                ended = f"the model could not be built for this check: {ended_reason(self._child)}"
+                return [Finding("model", "warning", ended)]
+            return []
+        finally:
+            self._child.kill()
+            self._child.wait()
+            self._output.close()
+
+
+def refusal(order: ModelOrder) -> str:
+    """Returns why no role can use the model; "" if nothing is known against it."""
+    import transformers
+
+    from rollstream.storage.hf_weights import read_weight_files
+    from rollstream.storage.model_fit import check_finite, check_fit, check_forward
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()  # pyright: ignore[reportUnknownMemberType]
+    folder = Path(order.folder)
+    try:
+        model = check_fit(folder)
+        check_forward(model, folder)
+        if order.engine == "torch":
+            from rollstream.producers.engines.torch.engine import refuse_model
+
+            refuse_model(model, order.context_max, order.is_adapted)
+        check_finite(read_weight_files(folder))
+    except EngineRefused as error:
+        return (
+            f"model.path: engine {order.engine!r} cannot serve {folder}: {error}; choose another "
+            "model (model.path) or another engine (rollouts.engine)"
+        )
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def main(order: str) -> None:
+    text = refusal(msgspec.json.decode(order, type=ModelOrder))
+    print(end=f"\n{json.dumps(text)}" if text else "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

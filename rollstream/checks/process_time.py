@@ -1,0 +1,52 @@
+"""Measures how long a process of a check has worked or slept, whatever else the machine does
+(`ProcessTime`): a process that waits for a core is not late.
+"""
+
+import os
+import time
+from tempfile import TemporaryFile
+from typing import IO
+
+import psutil
+
+BUSY_MAX = 10
+"""A process is late in any case after so many times its limit by the clock."""
+_WAITS_FOR_MACHINE = {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}
+
+
+def output_file() -> IO[bytes]:
+    """Returns a file without a name for what a process writes."""
+    try:
+        return TemporaryFile()
+    except OSError:  # no room: the output is lost, and the place that lacks room is named elsewhere
+        return open(os.devnull, "w+b")
+
+
+class ProcessTime:
+    """Counts the process's time on a core, and the time that it slept. To be asked often."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._began_s = self._seen_s = time.monotonic()
+        self._used_s, self._slept_s = self._cpu_s(), 0.0
+        self._first_s = self._used_s
+
+    def is_over(self, limit_s: float, sleep_s: float | None = None) -> bool:
+        """Returns whether the process had more than this time, or slept longer than `sleep_s`."""
+        now = time.monotonic()
+        elapsed_s, self._seen_s = now - self._seen_s, now
+        try:
+            used_s, status = self._cpu_s(), self._process.status()
+        except psutil.Error:  # it has ended, which the reader of its pipe sees
+            return False
+        if status not in _WAITS_FOR_MACHINE:
+            self._slept_s += max(0.0, elapsed_s - (used_s - self._used_s))
+        self._used_s = used_s
+        if sleep_s is not None and self._slept_s > sleep_s:
+            return True
+        spent_s = used_s - self._first_s + self._slept_s
+        return spent_s > limit_s or now - self._began_s > BUSY_MAX * limit_s
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system

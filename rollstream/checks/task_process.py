@@ -1,0 +1,226 @@
+"""Builds a run's task in a process of its own and says what it is like (`TaskFacts`), then calls
+its verifier once. `task.py` starts it: `python -m rollstream.checks.task_process SETTINGS ORDER`,
+with the environment of a reward process: the user's code finds no credentials of the run.
+
+The first line on stdout are the facts, the second one the answer of the verifier to a made-up
+answer, with one more line for each further part of a mixture. The user's code may print, hang or
+exit: what was written before stays.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+from typing import Any
+
+import msgspec
+
+from rollstream.checks.own_parts import check_own_parts, failure_line
+from rollstream.checks.task_facts import JudgedFact, TaskFacts, TaskOrder
+from rollstream.errors import ConfigurationError
+from rollstream.producers.dialogue.chat_template import ChatTemplate
+from rollstream.producers.dialogue.tool_formats import UNKNOWN, format_of_template, unknown_format
+from rollstream.producers.rewards.process import (
+    RewardQuestion,
+    answer_question,
+    claim_pipes,
+)
+from rollstream.producers.sandbox.factory import configure, plan_of
+from rollstream.producers.tasks.base import (
+    PlainTask,
+    Prepared,
+    Task,
+    TaskPrompt,
+    Teacher,
+    held_out_count,
+)
+from rollstream.producers.tasks.dataset import Dataset
+from rollstream.producers.tasks.dataset_survey import (
+    DatasetSurvey,
+    LongPrompt,
+    sort_prompts,
+    survey_dataset,
+)
+from rollstream.producers.tasks.mixture import TaskMixture
+from rollstream.producers.tasks.registry import largest_token, load_task
+from rollstream.producers.tasks.text_tokenizer import TextTokenizer
+from rollstream.producers.tasks.tool_dialogue import ToolDialogue
+from rollstream.streams.admissible import refused_score
+
+MADE_UP_ANSWER = "This is a made-up answer."
+PROMPTS_TRIED = 32  # of a task that is no data set
+TOKENS_MAX = 1 << 32  # tokens are uint32 in records
+
+
+def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
+    """Returns the facts. Raises `ConfigurationError` for what ends every run of this task."""
+    check_own_parts(order.parts, task)
+    parts = _parts(task)
+    for part in parts:
+        if isinstance(part, ToolDialogue):
+            part.check_template()
+    surveys = [survey_dataset(part) for part in parts if isinstance(part, Dataset)]
+    tried = [] if surveys else [_tried_prompt(task, order, n) for n in range(PROMPTS_TRIED)]
+    longest = [LongPrompt(len(tokens), f"prompt {n}") for n, tokens in enumerate(tried)]
+    longest += [prompt for survey in surveys for prompt in survey.longest]
+    used = [*(token for tokens in tried for token in tokens), *(s.largest_token for s in surveys)]
+    if order.is_taught:
+        _check_taught(parts)
+    top, place = max(((max(tokens), n) for n, tokens in enumerate(tried)), default=(-1, 0))
+    return TaskFacts(
+        name=task.name,
+        largest_place=f"prompt({order.seed}, {place})" if top >= task.tokenizer().size else "",
+        surveys=surveys,
+        longest=sort_prompts(longest),
+        held_out=_held_out(task, order, surveys),
+        largest_token=largest_token(task, used),
+        warnings=[
+            *(_turn_warnings(parts) if order.has_turns else []),
+            *(_call_warnings(task) if order.detects_calls else []),
+        ],
+        parts=task.labels if isinstance(task, TaskMixture) else [],
+        survey_parts=[
+            label
+            for label, part in zip(task.labels, parts, strict=True)
+            if isinstance(part, Dataset)
+        ]
+        if isinstance(task, TaskMixture)
+        else [],
+    )
+
+
+def _tried_prompt(task: Task, order: TaskOrder, position: int) -> Sequence[int]:
+    """Returns the tokens of a training prompt. Raises `ConfigurationError` if it is no prompt."""
+    prompt = task.prompt(order.seed, position)
+    # A model that a warm-up makes has the tokenizer's size; another one may have more tokens.
+    size = task.tokenizer().size if order.is_taught else None
+    return _checked_prompt(task, prompt, f"prompt({order.seed}, {position})", size)
+
+
+def _checked_prompt(task: Task, prompt: object, call: str, size: int | None) -> Sequence[int]:
+    """Returns the prompt's tokens. A task of the user may return anything."""
+    where = f"task {task.name!r}: {call}"
+    if not isinstance(prompt, TaskPrompt):
+        raise ConfigurationError(
+            f"{where} returned a {type(prompt).__name__}, not a TaskPrompt (rollstream.api)"
+        )
+    reference: Any = prompt.reference
+    if not isinstance(reference, str):
+        raise ConfigurationError(
+            f"{where} has a reference that is a {type(reference).__name__}, not JSON text: "
+            "json.dumps writes it"
+        )
+    tokens = list(prompt.tokens)
+    if not tokens:
+        raise ConfigurationError(f"{where} has no tokens: there is nothing to generate from")
+    for token in tokens:
+        number: Any = token
+        is_whole = not isinstance(number, bool) and isinstance(number, Integral)
+        if not is_whole or not 0 <= token < (TOKENS_MAX if size is None else size):
+            allowed = "≥ 0" if size is None else f"from 0 to {size - 1}, those of its tokenizer"
+            raise ConfigurationError(
+                f"{where} has the token {number!r}; tokens are whole numbers {allowed}"
+            )
+    return tokens
+
+
+def _parts(task: Task) -> Sequence[Task]:
+    return task.tasks if isinstance(task, TaskMixture) else (task,)
+
+
+def _held_out(task: Task, order: TaskOrder, surveys: Sequence[DatasetSurvey]) -> int:
+    if order.evaluation is None:
+        return -1
+    if isinstance(task, Dataset):
+        return surveys[0].held_out
+    if all(survey.is_whole for survey in surveys):
+        count = held_out_count(task, order.evaluation, order.is_evaluation_set)
+        size = task.tokenizer().size if order.is_taught else None
+        for place, prompt in enumerate(task.held_out(min(count, PROMPTS_TRIED))):
+            _checked_prompt(task, prompt, f"held_out(count)[{place}]", size)
+        return count
+    return -1  # of a mixture with large files: its evaluation counts them
+
+
+def _check_taught(parts: Sequence[Task]) -> None:
+    for part in parts:
+        if isinstance(part, Dataset):
+            part.check_documents()
+        elif not isinstance(part, Teacher):
+            raise ConfigurationError(
+                f"task {part.name!r} has no documents(): set model.path to a checkpoint to start "
+                "from"
+            )
+
+
+def _turn_warnings(parts: Sequence[Task]) -> list[str]:
+    warnings: list[str] = []
+    for part in parts:
+        try:
+            if isinstance(part, Dataset):
+                part.check_turns()
+        except ConfigurationError as error:
+            warnings.append(str(error))
+    return warnings
+
+
+def _call_warnings(task: Task) -> list[str]:
+    tokenizer = task.tokenizer()
+    if not isinstance(tokenizer, TextTokenizer):
+        return []
+    if format_of_template("\n".join(ChatTemplate(tokenizer).sources)) != UNKNOWN:
+        return []
+    refused = "requests with tools are refused until agent.tool_format names one"
+    return [f"{unknown_format(tokenizer.where)}; {refused}"]
+
+
+def judged_facts(task: Task, order: TaskOrder, facts: TaskFacts) -> Iterator[JudgedFact]:
+    """Call the verifier of each part with a made-up answer to a real prompt."""
+    references = (survey.reference for survey in facts.surveys)
+    for place, part in enumerate(_parts(task)):
+        reference = next(references) if isinstance(part, Dataset) else ""
+        if place >= order.judged_from:
+            yield _judged_fact(part, reference or part.prompt(order.seed, 0).reference)
+
+
+def _judged_fact(task: Task, reference: str) -> JudgedFact:
+    turns = [[*task.tokenizer().encode(MADE_UP_ANSWER), *task.stop[:1]]]
+    began_s = time.monotonic()
+    answer = answer_question(task, None, RewardQuestion("judge", reference, "", turns))
+    seconds = time.monotonic() - began_s
+    refusal = refused_score(answer.reward, answer.scores)
+    reason = answer.reason or (f"a run refuses {refusal.detail}" if refusal else "")
+    return JudgedFact(answer.reward, reason, answer.kind == "refused", seconds)
+
+
+def main(settings: str, order_json: str) -> None:
+    """Write the facts, and then what the verifier returned."""
+    description = msgspec.json.decode(settings, type=PlainTask)
+    order = msgspec.json.decode(order_json, type=TaskOrder)
+    configure(plan_of(description.sandbox))
+    _, sink = claim_pipes()
+    encode = msgspec.json.Encoder().encode
+
+    def write(line: TaskFacts | JudgedFact) -> None:
+        with open(sink, "wb", closefd=False) as out:
+            out.write(encode(line) + b"\n")
+
+    try:
+        task = load_task(description, order.prompt_tokens_max)
+        facts = task_facts(task, order)
+    except ConfigurationError as error:
+        write(TaskFacts(refused=str(error)))
+        return
+    except Exception as error:  # noqa: BLE001 (the user's code: any failure is a fact)
+        write(TaskFacts(refused=f"task {description.name!r}: {failure_line(error)}"))
+        return
+    write(facts)
+    if order.is_judged:
+        if isinstance(task, Prepared):
+            task.prepare()
+        for fact in judged_facts(task, order, facts):
+            write(fact)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,85 @@
+"""`rollstream check CONFIG` makes the checks with which `rollstream run` begins, and starts
+nothing: settings, model folder, data set, template, verifier, evaluation, ports and disk.
+
+It takes the words of `run` and a few seconds, and writes nothing, so it suits a CI job or the login
+node of a cluster. Exit codes: 0 the run may start; 1 its log cannot be reached now; 2 it would be
+refused.
+"""
+
+import argparse
+import json
+
+from rich.console import Console
+
+from rollstream.checks.check import CheckReport
+from rollstream.checks.findings import Verdict
+from rollstream.cli.arguments import CommandParser
+from rollstream.cli.configuration import load_checked
+from rollstream.cli.console import TerminalConsole
+from rollstream.printable import shell_command
+
+MARKS: dict[Verdict, str] = {"ok": "✓", "warning": "!", "refused": "✗"}
+ASCII_MARKS: dict[Verdict, str] = {"ok": "+", "warning": "!", "refused": "x"}
+STYLES: dict[Verdict, str] = {"warning": "yellow", "refused": "bold red"}
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_examples(
+        "examples/quickstart.toml",
+        "examples/dataset.toml --set evaluation.prompts=20 --json",
+    )
+    command.add_configuration()
+    command.add_accept()
+    command.add_json()
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print one line for each check; returns the exit code."""
+    report, _ = load_checked(arguments)
+    if arguments.json:
+        lines = [finding.line() for finding in report.findings]
+        verdict = "refused" if report.is_refused else "ok"
+        facts = {"verdict": verdict, "findings": lines, "fitted": list(report.fitted)}
+        print(json.dumps({**facts, "seconds": round(report.seconds, 2)}))
+        return report.exit_code
+    console = TerminalConsole(highlight=False)
+    for finding in report.findings:
+        _print(console, finding.verdict, f"{finding.subject:<10} {finding.text}")
+    for line in report.fitted:
+        _print(console, "ok", f"{'default':<10} {line}")
+    if report.is_refused:
+        _print(console, "refused", "nothing was started; mend what is marked and check again")
+        return report.exit_code
+    again = shell_command("run", arguments.configuration, *_options(arguments))
+    console.print(
+        f"checked in {report.seconds:.1f} s, nothing was started; go on: {again}",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def print_notes(report: CheckReport, console: Console) -> None:
+    """Print what `rollstream run` says of its checks: warnings, and defaults that became others."""
+    for finding in report.findings:
+        if finding.verdict == "warning":
+            _print(console, "warning", f"{finding.subject}: {finding.text}")
+    for line in report.fitted:
+        _print(console, "ok", f"default: {line}")
+
+
+def _print(console: Console, verdict: Verdict, text: str) -> None:
+    encoding = getattr(console.file, "encoding", None) or "utf-8"
+    line = f"{MARKS[verdict]} {text}"
+    try:
+        line.encode(encoding)
+    except UnicodeEncodeError:  # a terminal without these marks
+        line = f"{ASCII_MARKS[verdict]} {text}".encode(encoding, "replace").decode(encoding)
+    console.print(line, style=STYLES.get(verdict), highlight=False, soft_wrap=True)
+
+
+def _options(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options of the command line again."""
+    words = [word for override in arguments.overrides for word in ("--set", override)]
+    words += ["--seed", arguments.seed] if arguments.seed is not None else []
+    words += ["--run", arguments.run] if arguments.run is not None else []
+    return words + (["--accept-config"] if arguments.accept_config else [])

@@ -1,0 +1,83 @@
+"""The console of commands (`TerminalConsole`): rich's, for text of another user. Commands print
+tables and frames by it, and plain lines by `print`; both escape control characters.
+
+A terminal gets what fits its width. A pipe or a file gets everything: a row of a table is one line
+of cells separated by tabs (`tab_separated`).
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from rollstream.analysis.output import tab_separated
+from rollstream.printable import printable, raw_stream
+
+PIPE_COLUMNS = 1 << 20
+"""Columns of a pipe: more than any text has, so that nothing is wrapped or cut."""
+
+
+class TerminalConsole(Console):
+    """Escapes control characters in whatever it renders, and takes no text for markup or names of
+    emoji. Its own colours and cursor movements pass by the stream that escapes them for `print`.
+    """
+
+    def __init__(self, *, stderr: bool = False, highlight: bool = True) -> None:
+        stream = raw_stream(sys.stderr if stderr else sys.stdout)
+        super().__init__(file=stream, stderr=stderr, highlight=highlight, markup=False, emoji=False)
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """The size of the terminal; a pipe has room for everything."""
+        at = super().size
+        return at if self.file.isatty() else ConsoleDimensions(PIPE_COLUMNS, at.height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self.width, self.height = new_size
+
+    @property
+    def redraws(self) -> bool:
+        """Whether the terminal can redraw a frame, which a pipe and `TERM=dumb` cannot."""
+        return self.is_terminal and not self.is_dumb_terminal
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        if isinstance(renderable, Table) and not (self.file.isatty() or _is_layout(renderable)):
+            for line in _table_lines(renderable):  # as text, rich would replace its tabs
+                yield Segment(f"{printable(line)}\n")
+            return
+        for segment in super().render(renderable, options):
+            text = segment.text
+            if segment.control is None and (safe := printable(text)) != text:
+                yield Segment(safe, segment.style)
+            else:
+                yield segment
+
+
+def _is_layout(table: Table) -> bool:
+    """Whether the table has neither head nor lines: it only places other blocks."""
+    return table.box is None and not table.show_header
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    """Yields a table's title, its head and its rows, each as one line."""
+    if table.title:
+        yield _plain(table.title)
+    if table.show_header:
+        yield tab_separated([_plain(column.header) for column in table.columns])
+    for row in zip_longest(*(_cells(column) for column in table.columns), fillvalue=""):
+        yield tab_separated(row)
+
+
+def _cells(column: Column) -> list[str]:
+    return [_plain(cell) for cell in column.cells]
+
+
+def _plain(cell: RenderableType) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)

@@ -1,0 +1,218 @@
+"""Fits defaults to the settings that a user set (`put_fitting_defaults`): what nobody set follows
+what somebody did, so that only settings that contradict each other are refused.
+
+The rules look at settings and at the model's configuration alone, so every host comes to the same
+values. Defaults that follow the data are fitted at a run's start (`rollstream/checks/fitting.py`).
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+from rollstream.config.policy_defaults import DEFAULTS, is_set, layer_count, layer_value
+from rollstream.config.settings import Configuration, model_positions
+from rollstream.config.sources import SettingLayers
+from rollstream.consumers.objective_settings import BEHAVIOUR
+from rollstream.consumers.trainer.data.credit import GAE
+from rollstream.storage.lora_folder import ADAPTER_KEYS, adapter_settings, settings_as_set
+
+ANSWER_SHARE = 0.8
+"""The share of a context that answers get where the default answer does not fit into it."""
+LENGTH_MAX = 1e9  # of `paced.lengths`
+HEARTBEATS = 4  # that a time-out must cover (`setting_problems`)
+_DEFAULTS = Configuration()
+_PROMPT_TOKENS = _DEFAULTS.rollouts.context_max - _DEFAULTS.sampling.tokens_max
+ORIGIN = f"{DEFAULTS} that fits"
+"""How the origin of such a value begins; the settings that it follows stand behind."""
+
+
+def put_fitting_defaults(layers: SettingLayers) -> None:
+    """Set each setting below that no layer sets, where its default contradicts settings of the
+    layers. Values that validation will refuse fit nothing.
+    """
+    for rule in (_adapter, _lengths, _engine, _paced, _agent, _dispatch, _steps, _versions):
+        for key, value, because in rule(layers):
+            if not is_set(layers, key):
+                layers.put(key, value, f"{ORIGIN} {because}")
+
+
+FOLLOW_DATA = (
+    "rollouts.context_max",
+    "sampling.tokens_max",
+    "task.template",
+    "evaluation.prompts",
+    "evaluation.enabled",
+)
+"""Settings whose defaults are fitted to the data at a run's start, and recorded by the run."""
+
+
+def put_recorded_defaults(layers: SettingLayers, recorded: SettingLayers) -> list[str]:
+    """Set those of `FOLLOW_DATA` that nobody set to what the run recorded in its `config.json`: a
+    run keeps what its defaults became. Returns a line for each that is changed so.
+    """
+    lines: list[str] = []
+    for key in FOLLOW_DATA:
+        if key not in recorded.origins or is_set(layers, key):
+            continue
+        before, value = layer_value(layers, key), layer_value(recorded, key)
+        layers.put(key, value, f"{DEFAULTS} as the run recorded it")
+        if value != before:
+            lines.append(f"{key} = {json.dumps(value)}: nobody sets it, and the run has it so")
+    return lines
+
+
+def set_settings(layers: SettingLayers) -> frozenset[str]:
+    """Returns the settings that a user set, by their dotted keys."""
+    return frozenset(key for key in layers.origins if is_set(layers, key))
+
+
+_Fitted = Iterator[tuple[str, Any, str]]
+"""A setting, the value that fits, and the settings that it follows."""
+
+
+def longest_sequence(c: Configuration) -> int | None:
+    """Returns the most tokens of a sequence that the model takes, or the cache of the engine
+    'paced'; None if there is no known bound.
+    """
+    return _longest(model_positions(c.model.path, c.model.config), c.paced.kv_tokens)
+
+
+def _longest(*bounds: object) -> int | None:
+    known = [bound for bound in bounds if isinstance(bound, int) and bound > 1]
+    return min(known, default=None)
+
+
+def _adapter(layers: SettingLayers) -> _Fitted:
+    """Yields the settings of the adapter that the run starts from. Raises `ConfigurationError` if
+    its folder holds none that can be trained.
+    """
+    path = layer_value(layers, "model.lora.path")
+    is_recorded = all(is_set(layers, key) for key in ADAPTER_KEYS)
+    if isinstance(path, str) and not is_recorded:
+        for key, value in settings_as_set(adapter_settings(path)).items():
+            yield key, value, f"model.lora.path = {path!r}"
+
+
+def _lengths(layers: SettingLayers) -> _Fitted:
+    path, config = layer_value(layers, "model.path"), layer_value(layers, "model.config")
+    positions = None
+    if (path is None or isinstance(path, str)) and isinstance(config, dict):
+        positions = model_positions(path, cast(dict[str, object], config))
+    longest = _longest(positions, layer_value(layers, "paced.kv_tokens"))
+    answer = layer_count(layers, "sampling.tokens_max")
+    context = layer_count(layers, "rollouts.context_max")
+    evaluated = layer_count(layers, "evaluation.tokens_max")
+    if not is_set(layers, "rollouts.context_max"):
+        if is_set(layers, "sampling.tokens_max"):
+            context = max(context, answer + _PROMPT_TOKENS)
+        if evaluated >= context:
+            context = evaluated + _PROMPT_TOKENS
+        context = context if longest is None else min(context, longest)
+        if context != _DEFAULTS.rollouts.context_max:
+            yield "rollouts.context_max", context, "sampling.tokens_max and the model's positions"
+    if answer >= context > 1:
+        answer = max(1, int(ANSWER_SHARE * context))
+        yield "sampling.tokens_max", answer, f"rollouts.context_max = {context}"
+
+
+def _engine(layers: SettingLayers) -> _Fitted:
+    engine, learner = layer_value(layers, "rollouts.engine"), layer_value(layers, "trainer.learner")
+    if engine == "paced":
+        yield "trainer.learner", "paced", "rollouts.engine = 'paced'"
+        yield "evaluation.enabled", False, "rollouts.engine = 'paced', which writes no answers"
+    elif learner == "paced":
+        yield "rollouts.engine", "paced", "trainer.learner = 'paced'"
+        yield "evaluation.enabled", False, "trainer.learner = 'paced'"
+    if engine == "vllm" and layer_value(layers, "rollouts.vllm.url") is not None:
+        yield "rollouts.count", 1, "rollouts.vllm.url: one for each server"
+
+
+def _paced(layers: SettingLayers) -> _Fitted:
+    lengths = _DEFAULTS.paced.lengths
+    median = _number(layers, "paced.lengths.median")
+    p99 = _number(layers, "paced.lengths.p99")
+    if 0 < p99 < median:
+        factor = lengths.p99 / lengths.median
+        yield (
+            "paced.lengths.p99",
+            min(median * factor, LENGTH_MAX),
+            f"paced.lengths.median = {median:g}",
+        )
+        yield "paced.lengths.median", max(1.0, p99 / factor), f"paced.lengths.p99 = {p99:g}"
+
+
+def _agent(layers: SettingLayers) -> _Fitted:
+    programs = ("agent.episode", "agent.command", "agent.service")
+    if not any(layer_value(layers, key) for key in programs):
+        return
+    yield "evaluation.enabled", False, "[agent]: an evaluation asks for single answers"
+    endpoint = layer_value(layers, "agent.endpoint")
+    if isinstance(endpoint, str) and endpoint.rpartition(":")[2] != "0":
+        yield "rollouts.count", 1, "agent.endpoint, which has one port"
+
+
+def _dispatch(layers: SettingLayers) -> _Fitted:
+    status = _number(layers, "rollouts.status_s")
+    timeout = _number(layers, "dispatch.heartbeat_timeout_s")
+    stuck = _number(layers, "dispatch.stuck_timeout_s")
+    if is_set(layers, "dispatch.stuck_timeout_s"):
+        timeout = min(timeout, stuck)
+    if is_set(layers, "rollouts.status_s"):
+        timeout = max(timeout, HEARTBEATS * status)
+    if timeout != _number(layers, "dispatch.heartbeat_timeout_s"):
+        yield "dispatch.heartbeat_timeout_s", timeout, "rollouts.status_s and stuck_timeout_s"
+    timeout = _number(layers, "dispatch.heartbeat_timeout_s", timeout)
+    if stuck < timeout:
+        yield "dispatch.stuck_timeout_s", timeout, f"dispatch.heartbeat_timeout_s = {timeout:g}"
+    if HEARTBEATS * status > timeout:
+        yield "rollouts.status_s", timeout / HEARTBEATS, f"heartbeat_timeout_s = {timeout:g}"
+    wave = layer_count(layers, "trainer.groups_per_step")
+    if wave > layer_count(layers, "dispatch.ready_groups_max"):
+        yield "dispatch.ready_groups_max", wave, f"trainer.groups_per_step = {wave}"
+        if layer_value(layers, "dispatch.max_lag") is None:
+            ready = layer_count(layers, "dispatch.ready_groups_max")
+            yield "trainer.groups_per_step", ready, f"dispatch.ready_groups_max = {ready}"
+
+
+def _steps(layers: SettingLayers) -> _Fitted:
+    updates, groups = "trainer.updates_per_step", "trainer.groups_per_step"
+    if layer_count(layers, updates) > layer_count(layers, groups):
+        yield groups, layer_count(layers, updates), f"{updates} = {layer_count(layers, updates)}"
+    least, samples = "trainer.survivors_min", "trainer.samples_per_group"
+    if layer_count(layers, least) > layer_count(layers, samples):
+        yield least, layer_count(layers, samples), f"{samples} = {layer_count(layers, samples)}"
+        yield samples, layer_count(layers, least), f"{least} = {layer_count(layers, least)}"
+    low, high = _number(layers, "trainer.ratio_min"), _number(layers, "trainer.ratio_max")
+    if low > high > 0:
+        yield "trainer.ratio_max", low, f"trainer.ratio_min = {low:g}"
+    steps = layer_count(layers, "trainer.steps")
+    warmup = layer_count(layers, "trainer.critic.warmup")
+    if layer_value(layers, "trainer.advantage") == GAE and warmup >= steps > 0:
+        yield "trainer.critic.warmup", steps - 1, f"trainer.steps = {steps}"
+
+
+def _versions(layers: SettingLayers) -> _Fitted:
+    """Yields what keeps enough versions for a loss that reads older ones."""
+    reads_old = layer_value(layers, "trainer.proximal") == BEHAVIOUR
+    lag = layer_value(layers, "dispatch.max_lag")
+    default = _DEFAULTS.dispatch.max_lag
+    if reads_old and lag is None:
+        yield "dispatch.max_lag", default, f"trainer.proximal = {BEHAVIOUR!r}"
+        lag = default if not is_set(layers, "dispatch.max_lag") else lag
+    if not reads_old or not isinstance(lag, int):
+        return
+    every = layer_count(layers, "checkpoints.every")
+    kept = every * (layer_count(layers, "checkpoints.keep") + 1)
+    if layer_count(layers, "weights.versions_max") < kept + lag + 1:
+        yield "weights.versions_max", kept + lag + 1, "trainer.proximal and checkpoints"
+
+
+def _number(layers: SettingLayers, key: str, other: float | None = None) -> float:
+    """Returns a setting that is a positive number, or `other` if no layer sets it; 0 for what is no
+    number.
+    """
+    if other is not None and not is_set(layers, key):
+        return other
+    value = layer_value(layers, key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if is_number else 0.0

@@ -1,0 +1,58 @@
+"""Which HTTP requests may go through a proxy of the environment (`http_proxy`, `all_proxy` …).
+
+Requests to this machine and to the processes of a run never do: a proxy has another loopback and
+may not know the run's hosts. Clients that ask such an address open it by `open_direct`, or take
+`trust_env=may_use_proxy(url)`. Hosts that the user names and that are elsewhere (an object store, a
+judge) are asked as the environment says, `no_proxy` included.
+"""
+
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPResponse
+from ipaddress import ip_address
+from ssl import SSLContext
+from typing import cast
+from urllib.parse import urlsplit
+
+NO_PROXY = ("no_proxy", "NO_PROXY")
+"""Both spellings are in use: curl and Go read either, some clients only the capitals."""
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a host, a name or an address without port, is always this machine itself."""
+    name = host.strip("[]").partition("%")[0].rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_loopback or mapped.is_unspecified
+
+
+def may_use_proxy(url: str | None) -> bool:
+    """Return whether a request to a URL that the user named may go through a proxy."""
+    return not is_this_machine(urlsplit(url or "").hostname or "")
+
+
+def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -> HTTPResponse:
+    """Open the URL of a process of this run or machine, without a proxy. Raises as
+    `urllib.request.urlopen`: `HTTPError` for a status of 400 and above, `OSError` without answer.
+    """
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    answer = urllib.request.build_opener(*handlers).open(url, timeout=timeout_s)
+    return cast(HTTPResponse, answer)
+
+
+def without_proxy(environment: Mapping[str, str], url: str) -> dict[str, str]:
+    """Return the variables by which a program with this environment, in any language, asks the host
+    of `url` without a proxy.
+    """
+    host = urlsplit(url).hostname or ""
+    present = [environment[name] for name in NO_PROXY if environment.get(name)]
+    hosts = [part.strip() for text in present for part in text.split(",")]
+    joined = ",".join(dict.fromkeys(part for part in (*hosts, host) if part))
+    return dict.fromkeys(NO_PROXY, joined)

@@ -1,0 +1,131 @@
+"""Decides which objects of a store are a run's own: those whose keys have a form that one of the
+run's writers declares (`storage/stores/run_keys.py`), and that are not in a place of another run.
+
+`rm`, `backup` and `restore` use the same decision, so a backup has what a removal deletes. Modules
+are named as strings and imported at the first decision, so that no command that looks pays for it.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import cast
+
+from rollstream.errors import RollstreamError
+from rollstream.storage.archive.file_names import parse_archive_key
+from rollstream.storage.claim_check import parse_blob_key
+from rollstream.storage.identity import IDENTITY_KEY
+from rollstream.storage.starting_model.manifest import read_model_manifest
+from rollstream.storage.stores.base import ListedObject, ObjectStore
+from rollstream.storage.stores.run_keys import RunKeys, undecided
+from rollstream.storage.weights.manifest import parse_version, read_manifest
+from rollstream.streams.topics import catalogue
+
+WRITERS = (
+    "rollstream.config.config",
+    "rollstream.storage.identity",
+    "rollstream.consumers.audit.verdict",
+    "rollstream.consumers.dispatch.persistence",
+    "rollstream.producers.agents.keys",
+    "rollstream.runs.parentage",
+    "rollstream.storage.archive.file_names",
+    "rollstream.storage.checkpoints",
+    "rollstream.storage.claim_check",
+    "rollstream.storage.skipped_rows",
+    "rollstream.storage.stores.run_keys",
+    "rollstream.storage.starting_model.manifest",
+    "rollstream.storage.terms",
+    "rollstream.storage.weights.manifest",
+    "rollstream.storage.weights.pointer",
+    "rollstream.storage.weights.retention",
+)
+"""The modules that declare keys in `RUN_KEYS`. A test compares them with what runs write."""
+
+
+@cache
+def declarations() -> tuple[RunKeys, ...]:
+    """Returns the declared keys of all writers."""
+    return tuple(
+        keys
+        for module in WRITERS
+        for keys in cast("tuple[RunKeys, ...]", import_module(module).RUN_KEYS)
+    )
+
+
+def declared_keys(key: str, names: Collection[str] = ()) -> RunKeys | None:
+    """Returns the declaration of a key; None if no run writes such a key. `names` are files that
+    the run's manifests name (`manifest_names`).
+    """
+    return next((keys for keys in declarations() if keys.owns(key, names)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnObjects:
+    """Holds the objects of a listing that are the run's, each with its declaration, and those that
+    are `foreign`.
+    """
+
+    own: tuple[tuple[ListedObject, RunKeys], ...]
+    foreign: tuple[ListedObject, ...]
+
+
+def sort_objects(
+    listed: Iterable[ListedObject], run: str, names: Collection[str] = ()
+) -> OwnObjects:
+    """Sort the listed objects of a run's store, without I/O.
+
+    An object is foreign if its key has no declared form, if it belongs to a run whose store is
+    inside this one (below a `run.json` of its own), if it is an archive file of another run's name,
+    or a large record of a topic that no run has.
+    """
+    entries, topics = list(listed), {topic.name for topic in catalogue()}
+    nested = tuple(
+        entry.key.removesuffix(IDENTITY_KEY)
+        for entry in entries
+        if entry.key.endswith(f"/{IDENTITY_KEY}")
+    )
+    own: list[tuple[ListedObject, RunKeys]] = []
+    foreign: list[ListedObject] = []
+    for entry in entries:
+        keys = declared_keys(entry.key, names)
+        archived, blob = parse_archive_key(entry.key, entry.bytes), parse_blob_key(entry.key)
+        of_another = archived is not None and archived.run != run
+        unknown = blob is not None and blob.topic not in topics
+        if keys is None or of_another or unknown or entry.key.startswith(nested):
+            foreign.append(entry)
+        else:
+            own.append((entry, keys))
+    return OwnObjects(tuple(own), tuple(foreign))
+
+
+def manifest_names(store: ObjectStore, listed: Iterable[ListedObject]) -> frozenset[str]:
+    """Returns the names of files of the starting model and of versions that only the run's
+    manifests can tell from a user's files (a hub model's licence). Manifests are read only if the
+    listing has such a file; a manifest that cannot be read names none.
+    """
+    odd = undecided(declarations(), (entry.key for entry in listed))
+    names: set[str] = set()
+    for folder in sorted({"/".join(key.split("/")[:2]) for key in odd}):
+        names |= _version_names(store, folder)
+    if odd:
+        names |= _model_names(store)
+    return frozenset(names)
+
+
+def _version_names(store: ObjectStore, folder: str) -> set[str]:
+    version = parse_version(folder.removeprefix("weights/"))
+    if version is None:
+        return set()
+    try:
+        manifest = read_manifest(store, version)
+    except RollstreamError:  # missing, damaged, or of a newer release
+        return set()
+    return {file.name for file in (*manifest.files, *manifest.model_files)}
+
+
+def _model_names(store: ObjectStore) -> set[str]:
+    try:
+        manifest = read_model_manifest(store)
+    except RollstreamError:
+        return set()
+    return set() if manifest is None else {file.name.rpartition("/")[2] for file in manifest.files}

@@ -1,0 +1,117 @@
+"""Makes text and JSON of other programs clean where they enter (`clean_text`, `clean_json`): what
+becomes a part of a record can then be encoded as UTF-8 and as JSON, everywhere and always.
+`whole_number` reads a number in a text.
+
+Text comes with halves of surrogate pairs: a program in JavaScript that cuts a text after so many
+characters leaves one half of an emoji. Python holds it, UTF-8 cannot. JSON comes with `NaN`, with
+nesting deeper than a stack, and with numbers of thousands of digits.
+"""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+DEPTH_MAX = 128
+"""Deepest nesting of foreign JSON. A JSON schema takes two levels for each nested object; encoders
+and chat templates that walk it need a few frames a level, of the 1 000 that Python has.
+"""
+DIGITS_MAX = 300  # of a whole number: those of the largest float
+_INTEGER_MAX = 10**DIGITS_MAX
+_REASON_MAX = 300  # characters
+_WHOLE = re.compile("[0-9]{1,18}")
+
+
+class ForeignValueRefused(ValueError):
+    """Raised for JSON that no record can hold; the message states why."""
+
+
+def joined_parts(parts: Sequence[object]) -> str:
+    """Return the text of a message whose content is a list of parts, as OpenAI's protocol has them:
+    texts, or objects with a `text`, joined without a separator. Raises `ForeignValueRefused` for
+    another part, such as an image, and names its type.
+    """
+    texts: list[str] = []
+    for part in parts:
+        fields = cast(dict[str, object], part) if isinstance(part, dict) else {"text": part}
+        text = fields.get("text")
+        if not isinstance(text, str):
+            kind = reason_text(fields.get("type", type(cast(object, part)).__name__), 40)
+            raise ForeignValueRefused(
+                f"a part of a message is not text but {kind!r}; images and audio are not served"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def clean_text(text: str) -> str:
+    """Return the text with U+FFFD for each half of a surrogate pair without its other half. Two
+    halves that follow each other become their character. Other text is returned as it is.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that the text is, of at most 18 digits; None for any other text. `isdigit`
+    takes signs such as `²`, of which Python makes no number, and it makes none of 5 000 digits.
+    """
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def reason_text(reason: object, characters_max: int = _REASON_MAX) -> str:
+    """Return a reason of another program, or an exception, as clean text of at most so many
+    characters. Code of others may raise in its `__str__`, too.
+    """
+    try:
+        text = reason if isinstance(reason, str) else str(reason)
+    except Exception:  # noqa: BLE001 (code of others: the reason stays without its text)
+        text = f"a {type(reason).__name__} without a text"
+    return clean_text(text[:characters_max])
+
+
+def clean_json(value: object, depth_max: int = DEPTH_MAX) -> Any:
+    """Return a decoded JSON value with clean texts. Raises `ForeignValueRefused` for nesting deeper
+    than `depth_max`, numbers that are not finite, and whole numbers of more than `DIGITS_MAX`
+    digits.
+    """
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        if not -_INTEGER_MAX < value < _INTEGER_MAX:
+            raise ForeignValueRefused(f"a number of more than {DIGITS_MAX} digits")
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ForeignValueRefused(f"{value} is not JSON")
+        return value
+    if depth_max < 1:
+        raise ForeignValueRefused("it is nested too deep")
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value).items()
+        return {clean_text(str(name)): clean_json(item, depth_max - 1) for name, item in items}
+    if isinstance(value, list | tuple):
+        return [clean_json(item, depth_max - 1) for item in cast("list[object]", value)]
+    raise ForeignValueRefused(f"a {type(value).__name__} is not JSON")
+
+
+def read_json(data: str | bytes | bytearray) -> Any:
+    """Return the clean value of foreign JSON text (`clean_json`). Raises `ForeignValueRefused` for
+    text that is not JSON, too.
+    """
+    try:
+        return clean_json(json.loads(data))
+    except ForeignValueRefused:
+        raise
+    except RecursionError:
+        raise ForeignValueRefused("it is nested too deep") from None
+    except ValueError as error:
+        raise ForeignValueRefused(f"not JSON: {reason_text(error)}") from None

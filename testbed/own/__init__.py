@@ -1,0 +1,1 @@
+"""Runs of every kind (`kinds`), and what a backup and a removal lack of them (`compared`)."""

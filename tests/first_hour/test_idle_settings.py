@@ -1,0 +1,77 @@
+"""Settings that change nothing, or that no run can have, are named before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from rollstream.checks.idle_settings import idle_settings
+from rollstream.config.config import load
+from rollstream.errors import ConfigurationError
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["agent.front=127.0.0.1:8000"], ["agent.front", "agent.episode"]),
+        (["scoring.count=1"], ["scoring.count", 'task.reward = "late"']),
+        (["task.reward=late", "scoring.judge.model=m"], ["scoring.judge.model"]),
+        (["trainer.critic.gamma=0.9"], ["trainer.critic.gamma", "gae"]),
+        (["rollouts.vllm.memory_share=0.5"], ["rollouts.vllm.memory_share"]),
+        (["trainer.reward_terms.rewards=1.0"], ["rewards", "did you mean 'reward'", "600 s"]),
+        (["trainer.annotations=['checked']"], ["checked", "no group is trained"]),
+        (["task.reward=late", "scoring.count=1"], []),
+        (["scoring.function=a:b", "scoring.names=['x']", "trainer.annotations=['x']"], []),
+        (["agent.service=true", "agent.front=127.0.0.1:8000", "evaluation.enabled=false"], []),
+    ],
+)
+def test_a_setting_without_effect_has_a_note(
+    run_file: Path, overrides: list[str], words: list[str]
+):
+    c = load(run_file, overrides)
+    keys = frozenset(override.partition("=")[0] for override in overrides)
+    text = " ".join(finding.text for finding in idle_settings(c, keys))
+    assert all(word in text for word in words), text
+    assert bool(text) == bool(words), text
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("bus=redis://x", "sqlite:FOLDER or kafka://"),
+        ("bus=sqlite", "sqlite:FOLDER"),
+        ("bus=s3://x/y", "sqlite:FOLDER"),
+        ("store=gs://bucket/run", "file:FOLDER or s3://"),
+        ("store=s3://", "s3://"),
+        ("trainer.steps=99999999999999999999", "must be less than 2^63"),
+        ("task.parts=[{name='dataset', options={path='a'}}]", "'path': 'a'"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_refused(run_file: Path, override: str, words: str):
+    with pytest.raises(ConfigurationError) as refused:
+        load(run_file, [override])
+    assert words in str(refused.value)
+    assert "PartSettings" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ROLLSTREAM_TRAINER_LR", "trainer.lr, which is ROLLSTREAM_TRAINER__LR:"),
+        ("ROLLSTREAM_ROLLOUTS_CONTEXT_MAX", "ROLLSTREAM_ROLLOUTS__CONTEXT_MAX:"),
+        ("ROLLSTREAM_TRAINER__CRITIC_LR", "ROLLSTREAM_TRAINER__CRITIC__LR:"),
+    ],
+)
+def test_a_variable_with_one_underscore_for_a_dot_has_its_advice(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+):
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigurationError, match="two underscores") as refused:
+        load(run_file)
+    assert meant in str(refused.value)
