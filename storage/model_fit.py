@@ -4,7 +4,9 @@ checkpoint lacks, or has in another shape, is refused by the tensor's name.
 """
 
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +18,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rollstream.errors import ConfigurationError
-from rollstream.storage.hf_folder import CONFIG, read_hf_config
+from rollstream.storage.hf_folder import BOM, CONFIG, read_hf_config, read_small_file
 from rollstream.storage.hf_weights import StoredTensor, read_weight_files, unused_line
 
 if TYPE_CHECKING:  # transformers imports their modules, two seconds, with the first model class
@@ -47,14 +49,28 @@ def read_model_config(folder: Path) -> "PreTrainedConfig":
     fields = read_hf_config(folder)
     check_class(folder, fields)
     try:
-        made: Any = transformers.AutoConfig
-        config = made.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with _without_bom(folder) as readable:
+            made: Any = transformers.AutoConfig
+            config = made.from_pretrained(readable, local_files_only=True, trust_remote_code=False)
     except BUILD_ERRORS as error:
         raise ConfigurationError(
             f"model.path: {folder / CONFIG} ({fields['model_type']}) cannot be loaded: "
             f"{_in_a_line(error)}"
         ) from error
     return cast("PreTrainedConfig", config)
+
+
+@contextmanager
+def _without_bom(folder: Path) -> Generator[Path]:
+    """Gives the folder, or one with its `config.json` alone, without the byte order mark that
+    transformers refuses.
+    """
+    if not (folder / CONFIG).read_bytes().startswith(BOM):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="rollstream-config-") as copy:
+        (Path(copy) / CONFIG).write_bytes(read_small_file(folder / CONFIG))
+        yield Path(copy)
 
 
 def check_class(folder: Path, fields: Mapping[str, Any]) -> None:

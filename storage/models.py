@@ -104,9 +104,11 @@ def load_model(path: str) -> "PreTrainedModel":
     `ConfigurationError` if anything is missing or wrong.
     """
     folder = _trainable_folder(path)
+    config = read_model_config(folder)
     try:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportUnknownMemberType]
             folder,
+            config=config,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,

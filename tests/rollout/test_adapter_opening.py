@@ -59,7 +59,7 @@ def write(folder: Path) -> None:
     model = Qwen3ForCausalLM(CONFIG)
     files = model_files(model, None, torch.bfloat16)
     attach_adapters(model, LoraSettings(rank=2), 0, torch.bfloat16, "base")
-    state = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.bfloat16() for name, tensor in model.named_parameters()}
     adapter = attached_adapter(model)
     assert adapter is not None
     tensors = AdapterTensors(
