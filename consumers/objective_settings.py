@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
-from rollstream.storage.settings import FIXED, Settings
+from rollstream.storage.settings import FIXED, TAKEN, Settings
 
 Bounds = tuple[float, float]
 """Lower and upper bound; a value equal to one of them is inside."""
@@ -139,7 +139,7 @@ class ObjectiveSettings(Settings):
     emitted the token: `every K` as in `reference` (1: the version that is trained from), or
     `behaviour`, the token's own version as the trainer computes it. Empty: not decoupled.
     """
-    overlong: Literal["train", "mask"] = "train"
+    overlong: Annotated[Literal["train", "mask"], TAKEN] = "train"
     """`mask`: answers that ended at a limit of their length count in their group's mean, but have
     no loss (DAPO's overlong filtering).
     """

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rollstream.consumers.objective_settings import ObjectiveSettings
-from rollstream.storage.settings import FIXED, INCIDENTAL, PROMPTED, Settings
+from rollstream.storage.settings import FIXED, INCIDENTAL, PROMPTED, TAKEN, Settings
 
 
 class DispatchSettings(Settings):
     """Admission, placement, recovery."""
 
-    max_lag: int | None = Field(default=4, ge=0)
+    max_lag: Annotated[int | None, TAKEN] = Field(default=4, ge=0)
     """η: no token is trained at a lag above it; null leaves `ready_groups_max` as the only bound.
     Default under `keep_version`: null (docs/explanation/scheduling.md).
     """
@@ -85,7 +85,7 @@ class TrainerSettings(ObjectiveSettings):
     """B: groups that one step trains (a wave)."""
     samples_per_group: Annotated[int, PROMPTED] = Field(default=8, ge=1)
     """Trajectories per prompt."""
-    survivors_min: int = Field(default=2, ge=1)
+    survivors_min: Annotated[int, TAKEN] = Field(default=2, ge=1)
     """A group with fewer live trajectories is closed as dead."""
     updates_per_step: Annotated[int, FIXED] = Field(default=1, ge=1)
     """Optimiser updates per published version; the step's groups are divided among them."""
@@ -154,7 +154,7 @@ class TrainerSettings(ObjectiveSettings):
     """Annotations of `reward_terms` may have a value for each turn or for each generated token; the
     advantage of a token then counts the rewards from it on (docs/how-to/late-rewards.md).
     """
-    filter_equal_rewards: bool = False
+    filter_equal_rewards: Annotated[bool, TAKEN] = False
     """Close groups whose rewards are all equal as filtered: their advantages are all 0."""
     lease_s: Annotated[float, INCIDENTAL] = Field(default=10.0, gt=0)
     """Duration of the trainer's lease in seconds; after a crash a standby waits this long. A

@@ -7,8 +7,9 @@ run's log, `log_view` reads log and archive as one. `models` builds a model from
 folder or a version, `hf_folder` finds Hugging Face checkpoints, `hf_weights` and `hf_tokenizer`
 read them for every role, `model_fit` compares them with their class, `starting_model/` holds that
 of a run in its store, `lora` attaches adapters, which `lora_folder` reads. `identity` is the
-`run.json` of a run. `skipped_rows` are those of a data set that a run does not ask, `metrics_file`
-are a process's metrics, `settings` the settings of all this.
+`run.json` of a run, `stored_settings` are the settings that it had. `skipped_rows` are those of a
+data set that a run does not ask, `metrics_file` are a process's metrics, `settings` the settings of
+all this.
 """
 
 from typing import TYPE_CHECKING

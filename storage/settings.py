@@ -30,13 +30,17 @@ class Scope(Enum):
     """The same, but it is part of prompts, and those that are published stay as they are: it holds
     from the next published group on, which the start and the ledger name.
     """
+    TAKEN = "take"
+    """The same, but takes that the ledger holds keep it, also where they are trained again: it
+    holds from the next recorded take on.
+    """
     INCIDENTAL = "yes"
     """It may change: it decides where and when work is done, not what a trajectory teaches."""
     FIXED = "no"
     """It may not change: it locates log and store, or checkpoints are meaningless without it."""
 
 
-ESSENTIAL, PROMPTED = Scope.ESSENTIAL, Scope.PROMPTED
+ESSENTIAL, PROMPTED, TAKEN = Scope.ESSENTIAL, Scope.PROMPTED, Scope.TAKEN
 INCIDENTAL, FIXED = Scope.INCIDENTAL, Scope.FIXED
 
 

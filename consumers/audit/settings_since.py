@@ -4,7 +4,6 @@ takes state it. Where the store holds the configuration, prompts and admissions 
 its values. The result is that of invariant 1.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 from rollstream.consumers.audit import folds
 from rollstream.consumers.audit.groups import GroupAudit
 from rollstream.errors import StoreError
+from rollstream.storage.stored_settings import is_configuration_hash, recorded_settings
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.json_objects import decode_json
 from rollstream.streams.records import Prompt, Take
 from rollstream.streams.values import Address, SettingsSince
 
-HASH = re.compile(r"[0-9a-f]{32}")
 PROMPTED: tuple[tuple[str, Callable[[Prompt], object]], ...] = (
     ("trainer.samples_per_group", lambda prompt: prompt.needed or prompt.samples),
     ("sampling.temperature", lambda prompt: prompt.sampling.temperature),
@@ -83,14 +81,11 @@ class SettingsAudit:
 
     def _values(self, configuration_hash: str) -> Mapping[str, Any]:
         """Returns the recorded settings; {} if the store does not hold them."""
-        if self.store is None or HASH.fullmatch(configuration_hash) is None:
+        if self.store is None or not is_configuration_hash(configuration_hash):
             return {}
         if configuration_hash not in self._read:
-            key = f"configurations/{configuration_hash}.json"
             try:
-                self._read[configuration_hash] = decode_json(
-                    self.store.get(key), dict[str, Any], key
-                )
+                self._read[configuration_hash] = recorded_settings(self.store, configuration_hash)
             except StoreError:
                 self._read[configuration_hash] = {}
         return self._read[configuration_hash]

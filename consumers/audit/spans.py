@@ -8,7 +8,7 @@ invariants, because any program may append a malformed one, which the trainer re
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,10 +25,14 @@ from rollstream.consumers.audit.groups import Admission
 from rollstream.consumers.audit.source import Integers, TrajectoryRows
 from rollstream.consumers.trainer.data.prepare import TrainingRule, lag_of
 from rollstream.streams.branches import abandoned_tokens
-from rollstream.streams.records import GENERATED, Assignment, Configured, StepDone, Trajectory
+from rollstream.streams.records import GENERATED, Assignment, Configured, StepDone, Take, Trajectory
 from rollstream.streams.values import Address
 
 NO_BOUND = 1 << 62  # above every lag
+
+
+def _limit(bound: int | None) -> int:
+    return NO_BOUND if bound is None else bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,12 @@ class LagAudit:
     _sums: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     """Trained trajectories, trained tokens and masked tokens, by step and name."""
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
-    _bounds: list[tuple[int, int | None]] = field(default_factory=list[tuple[int, int | None]])
-    """The bounds that the run had, each with the first step that was finished under it."""
-    _repeated: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """Offsets of `StepDone` records of steps that were finished before under another bound."""
+    _bounds: list[int | None] = field(default_factory=list[int | None])
+    """The bounds of the run's terms, in their order; one that equals the last one is left out."""
+    _group_bounds: dict[int, int | None] = field(default_factory=dict[int, int | None])
+    """Group → the bound under which a take began it, if that is not the run's first one."""
+    _loosest: dict[int, int | None] = field(default_factory=dict[int, int | None])
+    """Step → the loosest bound of its groups, for the steps after the first change."""
 
     def apply(self, message: AuditMessage) -> None:
         if message.void:
@@ -89,11 +95,10 @@ class LagAudit:
         record = message.record
         if isinstance(record, Configured) and message.topic == "ledger":
             self._configure(record)
+        elif isinstance(record, Take) and message.topic == "ledger":
+            self._begin_groups(record)
         elif isinstance(record, StepDone) and message.topic == "ledger":
-            at = message.address
-            if self._bounds and record.step < self._bounds[-1][0]:
-                self._repeated.add((at.partition, at.offset))
-            self._done.append((record, at))
+            self._done.append((record, message.address))
         elif isinstance(record, Trajectory) and message.topic == "trajectories":
             use = self.ledger.uses.get(record.trajectory)
             if use is not None and use.step and use.at == message.address:
@@ -110,7 +115,7 @@ class LagAudit:
         spans = rows.spans
         lags = np.maximum(steps[spans.row] - 1 - spans.number, 0)
         is_masked = ~self._are_believed(rows)
-        is_masked |= lags > self._limits(steps)[spans.row]
+        is_masked |= lags > self._limits(rows.groups)[spans.row]
         tokens = spans.end - spans.start
         masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
         ahead = spans.number >= steps[spans.row]  # newer than the version that is trained from
@@ -127,23 +132,31 @@ class LagAudit:
             self.result.counts[name] = max(self.result.counts[name], int(counted.max()))
 
     def _configure(self, record: Configured) -> None:
-        """Note the bound of a term; one that differs holds for the steps that are not finished."""
+        """Note the bound of a term: it holds for the groups that the term's takes begin. Takes of
+        earlier terms, which it repeats, keep theirs.
+        """
         bound = self.policy.max_lags.get(record.configuration_hash, self.policy.max_lag)
-        finished = max((done.step for done, _ in self._done), default=0)
-        if not self._bounds:
-            self._bounds.append((0, bound))
-        elif bound != self._bounds[-1][1]:
-            self._bounds.append((finished + 1, bound))
+        if not self._bounds or bound != self._bounds[-1]:
+            self._bounds.append(bound)
 
-    def _bound_at(self, step: int) -> int | None:
-        bounds = [bound for first, bound in self._bounds if first <= step]
-        return bounds[-1] if bounds else self.policy.max_lag
+    def _begin_groups(self, take: Take) -> None:
+        if len(self._bounds) < 2:
+            return
+        bound = self._bounds[-1]
+        for group in take.groups:
+            if bound != self._bounds[0]:
+                self._group_bounds.setdefault(group.group, bound)
+            before = self._loosest.get(take.step, bound)
+            self._loosest[take.step] = max(before, bound, key=_limit)
 
-    def _limits(self, steps: Integers) -> Integers:
-        """Returns the largest lag of each of these steps."""
-        known = {step: self._bound_at(step) for step in np.unique(steps).tolist()}
-        limits = [known[step] for step in steps.tolist()]
-        return np.array([NO_BOUND if one is None else one for one in limits], np.int64)
+    def _bound_of(self, group: int) -> int | None:
+        first = self._bounds[0] if self._bounds else self.policy.max_lag
+        return self._group_bounds.get(group, first)
+
+    def _limits(self, groups: Sequence[int]) -> Integers:
+        """Returns the largest lag of the tokens of each of these groups."""
+        known = {group: _limit(self._bound_of(group)) for group in set(groups)}
+        return np.array([known[group] for group in groups], np.int64)
 
     def finish(self, coverage: Coverage) -> None:
         """Compare each step of which all takes and completions were read; count the others as
@@ -196,13 +209,13 @@ class LagAudit:
         """
         trained = masked = 0
         left = abandoned_tokens(record.turns, record.abandoned)
+        bound = self._bound_of(record.group)
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
             tokens -= int(np.count_nonzero(left[span.start : span.end]))
             if span.version.number > max(step - 1, self.ledger.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
                 self.result.add_violation(what, message.topic, message.address)
-            bound = self._bound_at(step)
             is_above = bound is not None and lag > bound
             if is_above or not self.ledger.is_believed(span.version):
                 masked += tokens
@@ -219,14 +232,10 @@ class LagAudit:
         if self.policy.known and (not trained or (masked and self.policy.keep_version)):
             oldest = min((span.version.number for span in record.spans), default=0)
             what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"
-            self.result.add_violation(
-                f"{what}, max_lag is {self._bound_at(step)}", message.topic, message.address
-            )
+            self.result.add_violation(f"{what}, max_lag is {bound}", message.topic, message.address)
 
     def _compare(self, done: StepDone, at: Address) -> None:
         """Compare the computed sums and the lag with those that the step's `StepDone` states."""
-        if (at.partition, at.offset) in self._repeated:
-            return  # its masks are those of another bound than when the step was first finished
         found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
         self.result.counts["tokens trained"] += found["trained"]
         self.result.counts["masked"] += found["masked"]
@@ -242,7 +251,9 @@ class LagAudit:
             elif number != found[name]:
                 what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
                 self.result.add_violation(what, "ledger", at)
-        lag, bound = done.metrics.get("lag_consumed_max", 0.0), self._bound_at(done.step)
+        lag = done.metrics.get("lag_consumed_max", 0.0)
+        first = self._bounds[0] if self._bounds else self.policy.max_lag
+        bound = self._loosest.get(done.step, first)
         if bound is not None and lag > bound:
             self.result.add_violation(
                 f"step {done.step} states lag {lag:g} > {bound}", "ledger", at

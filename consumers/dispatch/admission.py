@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rollstream.consumers.dispatch.kinds import relative_speeds, speed_kinds
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import RolloutSpeed, WaveLayout, lay_out_wave
-from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.dispatch.state import DispatchState, UnfinishedGroup
 from rollstream.streams.records import Prompt, RolloutStatus
 
 
@@ -79,6 +79,25 @@ def version_needed(pace: AdmissionPace, wave: int) -> int:
     exceeding `max_lag`.
     """
     return 0 if pace.max_lag is None else max(0, wave - pace.max_lag)
+
+
+def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGroup) -> int:
+    """Returns the smallest version number from which this group may be generated. It is above the
+    newest version only in a run that was resumed with a smaller `max_lag`, whose waves reach
+    further ahead than it allows: then the group waits for that version.
+
+    Groups that ended untrained may have left an earlier wave without enough groups, and its step
+    would wait for ever for groups that wait for its version. So here a group counts as of the wave
+    that its place among the open groups gives it, which falls when earlier ones end.
+    """
+    needed = version_needed(pace, group.admitted.wave)
+    if needed <= state.version.number:
+        return needed
+    place = (group.admitted.wave, group.admitted.group)
+    later = sum((one.admitted.wave, one.admitted.group) > place for one in state.groups.values())
+    before = state.admitted - 1 - later
+    wave = wave_of(pace, state.version.number, before, state.closed, state.settled)
+    return min(needed, version_needed(pace, wave))
 
 
 def room_to_admit(free: int, unassigned: int, held_max: int) -> int:

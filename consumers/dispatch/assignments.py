@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rollstream.consumers.dispatch.admission import AdmissionPace, next_wave, version_needed
+from rollstream.consumers.dispatch.admission import AdmissionPace, next_wave, start_version
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import (
     CurrentAssignment,
@@ -151,7 +151,7 @@ def assignment_record(
     """
     assert group.prompt is not None, "an assignment is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
-    needed = how.version or Version(version_needed(pace, wave), 0)
+    needed = how.version or Version(start_version(pace, state, group), 0)
     chain = state.chains.get(trajectory)
     return Assignment(
         kind=how.kind,

@@ -17,6 +17,7 @@ from rollstream.consumers.dispatch.admission import (
     WaveLayouts,
     admissible_now,
     rollout_speeds,
+    start_version,
 )
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import (
@@ -72,9 +73,13 @@ class AssignmentPlanner:
         """Returns all assignments that can be given now. `ahead` are the prompts to be admitted
         next: they are ranked with their wave, and count as work that will need slots.
         """
-        unassigned = list(
-            assignments.find_unassigned(state, lengths, self.keep_version, self.is_loadable)
-        )
+        found = assignments.find_unassigned(state, lengths, self.keep_version, self.is_loadable)
+        unassigned = [
+            samples
+            for samples in found
+            if samples.kind != "start"
+            or start_version(self.pace, state, samples.group) <= state.version.number
+        ]
         if not unassigned:
             return []
         free = assignments.free_room(state, self.queue_per_slot)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
+from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.data.poisoned_takes import plan_superseded
 from rollstream.consumers.trainer.data.prepare import TrainingRule
@@ -58,6 +59,7 @@ from rollstream.streams.writer import FencedWriter
 if TYPE_CHECKING:  # see learn/base.py
     from transformers import PreTrainedModel
 
+    from rollstream.consumers.trainer.sharded.follower import FollowedLedger
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
 
@@ -137,7 +139,7 @@ def build_trainer(
     state = load_first(store, learner, checkpoints, initial.ranks)  # 2
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
-    recorded = ledger.open(Position() if state is None else state.ledger)  # 1 (`Opened`), 3
+    recorded = open_ledger(ledger, state)  # 1 (`Opened`), 3
     accepted = _is_change_accepted(provenance, recorded, state)
     positions = _begin_positions(log_bus) if state is None else state.intake_positions()
     intake = GroupIntake(log_bus, positions, monotonic, plan.rule.names)
@@ -149,6 +151,7 @@ def build_trainer(
         bus=log_bus,
         settings=plan.trainer,
         rule=plan.rule,
+        earlier_rules=earlier_rules(store, plan.rule, recorded.taken_under),
         learner=learner,
         terms=publishing_terms(state.terms, recorded, versions),
         out_of_memory=recorded.attempts.out_of_memory,
@@ -204,6 +207,13 @@ def _fence_store(
     )
     versions.open()
     return versions
+
+
+def open_ledger(ledger: "Ledger | FollowedLedger", state: TrainerState | None) -> LedgerTail:
+    """Open the ledger, and return its records since the checkpoint; None: since its begin."""
+    if state is None:
+        return ledger.open(Position())
+    return ledger.open(state.ledger, state.configuration_hash)
 
 
 def load_first(

@@ -43,6 +43,7 @@ class TrainerState:
     groups: tuple[CheckpointGroup, ...]
     counts: dict[str, int]
     configuration_hash: str
+    """That of the ledger's records from `ledger` to the next `Configured`."""
     ahead: bool = False
     """Whether the ledger had takes of later steps at that moment, still to be repeated. They may
     name records before `positions`.

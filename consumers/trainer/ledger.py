@@ -13,7 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.consumers.trainer.data.poisoned_takes import SupersededTakes, TakeAttempts
+from rollstream.consumers.trainer.data.poisoned_takes import (
+    SupersededTakes,
+    TakeAttempts,
+    TakeNumber,
+)
 from rollstream.metric_values import LAG_BUCKETS, SECONDS_BUCKETS, MetricHistogram, MetricValues
 from rollstream.streams.admissible import REFUSAL_KINDS
 from rollstream.streams.bus import Bus
@@ -63,12 +67,20 @@ class LedgerTail:
     """The micro-batches of the newest repetition by step, update and epoch."""
     since: Position = field(default_factory=Position)
     """The position from which the ledger was read."""
+    since_configuration: str = ""
+    """The hash of the configuration of the records from there to the first `Configured`."""
+    taken_under: dict[TakeNumber, str] = field(default_factory=dict[TakeNumber, str])
+    """The hash of the configuration of the term that appended each take."""
 
     def apply(self, record: Record) -> None:
         self.attempts.apply(record)
         match record:
             case Take() as take:
                 self.takes.setdefault((take.step, take.update), []).append(take)
+                number = (take.step, take.update, take.micro_batch)
+                now = self.configured
+                under = self.since_configuration if now is None else now.configuration_hash
+                self.taken_under[number] = under
             case StepDone() as done:
                 self.done[done.step] = done
                 self.believed.setdefault(done.step, done.version)
@@ -112,14 +124,14 @@ class Ledger:
         self._bus = bus
         self._writer = FencedWriter(bus, "ledger", "trainer", term)
 
-    def open(self, position: Position) -> LedgerTail:
+    def open(self, position: Position, configuration_hash: str = "") -> LedgerTail:
         """Append this term's `Opened`, after which records of earlier terms are void (invariant
-        7), and return the ledger's records from `position` up to it. `position` is that of the
-        checkpoint from which the trainer resumes.
+        7), and return the ledger's records from `position` up to it. Position and configuration are
+        those of the checkpoint from which the trainer resumes.
         """
         opened = self._writer.open()
         reader = TopicReader(self._bus, "ledger", {0: position})
-        recorded = LedgerTail(since=position)
+        recorded = LedgerTail(since=position, since_configuration=configuration_hash)
         for received in reader.read_to({0: opened[0] + 1}):
             recorded.apply(received.record)
         recorded.attempts.start()

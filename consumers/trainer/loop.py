@@ -210,13 +210,15 @@ class Trainer(StepLoop[TakeFeeder]):
         # Takes of later steps are before the ledger's end: a trainer that starts from this
         # checkpoint must read them again.
         ahead = self.recorded.goes_beyond(step)
-        position = self.recorded.since if ahead else feeder.ledger.position()
+        position, configuration = feeder.ledger.position(), self.configuration_hash
+        if ahead:
+            position, configuration = self.recorded.since, self.recorded.since_configuration
         state = trainer_state(
             step,
             feeder.learner.updates,
             position,
             feeder.intake,
-            self.configuration_hash,
+            configuration,
             ahead,
             feeder.terms,
         )

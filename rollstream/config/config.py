@@ -1,7 +1,7 @@
 """Loads and checks the configuration of a run, one frozen value with every role's settings, and
 decides whether a trainer may continue the run under a changed configuration.
 
-A change of an `INCIDENTAL` setting is always allowed, of an `ESSENTIAL` or `PROMPTED` one with
+A change of an `INCIDENTAL` setting is always allowed, of most others with
 `--accept-config`, of a `FIXED` one never (`setting_scope`). The run's object store holds its
 configurations by hash, so a change is shown field by field on any machine. The ledger states the
 configuration of each term (`Configured`), and whether a change was accepted.
@@ -26,13 +26,21 @@ from rollstream.config.fitted_defaults import put_fitting_defaults
 from rollstream.config.policy_defaults import put_policy_defaults, put_preset
 from rollstream.config.recorded_form import recorded_form
 from rollstream.config.settings import Configuration, SettingProblem, setting_problems
-from rollstream.config.stored_settings import (
+from rollstream.errors import ConfigurationError, ObjectMissing
+from rollstream.storage.settings import (
+    ESSENTIAL,
+    FIXED,
+    INCIDENTAL,
+    PROMPTED,
+    TAKEN,
+    Scope,
+    Settings,
+)
+from rollstream.storage.stored_settings import (
     CONFIGURATION_KEY,
     configuration_key,
     recorded_settings,
 )
-from rollstream.errors import ConfigurationError, ObjectMissing
-from rollstream.storage.settings import ESSENTIAL, FIXED, INCIDENTAL, PROMPTED, Scope, Settings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent, encode_json
 from rollstream.storage.stores.run_keys import RunKeys
@@ -64,9 +72,11 @@ class SettingChange:
         group to be published.
         """
         then, now = json.dumps(self.before), json.dumps(self.now)
-        start = f"step {steps.start} on"
-        if setting_scope(self.key) is PROMPTED:
+        start, scope = f"step {steps.start} on", setting_scope(self.key)
+        if scope is PROMPTED:
             start = f"group {group} on (published groups keep {then})"
+        elif scope is TAKEN:
+            start = f"the next take on (those in the ledger keep {then})"
         elif len(steps) > 1:
             start += f" (those up to {steps.stop - 1} are trained again)"
         return f"{self.key}: {then} → {now} from {start}"

@@ -113,8 +113,8 @@ def check_configuration(
 
 def accepted_changes(bus: Bus, store: ObjectStore, configuration: Configuration) -> list[str]:
     """Returns for each setting that differs from the recorded configuration from where on the
-    change holds: from the step after the newest checkpoint, or from the next published group.
-    Nothing may publish meanwhile.
+    change holds: from the step after the newest checkpoint, from the next published group, or from
+    the next recorded take. Nothing may publish meanwhile.
     """
     identity = read_identity(store)
     if identity is None or identity.configuration in ("", fingerprint(configuration)):

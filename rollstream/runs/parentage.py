@@ -17,11 +17,11 @@ from rollstream.analysis.permissions import folder_of_url
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder, bus_url, store_url
 from rollstream.config.sources import SettingLayers
-from rollstream.config.stored_settings import recorded_settings
 from rollstream.consumers.dispatch.persistence import STATE_KEY, PersistedState
 from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.identity import IDENTITY_KEY, read_identity
+from rollstream.storage.stored_settings import recorded_settings
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent, decode_json, encode_json
 from rollstream.storage.stores.read_only import open_store_for_reading

@@ -3,7 +3,7 @@ hang, admit more groups than their steps need, or ignore a change.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from rollstream.streams.records import Admitted, GroupClosed, Prompt, Record, St
 from testbed.memory import MemoryBus, MemoryStore
 from testbed.stepped.baton import Baton, Stuck
 from testbed.stepped.findings import policy_of
-from testbed.stepped.run import RUN, Shape, SteppedRun, trainer_settings
+from testbed.stepped.run import RUN, Shape, SteppedRun, configuration_of, trainer_settings
 
 Kind = TypeVar("Kind", bound=Record)
 ENDS_S = 600.0  # of the run's own clock: a stepped run of ten steps takes less than one minute
@@ -82,7 +82,9 @@ def resumed(first: Shape, then: Shape, stop_at: int, folder: Path, seed: int = 1
     settings, after = trainer_settings(then), counts_of(run)
     _look_for_floods(found, settings, before, after)
     _look_for_ignored(found, then, settings, before, run)
-    for one in Audit(bus, store, RUN, policy_of(then)).check():
+    max_lags = {configuration_of(shape): shape.max_lag for shape in (first, then)}
+    policy = replace(policy_of(then), max_lags=max_lags)
+    for one in Audit(bus, store, RUN, policy).check():
         found.audited += [f"{one.number} {o.where}: {o.what}" for o in one.offenders]
     return found
 

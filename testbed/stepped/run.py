@@ -20,7 +20,7 @@ from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
-from rollstream.consumers.trainer.data.prepare import training_rule
+from rollstream.consumers.trainer.data.prepare import Choices, training_rule
 from rollstream.errors import Fenced, RollstreamError
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rollout.assignments import AssignmentQueue
@@ -38,6 +38,7 @@ from rollstream.storage.log_view import LogView
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model, model_files
 from rollstream.storage.settings import CheckpointSettings, WeightsSettings
+from rollstream.storage.stored_settings import configuration_key
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent, encode_json
 from rollstream.storage.terms import next_term
@@ -274,7 +275,7 @@ class SteppedRun:
                 archived=ArchiveSettings().topics,
             ),
             InitialModel(copy.deepcopy(begin.model), begin.model_files),
-            Provenance(RUN, term, content_hash(repr(shape).encode()), "revision"),
+            Provenance(RUN, term, _store_choices(store, shape), "revision"),
             MetricsFile(self.folder / "trainer.jsonl"),
             self.baton.clock,
         )
@@ -358,6 +359,22 @@ def trainer_settings(shape: Shape) -> TrainerSettings:
     )
 
 
+def _store_choices(store: ObjectStore, shape: Shape) -> str:
+    """Stores the settings by which the trainer chooses samples, and returns their hash."""
+    settings = trainer_settings(shape)
+    choices = Choices(
+        settings.survivors_min, settings.filter_equal_rewards, shape.max_lag, settings.overlong
+    )
+    digest = configuration_of(shape)
+    create_idempotent(store, configuration_key(digest), encode_json(choices))
+    return digest
+
+
+def configuration_of(shape: Shape) -> str:
+    """The hash by which a run of this shape names its configuration."""
+    return content_hash(repr(shape).encode())
+
+
 def _recorded(store: ObjectStore, order: PromptOrder) -> str:
     """Stores the settings of these prompts as a run does, and returns their hash."""
     sampling = order.sampling
@@ -370,7 +387,7 @@ def _recorded(store: ObjectStore, order: PromptOrder) -> str:
         }
     )
     digest = content_hash(settings)
-    create_idempotent(store, f"configurations/{digest}.json", settings)
+    create_idempotent(store, configuration_key(digest), settings)
     return digest
 
 

@@ -25,7 +25,6 @@ from rollstream.config.recorded_configuration import (
 )
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.config.stored_settings import configuration_key
 from rollstream.consumers.trainer.build import Provenance, check_run
 from rollstream.errors import BusError, ConfigurationError, NewerRelease
 from rollstream.roles.context import RoleLaunch
@@ -36,6 +35,7 @@ from rollstream.storage.identity import (
     mark_deleted,
     read_or_create_identity,
 )
+from rollstream.storage.stored_settings import configuration_key
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.json_objects import encode_json

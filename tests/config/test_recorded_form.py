@@ -15,7 +15,7 @@ from rollstream.config.config import (
 from rollstream.config.recorded_form import FIRST_RELEASE_SETTINGS
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.config.stored_settings import recorded_settings
+from rollstream.storage.stored_settings import recorded_settings
 from rollstream.storage.stores.connect import open_store
 
 LEFT_OUT = Path(__file__).with_name("defaults_left_out.json")

@@ -17,8 +17,8 @@ from rollstream.config.config import (
 )
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
-from rollstream.config.stored_settings import configuration_key
 from rollstream.errors import ConfigurationError
+from rollstream.storage.stored_settings import configuration_key
 from rollstream.streams.records import Configured, StepDone
 from testbed.memory import MemoryStore
 from tests.support.tiny_run import TinyRun, tiny_run

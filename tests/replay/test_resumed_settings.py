@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -12,6 +13,8 @@ from rollstream.config.recorded_configuration import accepted_changes, record_co
 from rollstream.config.settings import Configuration
 from rollstream.consumers.audit.audit import Audit
 from rollstream.consumers.audit.spans import AuditPolicy
+from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
+from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.tasks.base import TaskPrompt
 from rollstream.storage.checkpoints import write_checkpoint
@@ -130,3 +133,31 @@ def test_a_run_resumed_with_steps_of_another_size_neither_hangs_nor_floods(
     first = Shape(steps=5, groups=before, samples=2, changed=(("sampling.tokens_max", 20),))
     then = replace(first, groups=after, changed=(("sampling.tokens_max", 12),))
     assert resumed(first, then, 3, tmp_path).lines() == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"max_lag": 0}, {"max_lag": 1}, {"changed": (("trainer.filter_equal_rewards", True),)}],
+    ids=["lag_0", "lag_1", "filter"],
+)
+@pytest.mark.parametrize("keep_version", [False, True])
+def test_recorded_takes_keep_the_rule_under_which_they_were_taken(
+    tmp_path: Path, keep_version: bool, changed: dict[str, Any]
+):
+    """The finished steps behind the checkpoint are trained again, with samples that the new rule
+    would drop. Groups that were admitted further ahead than a smaller `max_lag` allows wait for
+    their version, and take the places of those that expire.
+    """
+    first = Shape(steps=6, groups=4, samples=2, keep_version=keep_version)
+    assert resumed(first, replace(first, **changed), 3, tmp_path).lines() == []
+
+
+def test_a_take_whose_configuration_is_not_kept_is_trained_under_the_present_rule():
+    store, rule = MemoryStore(), training_rule(Configuration().trainer, 4, False)
+    kept = Configuration.model_validate(
+        {"dispatch": {"max_lag": 1}, "trainer": {"survivors_min": 3}}
+    )
+    store_configuration(store, kept)
+    taken = {(1, 0, 0): fingerprint(kept), (1, 0, 1): FIRST, (2, 0, 0): "not a hash"}
+    rules = earlier_rules(store, rule, taken)
+    assert rules == {(1, 0, 0): replace(rule, max_lag=1, survivors_min=3)}

@@ -4,7 +4,8 @@
 advantages, masked by lag, `sample` is one of them, `credit` has rewards of its turns or tokens,
 `ready_groups` holds records and samples.
 `selection` chooses groups and packs samples into micro-batches, `takes` records them in the ledger
-and submits them to the learner. `poisoned_takes` gives up takes that no learner can compute.
+and submits them to the learner, those of an earlier configuration by its choices
+(`earlier_rules`). `poisoned_takes` gives up takes that no learner can compute.
 `retention` pins versions, truncates topics and reads truncated records from the archive.
 `rule_checks` tries a user's advantage or rule of choice.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -150,6 +151,17 @@ def lag_counts(sample: Sample, version: int) -> dict[int, int]:
     return counts
 
 
+class Choices(msgspec.Struct, frozen=True):
+    """The settings of a recorded configuration that decide which samples of a group are trained,
+    under their dotted keys.
+    """
+
+    survivors_min: int = msgspec.field(name="trainer.survivors_min")
+    filter_equal_rewards: bool = msgspec.field(name="trainer.filter_equal_rewards")
+    max_lag: int | None = msgspec.field(name="dispatch.max_lag")
+    overlong: str = msgspec.field(name="trainer.overlong", default="train")
+
+
 UNBOUNDED = admissible.TrainingBounds()
 REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts write them freely
 
@@ -178,6 +190,18 @@ class TrainingRule:
     """Generated tokens from which on an answer loses a part of its reward, and all of 1."""
     by_part: bool = False
     """Whether annotations hold rewards of turns or tokens (`trainer.process_rewards`)."""
+
+    def choosing_as(self, earlier: "Choices") -> "TrainingRule":
+        """Returns this rule with the settings of an earlier one that decide which samples of a
+        group, and which of their tokens, are trained.
+        """
+        return replace(
+            self,
+            survivors_min=earlier.survivors_min,
+            filter_equal_rewards=earlier.filter_equal_rewards,
+            max_lag=earlier.max_lag,
+            masks_overlong=earlier.overlong == "mask",
+        )
 
 
 @dataclass(frozen=True, slots=True)

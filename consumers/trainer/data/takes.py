@@ -70,6 +70,10 @@ class TakeRepeater(ABC):
     """
     out_of_memory: Mapping[TakeNumber, int] = field(default_factory=dict[TakeNumber, int])
     """How often memory ran out on each recorded take in earlier terms (`TakeAttempts`)."""
+    earlier_rules: Mapping[TakeNumber, TrainingRule] = field(
+        default_factory=dict[TakeNumber, TrainingRule]
+    )
+    """The rules of recorded takes that are repeated under another one than `rule`."""
     _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
     """The takes of the present step, in the order of their submission to the learner."""
     _kept: list[tuple[TakeKey, list[Sample]]] = field(
@@ -147,12 +151,11 @@ class TakeRepeater(ABC):
         """
         noted = fetch_annotations(self.bus, take.annotations)
         believed = BelievedVersions(0, self.terms).up_to(take.believed)
+        rule = self.earlier_rules.get((take.step, take.update, take.micro_batch), self.rule)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
-            prepared = prepare_group(
-                group.group, records, noted, self.rule, progress.version, believed
-            )
+            prepared = prepare_group(group.group, records, noted, rule, progress.version, believed)
             ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
             if prepared.ending:  # the run continues under a configuration that was changed
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)

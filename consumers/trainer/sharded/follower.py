@@ -17,9 +17,11 @@ from rollstream.consumers.trainer.build import (
     InitialModel,
     TrainerPlan,
     load_first,
+    open_ledger,
     publish_step_0,
     publishing_terms,
 )
+from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, UpdateKey
 from rollstream.consumers.trainer.data.retention import ArchiveBackedBus
 from rollstream.consumers.trainer.data.selection import UpdateProgress
@@ -71,9 +73,10 @@ class FollowedLedger:
         self._recorded = LedgerTail()
         self._is_opened = self._is_configured = False
 
-    def open(self, position: Position) -> LedgerTail:
+    def open(self, position: Position, configuration_hash: str = "") -> LedgerTail:
         """Read from a checkpoint's `position` up to this term's `Configured`, for which this waits,
-        and return these records. Raises `Fenced` if a higher term has begun.
+        and return these records; the hash is that of the checkpoint's configuration. Raises
+        `Fenced` if a higher term has begun.
 
         All ranks load the same checkpoint, and each reads the ledger from the position in it.
         Takes before this term's `Opened` are of earlier terms and are trained again. Rank 0
@@ -82,7 +85,8 @@ class FollowedLedger:
         and every take after it is new.
         """
         self.reader = TopicReader(self._bus, "ledger", {0: position}, with_opened=True)
-        self._recorded = recorded = LedgerTail(since=position)
+        recorded = LedgerTail(since=position, since_configuration=configuration_hash)
+        self._recorded = recorded
         while not self._is_configured:
             self.read(IDLE_S)
         for place, takes in recorded.takes.items():
@@ -213,12 +217,13 @@ def build_follower(
         publish_step_0(store, versions, learner, plan.weights.dtype, None)
     log_bus = ArchiveBackedBus(bus, store, run)
     ledger = FollowedLedger(log_bus, start.term, ranks.has_ended)
-    recorded = ledger.open(Position() if state is None else state.ledger)
+    recorded = open_ledger(ledger, state)
     take_follower = TakeFollower(
         bus=log_bus,
         settings=plan.trainer,
         rule=plan.rule,
         learner=learner,
+        earlier_rules=earlier_rules(store, plan.rule, recorded.taken_under),
         terms=publishing_terms(() if state is None else state.terms, recorded, versions),
         out_of_memory=recorded.attempts.out_of_memory,
         ledger=ledger,

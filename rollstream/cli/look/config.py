@@ -31,10 +31,10 @@ from rollstream.config.config import (
 )
 from rollstream.config.errors import FOREIGN_NAMES, nearest_key, printable_value, setting_origin
 from rollstream.config.settings import Configuration
-from rollstream.config.stored_settings import recorded_settings
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.monitor.format import plain_table
 from rollstream.storage.settings import PROMPTED, Settings
+from rollstream.storage.stored_settings import recorded_settings
 from rollstream.streams.records import Configured, Prompt, Take
 from rollstream.streams.values import SettingsSince
 

@@ -25,7 +25,6 @@ from rollstream.analysis.looking import (
 )
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import progress_line, warn
-from rollstream.config.stored_settings import CONFIGURATION_KEY, recorded_settings
 from rollstream.consumers.audit.audit import Audit, continued_audit, utc_minute
 from rollstream.consumers.audit.folds import InvariantResult, Offender
 from rollstream.consumers.audit.spans import AuditPolicy
@@ -37,6 +36,7 @@ from rollstream.consumers.trainer.data.prepare import (
 from rollstream.errors import ConfigurationError, OutputLost, RollstreamError, StoreError
 from rollstream.storage.hf_folder import CONFIG, vocabulary_size
 from rollstream.storage.identity import check_readable
+from rollstream.storage.stored_settings import CONFIGURATION_KEY, recorded_settings
 from rollstream.streams.admissible import TrainingBounds
 
 if TYPE_CHECKING:

@@ -1,0 +1,42 @@
+"""Finds the rule under which each recorded take was taken (`earlier_rules`). A run may be resumed
+with a smaller `max_lag`, or with `filter_equal_rewards`. Its trainer then repeats the steps after
+the checkpoint: under the new rule it would drop samples that the ledger states to be trained, and
+the finished steps would be others than those that the run recorded. So a recorded take keeps the
+choices of the configuration of the term that appended it.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from rollstream.consumers.trainer.data.poisoned_takes import TakeNumber
+from rollstream.consumers.trainer.data.prepare import Choices, TrainingRule
+from rollstream.errors import StoreError
+from rollstream.storage.stored_settings import configuration_key, is_configuration_hash
+from rollstream.storage.stores.base import ObjectStore
+from rollstream.storage.stores.json_objects import decode_json
+
+log = logging.getLogger(__name__)
+
+
+def earlier_rules(
+    store: ObjectStore, rule: TrainingRule, taken_under: Mapping[TakeNumber, str]
+) -> dict[TakeNumber, TrainingRule]:
+    """Returns the rules of those takes whose configuration chose otherwise than `rule`; the store
+    has the configurations by their hashes. A take whose configuration it does not have is repeated
+    under `rule`.
+    """
+    rules = {digest: _rule_of(store, rule, digest) for digest in set(taken_under.values())}
+    return {
+        number: rules[digest] for number, digest in taken_under.items() if rules[digest] != rule
+    }
+
+
+def _rule_of(store: ObjectStore, rule: TrainingRule, digest: str) -> TrainingRule:
+    if not is_configuration_hash(digest):
+        return rule
+    key = configuration_key(digest)
+    try:
+        return rule.choosing_as(decode_json(store.get(key), Choices, key))
+    except StoreError as error:
+        log.warning("takes of the configuration %s are repeated under this one: %s", digest, error)
+        return rule
