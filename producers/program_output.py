@@ -1,6 +1,6 @@
-"""Passes on what the programs of episodes print (`ProgramOutput`, `OutputPipe`), for the log of
-their rollout: whole lines, printable, and at most so many bytes an episode. What is left out is
-counted in one line.
+"""Passes on what a user's code prints (`ProgramOutput`, `OutputPipe`), for the log of its rollout:
+whole lines, printable, and at most so many bytes for each episode, reward or reply. What is left
+out is counted in one line.
 """
 
 import os
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from rollstream.printable import printable
 
 EPISODE_BYTES = 64 << 10
-"""Most bytes of one episode's output that reach the log: some 600 lines. A log is rotated at 8 MB,
-and a program that prints in a loop would push everything else out of it.
+"""Most bytes of the output of one episode or call that reach the log: some 600 lines. A log is
+rotated at 8 MB, and a program that prints in a loop would push everything else out of it.
 """
 LINE_BYTES = 4096
 READ_BYTES = 1 << 16
@@ -20,7 +20,7 @@ DRAIN_S = 1.0
 
 class ProgramOutput:
     """Takes the bytes that programs print and gives printable lines to `write`. `allow` makes the
-    room of a further episode; what an ended one left of its own is not added.
+    room of a further episode or call; what an ended one left of its own is not added.
     """
 
     def __init__(self, write: Callable[[bytes], object], room: int = EPISODE_BYTES) -> None:
@@ -28,7 +28,7 @@ class ProgramOutput:
         self._line = bytearray()
 
     def allow(self) -> None:
-        """Make room for the output of a further episode."""
+        """Make room for the output of a further episode or call."""
         self._room = EPISODE_BYTES
 
     def take(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class ProgramOutput:
 
     def _state_left_out(self) -> None:
         if self._left_out:
-            line = f"agent: {self._left_out:,} bytes of a program's output left out\n"
+            line = f"{self._left_out:,} bytes of a program's output left out\n"
             self._write(line.encode())
             self._left_out = 0
 

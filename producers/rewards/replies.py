@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import msgspec
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.program_output import OutputPipe
 from rollstream.producers.rewards.environment import NumberedAnswer, ReplyQuestion
 from rollstream.producers.rewards.worker import (
     READ_BYTES,
     START_S,
     STARTS_MAX,
+    STDERR,
     end_process,
     ended_reason,
     spawn_process,
@@ -167,7 +169,10 @@ class _EnvironmentProcess:
         self.is_ready = False
         self.refusal = ""
         """Why the task could not be built."""
-        self._process = spawn_process("rollstream.producers.rewards.environment", task)
+        self._printed = OutputPipe(STDERR)
+        self._process = spawn_process(
+            "rollstream.producers.rewards.environment", task, stderr=self._printed.writer
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -179,6 +184,7 @@ class _EnvironmentProcess:
 
     def give(self, question: ReplyQuestion) -> None:
         """Queue a line for the process; `write` sends it."""
+        self._printed.output.allow()
         self._outgoing += self._encoder.encode(question) + b"\n"
 
     def write(self) -> None:
@@ -213,3 +219,4 @@ class _EnvironmentProcess:
 
     def kill(self) -> None:
         end_process(self._process)
+        self._printed.close()

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import IO
 
 from rollstream.import_path import module_command
+from rollstream.producers.program_output import OutputPipe
 from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
 
 START_S = 60.0  # until a process must be ready: the imports of a heavy task on a busy machine
 READ_BYTES = 1 << 16  # of one read from a pipe
+STDERR = 2  # the log of the role
 IN_FLIGHT_MAX = 64  # questions given to one process; the others wait in the pool for any process
 STARTS_MAX = 3  # processes in a row that end before their greeting
 
@@ -74,7 +76,10 @@ class RewardWorker:
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self._was_full = False
-        self._process = spawn_process("rollstream.producers.rewards.process", task, function)
+        self._printed = OutputPipe(STDERR)
+        self._process = spawn_process(
+            "rollstream.producers.rewards.process", task, function, stderr=self._printed.writer
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -87,6 +92,7 @@ class RewardWorker:
         """
         if self.greeting and not self.held:
             self._progress_s = now
+        self._printed.output.allow()
         self.held.append(question)
         self._outgoing += question.line
 
@@ -145,14 +151,15 @@ class RewardWorker:
         it.
         """
         end_process(self._process)
+        self._printed.close()
 
 
 def spawn_process(
-    module: str, task: TaskSettings, *arguments: str, stderr: IO[bytes] | None = None
+    module: str, task: TaskSettings, *arguments: str, stderr: IO[bytes] | int
 ) -> subprocess.Popen[bytes]:
     """Start a process that runs this module with the task's settings and the arguments. It is in a
     session of its own, so that Ctrl-C in the terminal reaches only the parent. `stderr` gets what
-    the user's code prints; None: the parent's.
+    the user's code prints.
     """
     return subprocess.Popen(
         module_command(module, task.model_dump_json(), *arguments),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.cli.look.config import CHANGES
 from rollstream.cli.main import main
 from rollstream.config.config import fingerprint, store_configuration
 from rollstream.config.run_folder import (
@@ -14,6 +15,7 @@ from rollstream.config.run_folder import (
     write_configuration,
 )
 from rollstream.config.settings import Configuration
+from rollstream.storage.settings import Scope
 from rollstream.storage.stores.connect import open_store
 from rollstream.streams.records import Configured, Take
 from rollstream.streams.topics import catalogue
@@ -33,6 +35,10 @@ def found(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str
     assert main(["config", *words, "--json"]) == 0
     lines = map(json.loads, capsys.readouterr().out.splitlines())
     return {line["setting"]: line for line in lines}
+
+
+def test_every_answer_to_whether_a_setting_may_change_has_a_sentence() -> None:
+    assert {scope.value for scope in Scope} == CHANGES.keys()
 
 
 def test_a_setting_is_explained_in_full(toml: Path, capsys) -> None:

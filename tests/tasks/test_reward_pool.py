@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.program_output import EPISODE_BYTES
 from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply
@@ -140,6 +141,29 @@ def test_a_task_beside_the_working_directory_imports_its_neighbours(
 
 def test_what_a_reward_prints_does_not_disturb_the_answers(pool: RewardPool):
     assert verdict(pool, "print").reward == 1.0
+
+
+def test_what_a_reward_prints_is_printable_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "loud_task.py").write_text(
+        "import sys\n"
+        "from rollstream.producers.tasks.remainder import Remainder\n"
+        "class Mine(Remainder):\n"
+        "    def judge(self, reference, turns):\n"
+        "        sys.stdout.write('\\x1b]0;owned\\x07first\\n' + 100_000 * 'noise\\n')\n"
+        "        sys.stdout.flush()\n"
+        "        return 1.0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    pool = RewardPool(settings("loud_task:Mine"))
+    assert verdict(pool, "any").reward == 1.0
+    pool.close()
+    printed = capfd.readouterr().err
+    assert "first" in printed
+    assert "\x1b" not in printed
+    assert "bytes of a program's output left out" in printed
+    assert len(printed) < 2 * EPISODE_BYTES
 
 
 def test_answers_longer_than_a_pipe_arrive(pool: RewardPool):

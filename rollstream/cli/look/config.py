@@ -51,8 +51,8 @@ TYPE_NAMES: dict[Any, str] = {
 @dataclass(frozen=True, slots=True)
 class SettingEntry:
     """Describes a setting. `key` is its dotted name, `kind` its type as text; `limits` begins with
-    a space or is empty; `default` is JSON or `required`; `change` (`yes`, `accepted`, `group` or
-    `no`) states whether it may change between two starts of a run (`CHANGES`).
+    a space or is empty; `default` is JSON or `required`; `change` (one of `CHANGES`) states
+    whether it may change between two starts of a run.
     """
 
     key: str
@@ -144,6 +144,7 @@ CHANGES = {
     "yes": "may change between two starts of a run",
     "accepted": "may change between two starts of a run with --accept-config",
     "group": "may change between two starts of a run with --accept-config, from a later group on",
+    "take": "may change between two starts of a run with --accept-config, from the next take on",
     "no": "cannot change in a run",
 }
 
