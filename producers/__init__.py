@@ -5,8 +5,8 @@
 answers (`drafts/`). `rewards/` runs a task's own code in separate processes, `sandbox/` confines
 what a model wrote, `scoring/` adds late rewards as annotations. `agents/` runs episodes of programs
 of many turns, and `dialogue/` continues chats by their tokens. `program_output` passes on what a
-user's code prints. `evaluation` measures a version on held-out prompts. `settings` has the settings of
-all of them.
+user's code prints. `evaluation` measures a version on held-out prompts. `settings` has the settings
+of all of them.
 """
 
 from typing import TYPE_CHECKING
