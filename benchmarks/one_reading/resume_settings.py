@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Case, alone
+from rollstream.errors import TopicMissing
 from rollstream.streams.connect import open_bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Admitted, Prompt, StepDone, Take
 from testbed.run_process import run_line, running
+from testbed.servers import kafka_broker
 from testbed.stepped.resumed import resumed
 from testbed.stepped.run import Shape
 from testbed.waiting import wait_for
@@ -103,12 +105,16 @@ def stepped_faults(keep_version: bool, key: str, value: Any) -> list[str]:
         return resumed(first, then, STOP_AT, Path(folder)).lines()
 
 
+PROCESS_STEPS = 10
 SHORT = (
-    "trainer.steps=6", "trainer.groups_per_step=4", "trainer.samples_per_group=2",
+    f"trainer.steps={PROCESS_STEPS}", "trainer.groups_per_step=4", "trainer.samples_per_group=2",
     "rollouts.count=1", "rollouts.slots=16", "warmup.steps=20", "warmup.documents=500",
     "evaluation.enabled=false",
 )  # fmt: skip
-CHANGED = {"trainer.groups_per_step": 7, "sampling.temperature": 0.7, "trainer.lr": 1e-4}
+CHANGED = {
+    "trainer.groups_per_step": 7, "sampling.temperature": 0.7, "trainer.lr": 1e-4,
+    "dispatch.max_lag": 1,
+}  # fmt: skip
 RUN_S = 300.0
 
 
@@ -120,40 +126,43 @@ class ProcessShape:
     example: str
     settings: tuple[str, ...] = ()
     changed: Mapping[str, Any] = field(default_factory=lambda: dict(CHANGED))
+    is_kafka: bool = False
 
     def faults(self) -> list[str]:
         """Stops the run at a step, resumes it with the changed settings, and audits it."""
         with tempfile.TemporaryDirectory(prefix="rollstream-resume-") as scratch:
             folder = Path(scratch) / "run"
-            line = run_line(Path("examples") / self.example, folder, [*SHORT, *self.settings])
+            bus = kafka_broker.new_url() if self.is_kafka else f"sqlite:{folder / 'bus'}"
+            settings = [*SHORT, *self.settings, f"bus={bus}"]
+            line = run_line(Path("examples") / self.example, folder, settings)
             with running(line, Path(scratch) / "first.txt") as process:
-                wait_for(lambda: _steps(folder) >= STOP_AT, process)
+                wait_for(lambda: _steps(bus) >= STOP_AT, process)
                 process.terminate()
                 process.wait(60.0)
-            published = _published(folder)
+            published = _published(bus)
             words = [f"{key}={value}" for key, value in self.changed.items()]
             line = [*run_line(folder / "config.json", folder, words), "--accept-config"]
             try:
                 done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_S)
             except subprocess.TimeoutExpired:
-                return [f"hangs: {_steps(folder)} steps"]
+                return [f"hangs: {_steps(bus)} steps"]
             if done.returncode:
                 return [f"exit {done.returncode}: {done.stderr[-300:]}"]
-            return [*self._ignored(folder, published), *_audited(folder)]
+            return [*self._ignored(bus, published), *_audited(folder)]
 
-    def _ignored(self, folder: Path, published: int) -> list[str]:
+    def _ignored(self, bus: str, published: int) -> list[str]:
         sizes: dict[int, int] = {}
-        for take in _records(folder, "ledger", Take):
+        for take in _records(bus, "ledger", Take):
             sizes[take.step] = sizes.get(take.step, 0) + len(take.groups)
         faults: list[str] = []
         wanted = self.changed["trainer.groups_per_step"]
-        if sizes.get(6) != wanted:
-            faults.append(f"the last step has {sizes.get(6)} groups, not {wanted}")
-        late = [p for p in _records(folder, "prompts", Prompt) if p.group >= published]
+        if sizes.get(PROCESS_STEPS) != wanted:
+            faults.append(f"the last step has {sizes.get(PROCESS_STEPS)} groups, not {wanted}")
+        late = [p for p in _records(bus, "prompts", Prompt) if p.group >= published]
         if any(p.sampling.temperature != self.changed["sampling.temperature"] for p in late):
             faults.append("a later prompt has another temperature")
-        admitted = len(_records(folder, "admissions", Admitted))
-        if admitted > 6 * max(4, wanted) + published:
+        admitted = len(_records(bus, "admissions", Admitted))
+        if admitted > PROCESS_STEPS * max(4, wanted) + published:
             faults.append(f"flood: {admitted} admitted")
         return faults
 
@@ -163,27 +172,28 @@ SHAPES = (
     ProcessShape("adapter", "quickstart.toml", ("model.lora.rank=4",)),
     ProcessShape("agent", "sorting-agent.toml"),
     ProcessShape("late rewards", "late-reward.toml"),
+    ProcessShape("Kafka", "quickstart.toml", is_kafka=True),
 )
 
 
-def _records(folder: Path, topic: str, kind: type[Any]) -> list[Any]:
-    if not (folder / "bus" / f"{topic}.db").exists():
-        return []
-    bus = open_bus(f"sqlite:{folder / 'bus'}")
+def _records(url: str, topic: str, kind: type[Any]) -> list[Any]:
+    bus = open_bus(url)
     try:
         reader = TopicReader(bus, topic, from_begin(bus, topic))
         records = (one.record for one in reader.read_to(bus.end(topic)))
         return [record for record in records if isinstance(record, kind)]
+    except TopicMissing:
+        return []
     finally:
         bus.close()
 
 
-def _steps(folder: Path) -> int:
-    return max((done.step for done in _records(folder, "ledger", StepDone)), default=0)
+def _steps(bus: str) -> int:
+    return max((done.step for done in _records(bus, "ledger", StepDone)), default=0)
 
 
-def _published(folder: Path) -> int:
-    return max((one.group for one in _records(folder, "prompts", Prompt)), default=-1) + 1
+def _published(bus: str) -> int:
+    return max((one.group for one in _records(bus, "prompts", Prompt)), default=-1) + 1
 
 
 def _audited(folder: Path) -> list[str]:
