@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
+from rollstream.consumers.trainer.checkpoint import (
+    TrainerState,
+    ledger_begin,
+    restore_intake,
+    trainer_state,
+)
 from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
 from rollstream.consumers.trainer.data.groups import GroupIntake
 from rollstream.consumers.trainer.data.poisoned_takes import plan_superseded
@@ -59,7 +64,6 @@ from rollstream.streams.writer import FencedWriter
 if TYPE_CHECKING:  # see learn/base.py
     from transformers import PreTrainedModel
 
-    from rollstream.consumers.trainer.sharded.follower import FollowedLedger
     from rollstream.consumers.trainer.sharded.learner import ShardedModel
     from rollstream.consumers.trainer.sharded.ranks import Ranks
 
@@ -139,7 +143,7 @@ def build_trainer(
     state = load_first(store, learner, checkpoints, initial.ranks)  # 2
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
-    recorded = open_ledger(ledger, state)  # 1 (`Opened`), 3
+    recorded = ledger.open(*ledger_begin(state))  # 1 (`Opened`), 3
     accepted = _is_change_accepted(provenance, recorded, state)
     positions = _begin_positions(log_bus) if state is None else state.intake_positions()
     intake = GroupIntake(log_bus, positions, monotonic, plan.rule.names)
@@ -207,13 +211,6 @@ def _fence_store(
     )
     versions.open()
     return versions
-
-
-def open_ledger(ledger: "Ledger | FollowedLedger", state: TrainerState | None) -> LedgerTail:
-    """Open the ledger, and return its records since the checkpoint; None: since its begin."""
-    if state is None:
-        return ledger.open(Position())
-    return ledger.open(state.ledger, state.configuration_hash)
 
 
 def load_first(

@@ -117,6 +117,13 @@ def trainer_state(
     )
 
 
+def ledger_begin(state: TrainerState | None) -> tuple[Position, str]:
+    """Returns the position from which a trainer that resumes from `state` reads the ledger, and the
+    hash of the configuration there; without a checkpoint it reads from the begin.
+    """
+    return (Position(), "") if state is None else (state.ledger, state.configuration_hash)
+
+
 def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
     """Open the checkpoint's groups again; later records arrive when intake reads further."""
     for group in state.groups:

@@ -17,10 +17,10 @@ from rollstream.consumers.trainer.build import (
     InitialModel,
     TrainerPlan,
     load_first,
-    open_ledger,
     publish_step_0,
     publishing_terms,
 )
+from rollstream.consumers.trainer.checkpoint import ledger_begin
 from rollstream.consumers.trainer.data.earlier_rules import earlier_rules
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed, UpdateKey
 from rollstream.consumers.trainer.data.retention import ArchiveBackedBus
@@ -217,7 +217,7 @@ def build_follower(
         publish_step_0(store, versions, learner, plan.weights.dtype, None)
     log_bus = ArchiveBackedBus(bus, store, run)
     ledger = FollowedLedger(log_bus, start.term, ranks.has_ended)
-    recorded = open_ledger(ledger, state)
+    recorded = ledger.open(*ledger_begin(state))
     take_follower = TakeFollower(
         bus=log_bus,
         settings=plan.trainer,
