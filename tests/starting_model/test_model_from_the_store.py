@@ -84,6 +84,7 @@ def test_roles_train_a_model_that_is_on_none_of_their_hosts(tmp_path):
     assert (fork / "store" / MODEL_KEY).is_file()
 
 
+@pytest.mark.slow
 def test_put_model_again_is_accepted_and_another_model_is_refused(tmp_path, capsys):
     model = random_model(tmp_path / "first" / "model")
     words = configured(tmp_path)

@@ -1,8 +1,10 @@
 """The page in a browser, quickly: the overview, and one trajectory reached by clicks."""
 
+import pytest
 from playwright.sync_api import expect
 
 
+@pytest.mark.slow
 def test_the_page_opens_and_leads_to_a_trajectory(watch, archive) -> None:
     page = watch(archive).open()
     expect(page.get_by_role("heading", name="remainder", level=1)).to_be_visible()
