@@ -105,9 +105,10 @@ def stepped_faults(keep_version: bool, key: str, value: Any) -> list[str]:
         return resumed(first, then, STOP_AT, Path(folder)).lines()
 
 
-PROCESS_STEPS = 10
+STEPS_MAX, STEPS_MORE = 400, 4
+"""Steps that no run reaches before it is stopped, and those after the ones that were begun then."""
 SHORT = (
-    f"trainer.steps={PROCESS_STEPS}", "trainer.groups_per_step=4", "trainer.samples_per_group=2",
+    f"trainer.steps={STEPS_MAX}", "trainer.groups_per_step=4", "trainer.samples_per_group=2",
     "rollouts.count=1", "rollouts.slots=16", "warmup.steps=20", "warmup.documents=500",
     "evaluation.enabled=false",
 )  # fmt: skip
@@ -139,8 +140,9 @@ class ProcessShape:
                 wait_for(lambda: _steps(bus) >= STOP_AT, process)
                 process.terminate()
                 process.wait(60.0)
-            published = _published(bus)
+            published, last = _published(bus), max(_sizes(bus)) + STEPS_MORE
             words = [f"{key}={value}" for key, value in self.changed.items()]
+            words.append(f"trainer.steps={last}")
             line = [*run_line(folder / "config.json", folder, words), "--accept-config"]
             try:
                 done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_S)
@@ -148,21 +150,18 @@ class ProcessShape:
                 return [f"hangs: {_steps(bus)} steps"]
             if done.returncode:
                 return [f"exit {done.returncode}: {done.stderr[-300:]}"]
-            return [*self._ignored(bus, published), *_audited(folder)]
+            return [*self._ignored(bus, published, last), *_audited(folder)]
 
-    def _ignored(self, bus: str, published: int) -> list[str]:
-        sizes: dict[int, int] = {}
-        for take in _records(bus, "ledger", Take):
-            sizes[take.step] = sizes.get(take.step, 0) + len(take.groups)
-        faults: list[str] = []
+    def _ignored(self, bus: str, published: int, last: int) -> list[str]:
+        sizes, faults = _sizes(bus), list[str]()
         wanted = self.changed["trainer.groups_per_step"]
-        if sizes.get(PROCESS_STEPS) != wanted:
-            faults.append(f"the last step has {sizes.get(PROCESS_STEPS)} groups, not {wanted}")
+        if sizes.get(last) != wanted or max(sizes) != last:
+            faults.append(f"step {max(sizes)} is the last and step {last} has {sizes.get(last)}")
         late = [p for p in _records(bus, "prompts", Prompt) if p.group >= published]
         if any(p.sampling.temperature != self.changed["sampling.temperature"] for p in late):
             faults.append("a later prompt has another temperature")
         admitted = len(_records(bus, "admissions", Admitted))
-        if admitted > PROCESS_STEPS * max(4, wanted) + published:
+        if admitted > published + last * wanted:
             faults.append(f"flood: {admitted} admitted")
         return faults
 
@@ -186,6 +185,14 @@ def _records(url: str, topic: str, kind: type[Any]) -> list[Any]:
         return []
     finally:
         bus.close()
+
+
+def _sizes(bus: str) -> dict[int, int]:
+    """Returns the number of groups of each step that was begun."""
+    sizes: dict[int, int] = {}
+    for take in _records(bus, "ledger", Take):
+        sizes[take.step] = sizes.get(take.step, 0) + len(take.groups)
+    return sizes
 
 
 def _steps(bus: str) -> int:
