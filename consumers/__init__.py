@@ -7,18 +7,5 @@ the invariants of a run, `replay/` trains recorded steps again. `settings` are t
 records of `rollstream.streams`.
 """
 
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.consumers.settings import (
-        ArchiveSettings as ArchiveSettings,
-        DispatchSettings as DispatchSettings,
-        TrainerSettings as TrainerSettings,
-    )
-
-__getattr__ = lazy_exports(__name__)
-
 if __name__ == "consumers":  # found beside the package, in a checkout
     raise ImportError("import it as rollstream.consumers", name="consumers")

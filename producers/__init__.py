@@ -9,27 +9,5 @@ user's code prints. `evaluation` measures a version on held-out prompts. `settin
 of all of them.
 """
 
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.producers.evaluation import (
-        Evaluation as Evaluation,
-        EvaluationPlan as EvaluationPlan,
-        evaluate as evaluate,
-    )
-    from rollstream.producers.prompt_source import (
-        PromptOrder as PromptOrder,
-        PromptSource as PromptSource,
-    )
-    from rollstream.producers.settings import (
-        RolloutSettings as RolloutSettings,
-        SamplingSettings as SamplingSettings,
-        TaskSettings as TaskSettings,
-    )
-
-__getattr__ = lazy_exports(__name__)
-
 if __name__ == "producers":  # found beside the package, in a checkout
     raise ImportError("import it as rollstream.producers", name="producers")

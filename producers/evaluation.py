@@ -76,7 +76,7 @@ class Evaluation:
     """That of the sampled answers."""
 
     def line(self, step: int, seconds: float | None) -> dict[str, object]:
-        """Return the line of `metrics/eval.jsonl`; `seconds` count from the run's start, and are
+        """Returns the line of `metrics/eval.jsonl`; `seconds` count from the run's start, and are
         left out if they are unknown (None).
         """
         accuracies: dict[str, object] = {
@@ -100,7 +100,7 @@ class Evaluation:
 
 
 def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> Evaluation:
-    """Return the metrics of these answers; there must be at least one of each kind."""
+    """Returns the metrics of these answers; there must be at least one of each kind."""
     assert sampled, "no sampled answer to measure"
     assert greedy, "no greedy answer to measure"
     lengths = np.array([answer.length for answer in sampled])
@@ -119,9 +119,10 @@ def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> 
 
 
 def pass_at_k(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
-    """Return the mean over prompts of the probability that at least one of k answers, drawn without
-    replacement from a prompt's own, is right (arXiv 2107.03374, section 2.1): for k = 2, 4, … up to
-    the least number of answers. `counts` has for each prompt its right answers and all answers.
+    """Returns the mean over prompts of the probability that at least one of k answers, drawn
+    without replacement from a prompt's own, is right (arXiv 2107.03374, section 2.1): for k = 2, 4,
+    … up to the least number of answers. `counts` has for each prompt its right answers and all
+    answers.
     """
     least = min((answers for _, answers in counts), default=0)
     sizes = [1 << power for power in range(1, least.bit_length()) if 1 << power <= least]
@@ -157,7 +158,7 @@ def _reward(answer: JudgedAnswer) -> float:
 
 
 def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    """Return the mean of each `style/…` score over all answers; a missing score counts as 0."""
+    """Returns the mean of each `style/…` score over all answers; a missing score counts as 0."""
     totals: dict[str, float] = {}
     for answer in answers:
         for name, value in answer.verdict.scores.items():
@@ -200,7 +201,7 @@ class HeldOutAnswer:
         self.sources.append(np.full(len(tokens), source, np.uint8))
 
     def turns(self) -> list[list[int]]:
-        """Return the tokens after the prompt, cut into turns of the model and the environment."""
+        """Returns the tokens after the prompt, cut into turns of the model and the environment."""
         return turns_of(np.concatenate(self.tokens), np.concatenate(self.sources))
 
     @property
@@ -209,13 +210,13 @@ class HeldOutAnswer:
         return self.request.sampling.temperature > 0
 
     def generated(self) -> int:
-        """Return the number of tokens that the model generated."""
+        """Returns the number of tokens that the model generated."""
         return int(np.count_nonzero(np.concatenate(self.sources) == GENERATED))
 
 
 def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswer]:
-    """Return all answers to generate, by trajectory name. The answers of a task with an environment
-    keep their slots in the engine between turns.
+    """Returns all answers to generate, by trajectory name. The answers of a task with an
+    environment keep their slots in the engine between turns.
     """
     hold = isinstance(task, Environment)
     sampling_drawn = Sampling(plan.temperature, tokens_max=plan.tokens_max, stop=tuple(task.stop))
@@ -258,7 +259,7 @@ def evaluate(
 
 
 def _prompts_hash(answers: Iterable[HeldOutAnswer]) -> str:
-    """Return a hash of the tokens of all prompts, in their order."""
+    """Returns a hash of the tokens of all prompts, in their order."""
     tokens = [answer.request.tokens for answer in answers if not answer.sampled]
     ends = np.cumsum([len(one) for one in tokens]).astype(np.uint32)
     return record_hash(np.concatenate([ends, *tokens]).tobytes())

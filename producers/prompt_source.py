@@ -48,7 +48,7 @@ class PromptOrder:
     settings: SettingsSince | None = None
 
     def at(self, group: int) -> Prompt:
-        """Return the prompt of a group, a pure function of the seed and the group's number.
+        """Returns the prompt of a group, a pure function of the seed and the group's number.
 
         Raises `ConfigurationError` for a prompt that is empty or longer than `tokens_max`, or that
         the task cannot make: an engine would refuse all its samples after every restart.
@@ -133,8 +133,8 @@ class PromptSource:
             stop.wait(POLL_S)
 
     def metric_values(self) -> MetricValues:
-        """Return how many prompts are published in the whole run, how many of them are not admitted
-        yet, and the bound of the latter.
+        """Returns how many prompts are published in the whole run, how many of them are not
+        admitted yet, and the bound of the latter.
         """
         return {
             "prompts_published_total": self.next_group,
@@ -143,7 +143,7 @@ class PromptSource:
         }
 
     def readers(self) -> list[TopicReader]:
-        """Return the reader of `admissions`, for its metrics; [] before `run`."""
+        """Returns the reader of `admissions`, for its metrics; [] before `run`."""
         return [] if self.admissions is None else [self.admissions]
 
     def _read_admissions(self, reader: TopicReader) -> None:
@@ -174,7 +174,7 @@ class PromptSource:
         self.admitted = max([self.admitted, *admitted])
 
     def _settings_after(self, newest: Prompt | None) -> SettingsSince:
-        """Return from which group on the present configuration holds, by the newest prompt."""
+        """Returns from which group on the present configuration holds, by the newest prompt."""
         before = None if newest is None else newest.settings
         if before is not None and before.configuration_hash == self.configuration:
             return before
@@ -183,7 +183,7 @@ class PromptSource:
         return SettingsSince(self.next_group, self.configuration)
 
     def _published(self, upto: dict[int, int]) -> list[Prompt]:
-        """Return the prompts of all terms that are still in the log below `upto`."""
+        """Returns the prompts of all terms that are still in the log below `upto`."""
         reader = TopicReader(self.bus, "prompts", from_begin(self.bus, "prompts"))
         records = [received.record for received in reader.read_to(upto)]
         return [prompt for prompt in records if isinstance(prompt, Prompt)]

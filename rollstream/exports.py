@@ -1,7 +1,8 @@
-"""Lets a package import its public names on first use (PEP 562), so importing one light module of
-the package never imports torch, DuckDB or a Kafka client.
+"""Lets a module with names for user code import them on first use (PEP 562), so importing a light
+one never imports torch, DuckDB or a Kafka client. All other code imports from the module that has
+the name.
 
-A package declares these names once, by the imports in its `__init__` under `TYPE_CHECKING`.
+A module declares these names once, by its imports under `TYPE_CHECKING`.
 """
 
 import ast

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def parse_json(data: bytes | str, type_: type[_T]) -> _T:
-    """Return the value of this type in `data`. Raises ValueError if `data` is not strict JSON, not
+    """Returns the value of this type in `data`. Raises ValueError if `data` is not strict JSON, not
     a value of the type, or nested too deeply.
     """
     import msgspec  # what `rollstream --help` need not wait for
@@ -32,7 +32,7 @@ def parse_json(data: bytes | str, type_: type[_T]) -> _T:
 def parse_loose_json(
     data: bytes | str, make: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None
 ) -> Any:
-    """Return the value in `data`, which may have `NaN` and `Infinity`, as Python's library writes
+    """Returns the value in `data`, which may have `NaN` and `Infinity`, as Python's library writes
     them; `make` makes each object of its pairs, otherwise the last of a repeated name counts.
     Raises ValueError as `parse_json` does.
     """

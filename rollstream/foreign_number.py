@@ -15,7 +15,7 @@ class NoFiniteNumber(ValueError):
 
 
 def finite_number(value: object, name: str) -> float:
-    """Return the number: any of Python (bool, Fraction, Decimal …), or a value of numpy or torch
+    """Returns the number: any of Python (bool, Fraction, Decimal …), or a value of numpy or torch
     without dimensions. Raises `NoFiniteNumber`, which begins with `name`, for everything else; a
     text is no number, nor is a complex number or an array of one element.
     """

@@ -19,7 +19,7 @@ NO_PROXY = ("no_proxy", "NO_PROXY")
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host, a name or an address without port, is always this machine itself."""
+    """Returns whether a host, a name or an address without port, is always this machine itself."""
     name = host.strip("[]").partition("%")[0].rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -32,7 +32,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def may_use_proxy(url: str | None) -> bool:
-    """Return whether a request to a URL that the user named may go through a proxy."""
+    """Returns whether a request to a URL that the user named may go through a proxy."""
     return not is_this_machine(urlsplit(url or "").hostname or "")
 
 
@@ -48,8 +48,8 @@ def open_direct(url: str, timeout_s: float, context: SSLContext | None = None) -
 
 
 def without_proxy(environment: Mapping[str, str], url: str) -> dict[str, str]:
-    """Return the variables by which a program with this environment, in any language, asks the host
-    of `url` without a proxy.
+    """Returns the variables by which a program with this environment, in any language, asks the
+    host of `url` without a proxy.
     """
     host = urlsplit(url).hostname or ""
     present = [environment[name] for name in NO_PROXY if environment.get(name)]

@@ -54,7 +54,7 @@ _PROBE_BYTES = 1 << 16  # more than the rest of a block that a full disk may hav
 
 
 def explain_os_error(error: OSError) -> str:
-    """Return what happened in the system's words, and what to do."""
+    """Returns what happened in the system's words, and what to do."""
     number = error.errno
     said = error.strerror or str(error) or type(error).__name__
     if number == errno.EMFILE:
@@ -66,14 +66,14 @@ def explain_os_error(error: OSError) -> str:
 
 
 def is_of_the_machine(error: OSError) -> bool:
-    """Return whether the machine is the cause, and not a mistake of a program or of a name."""
+    """Returns whether the machine is the cause, and not a mistake of a program or of a name."""
     number = error.errno
     is_listed = number == errno.EMFILE or number in _ADVICE
     return is_listed and number not in _OF_A_PROGRAM
 
 
 def failure_to_open(path: Path) -> OSError | None:
-    """Return the error with which the system refuses to open `path` for writing; None if it does
+    """Returns the error with which the system refuses to open `path` for writing; None if it does
     not. For libraries that report only that a file could not be opened. Nothing is made.
     """
     try:
@@ -89,7 +89,7 @@ def failure_to_open(path: Path) -> OSError | None:
 
 
 def failure_to_write(folder: Path) -> OSError | None:
-    """Return the error with which the system refuses to write a file in the folder, which has no
+    """Returns the error with which the system refuses to write a file in the folder, which has no
     name, or is removed at once; None if it does not.
     """
     try:

@@ -186,7 +186,7 @@ def run_policies(settings: SimulationSettings) -> Iterator[PolicyRun]:
 
 
 def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
-    """Return the constants unchanged. Raises `ConfigurationError` if nothing can be simulated with
+    """Returns the constants unchanged. Raises `ConfigurationError` if nothing can be simulated with
     them.
     """
     for name in ("groups_per_step", "samples_per_group", "steps", "slots", "length_max",

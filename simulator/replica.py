@@ -306,8 +306,8 @@ class Replica:
         return rows < self.slots and (is_alone or missing <= free)
 
     def _make_room(self) -> None:
-        """Return the newest sequences to the queue if the next step does not fit, until the reserve
-        is free; sequences that wait for their environment lose their cached tokens first.
+        """Returns the newest sequences to the queue if the next step does not fit, until the
+        reserve is free; sequences that wait for their environment lose their cached tokens first.
         """
         if self.kv + len(self.running) <= self.capacity:
             return

@@ -12,48 +12,5 @@ data set that a run does not ask, `metrics_file` are a process's metrics, `setti
 all this.
 """
 
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.storage.checkpoints import (
-        Checkpoint as Checkpoint,
-        CheckpointId as CheckpointId,
-        read_checkpoint as read_checkpoint,
-        write_checkpoint as write_checkpoint,
-    )
-    from rollstream.storage.claim_check import (
-        BlobCollector as BlobCollector,
-        ClaimCheck as ClaimCheck,
-        open_log as open_log,
-    )
-    from rollstream.storage.leases import (
-        Lease as Lease,
-        LeaseCandidate as LeaseCandidate,
-        LeaseRenewal as LeaseRenewal,
-        acquire_lease as acquire_lease,
-    )
-    from rollstream.storage.metrics_file import (
-        MetricsFile as MetricsFile,
-        read_metrics as read_metrics,
-    )
-    from rollstream.storage.models import (
-        build_model as build_model,
-        load_model as load_model,
-    )
-    from rollstream.storage.settings import (
-        CheckpointSettings as CheckpointSettings,
-        ModelSettings as ModelSettings,
-        Settings as Settings,
-        WeightsSettings as WeightsSettings,
-    )
-    from rollstream.storage.terms import (
-        next_term as next_term,
-        read_role as read_role,
-    )
-
-__getattr__ = lazy_exports(__name__)
-
 if __name__ == "storage":  # found beside the package, in a checkout
     raise ImportError("import it as rollstream.storage", name="storage")

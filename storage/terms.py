@@ -98,7 +98,7 @@ RecordType = TypeVar("RecordType", RoleRecord, NameRecord, TermGeneration)
 
 
 def restarts_of(term: int) -> int:
-    """Return how often the name that has this term was restarted since its object was created."""
+    """Returns how often the name that has this term was restarted since its object was created."""
     return (term - 1) % STARTS
 
 
@@ -111,12 +111,12 @@ def _name_key(role: str, name: str) -> str:
 
 
 def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
-    """Return the role's record and the etag to swap it by; None if the role was never held."""
+    """Returns the role's record and the etag to swap it by; None if the role was never held."""
     return _read(store, role_key(role), RoleRecord)
 
 
 def _read(store: ObjectStore, key: str, kind: type[RecordType]) -> tuple[RecordType, str] | None:
-    """Return the record and the etag to swap it by; None without an object."""
+    """Returns the record and the etag to swap it by; None without an object."""
     try:
         data, etag = store.read(key)
     except ObjectMissing:
@@ -131,7 +131,7 @@ def next_term(
     uniform: Callable[[float, float], float] = random.uniform,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Return a term that no other start under this name has or had, higher than all before; the
+    """Returns a term that no other start under this name has or had, higher than all before; the
     first is 1, or the first of a new generation (`TermGeneration`). If the caller dies before it
     uses the term, that term is skipped. Raises `StoreError` after `SWAPS_MAX` lost swaps.
     """
@@ -170,14 +170,15 @@ def _generation_key(role: str) -> str:
 
 
 def is_generation(key: str) -> bool:
-    """Return whether the object is a role's generation counter. A program that copies `roles/` must
-    copy counters last, so that no counter is older than an object that took a generation from it.
+    """Returns whether the object is a role's generation counter. A program that copies `roles/`
+    must copy counters last, so that no counter is older than an object that took a generation from
+    it.
     """
     return key.startswith("roles/") and key.endswith("/generation")
 
 
 def _next_generation(store: ObjectStore, role: str) -> int:
-    """Return a generation of the role that no name has taken; 0 if there is no counter, because
+    """Returns a generation of the role that no name has taken; 0 if there is no counter, because
     none of the role's objects was ever deleted.
     """
     key = _generation_key(role)
@@ -195,13 +196,13 @@ def _next_generation(store: ObjectStore, role: str) -> int:
 
 
 def newest_term(store: ObjectStore, role: str, name: str) -> int:
-    """Return the newest term of this name; 0 before the first."""
+    """Returns the newest term of this name; 0 before the first."""
     found = _read(store, _name_key(role, name), NameRecord)
     return 0 if found is None else found[0].term
 
 
 def retired_term_max(store: ObjectStore, role: str) -> int:
-    """Return a bound on the terms of the names that were retired (`RoleTerms.retire`), the last
+    """Returns a bound on the terms of the names that were retired (`RoleTerms.retire`), the last
     term of the newest generation; 0 if none was.
     """
     found = _read(store, _generation_key(role), TermGeneration)
@@ -209,7 +210,7 @@ def retired_term_max(store: ObjectStore, role: str) -> int:
 
 
 def role_names(store: ObjectStore, role: str) -> list[str]:
-    """Return all names of the role that have taken a term, except those that were retired."""
+    """Returns all names of the role that have taken a term, except those that were retired."""
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]
     return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]
@@ -260,7 +261,7 @@ class RoleTerms:
         return found
 
     def has_taken(self, role: str, name: str, term: int) -> bool:
-        """Return whether a process may have this name and term: a term up to the name's newest."""
+        """Returns whether a process may have this name and term: a term up to the name's newest."""
         if term <= self._highest.get((role, name), 0):
             return term > 0
         if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:

@@ -84,7 +84,7 @@ class BelievedVersions:
     terms: tuple[tuple[int, int], ...] = ()
 
     def is_believed(self, version: Version) -> bool:
-        """Return whether this version was believed: its number is at most `highest`, and its term
+        """Returns whether this version was believed: its number is at most `highest`, and its term
         published that number, or the number's term is unknown.
         """
         if version.number > self.highest:
@@ -93,7 +93,7 @@ class BelievedVersions:
         return not at or self.terms[at - 1][1] == version.term
 
     def up_to(self, version: Version | None) -> "BelievedVersions | None":
-        """Return the versions that were believed while `version` was the highest one; None if
+        """Returns the versions that were believed while `version` was the highest one; None if
         `version` is None (unknown).
         """
         return None if version is None else BelievedVersions(version.number, self.terms)
@@ -102,7 +102,7 @@ class BelievedVersions:
 def believed_terms(
     versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
 ) -> tuple[tuple[int, int], ...]:
-    """Return `BelievedVersions.terms` of these versions, after the pairs of `before`. Pairs of
+    """Returns `BelievedVersions.terms` of these versions, after the pairs of `before`. Pairs of
     `before` that begin at the lowest of their numbers, or above it, are left out.
     """
     terms = list(before)
@@ -128,7 +128,7 @@ class Refusal:
 def refusal(
     record: Trajectory, bounds: TrainingBounds, believed: BelievedVersions | None = None
 ) -> Refusal | None:
-    """Return why the finished trajectory cannot be trained, or None if it can. Rollout, trainer,
+    """Returns why the finished trajectory cannot be trained, or None if it can. Rollout, trainer,
     replay and audit call this function.
 
     An accepted trajectory fits the model and the learner's arrays and gives finite float32 losses
@@ -150,7 +150,7 @@ def refusal(
 
 
 def is_group_full(samples: int, needed: int, living: int, arrived: int) -> bool:
-    """Return whether a group of this number of samples waits for no further completion, in the
+    """Returns whether a group of this number of samples waits for no further completion, in the
     order of their partition. `arrived` counts the first completions of its trajectories, `living`
     those that are not dead. With redundancy the group needs fewer, `needed` (0: all): completions
     after the last needed one are surplus, never failures, and not trained (invariants 1 and 2).
@@ -159,12 +159,12 @@ def is_group_full(samples: int, needed: int, living: int, arrived: int) -> bool:
 
 
 def is_bounded_number(value: float) -> bool:
-    """Return whether a reward, score or annotation value is finite and within the bounds."""
+    """Returns whether a reward, score or annotation value is finite and within the bounds."""
     return -NUMBER_MAX <= value <= NUMBER_MAX  # false for NaN
 
 
 def is_usable_annotation(note: Annotation) -> bool:
-    """Return whether an annotation holds values within the bounds, or a reason why it has no
+    """Returns whether an annotation holds values within the bounds, or a reason why it has no
     values.
     """
     values = note.values
@@ -172,8 +172,8 @@ def is_usable_annotation(note: Annotation) -> bool:
 
 
 def reference_problem(record: Trajectory, values: Floats) -> str:
-    """Return why the values of an annotation `REFERENCE_LOGPROBS` cannot be the trajectory's, or ""
-    if they can. Trainer, replay and audit call it.
+    """Returns why the values of an annotation `REFERENCE_LOGPROBS` cannot be the trajectory's, or
+    "" if they can. Trainer, replay and audit call it.
     """
     if len(values) != len(record.logprobs):
         return f"{len(values)} values for {len(record.logprobs)} generated tokens"
@@ -184,7 +184,7 @@ def reference_problem(record: Trajectory, values: Floats) -> str:
 
 
 def refused_counts(refusals: Iterable[Refusal]) -> Mapping[str, int]:
-    """Return the number of refusals of each kind that occurs, as `refused_<kind>`, for
+    """Returns the number of refusals of each kind that occurs, as `refused_<kind>`, for
     `StepDone.counts`.
     """
     counts: dict[str, int] = {}
@@ -234,7 +234,7 @@ def _refuse_turns(record: Trajectory) -> Refusal | None:
 
 
 def turns_problem(turns: Sequence[Turn], sources: Sources) -> str:
-    """Return why these cannot be the turns of an episode whose tokens have these `sources`, or "".
+    """Returns why these cannot be the turns of an episode whose tokens have these `sources`, or "".
     The turns tile the tokens, and each token is generated that a turn sampled, and no other.
     """
     sampled = np.zeros(len(sources), np.bool_)
@@ -313,7 +313,7 @@ def _refuse_numbers(record: Trajectory) -> Refusal | None:
 def refused_score(
     reward: float | None, scores: Mapping[str, float], task: str = ""
 ) -> Refusal | None:
-    """Return why a reward with these named scores cannot be trained on; None if it can."""
+    """Returns why a reward with these named scores cannot be trained on; None if it can."""
     if reward is not None and not is_bounded_number(reward):
         return Refusal("reward", f"a reward of {reward:g}, beyond ±{NUMBER_MAX:g}")
     if not all(map(is_bounded_number, scores.values())):
@@ -331,19 +331,19 @@ few of them stays within 64 bits.
 
 
 def is_count(value: int) -> bool:
-    """Return whether a number of another program is within these bounds."""
+    """Returns whether a number of another program is within these bounds."""
     return 0 <= value <= COUNT_MAX
 
 
 def is_version(version: Version) -> bool:
-    """Return whether the numbers of a version are within bounds, not whether it was ever
+    """Returns whether the numbers of a version are within bounds, not whether it was ever
     published.
     """
     return is_count(version.number) and is_count(version.term)
 
 
 def malformed_partial(link: Partial) -> str:
-    """Return why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
+    """Returns why the partial cannot be part of a trajectory's chain of partials, or "" if it can.
     Its spans must tile its generated tokens (no gap, no overlap), under versions within bounds;
     each token is generated or the environment's (without `sources` all are generated), but an
     episode's first partial begins with the program's prompt; log-probabilities are finite.
@@ -372,7 +372,7 @@ def malformed_partial(link: Partial) -> str:
 
 
 def _after_prompt(link: Partial) -> Sources:
-    """Return the sources after the prompt, which only the first partial of an episode has."""
+    """Returns the sources after the prompt, which only the first partial of an episode has."""
     if link.start:
         return link.sources
     given = np.flatnonzero(link.sources != PROMPT)

@@ -22,7 +22,7 @@ Indices = NDArray[np.int64]
 
 
 def branch_problem(length: int, branches: Sequence[Branch]) -> str:
-    """Return why these cannot be the branches of a trajectory of `length` tokens, or ""."""
+    """Returns why these cannot be the branches of a trajectory of `length` tokens, or ""."""
     before = 0
     for branch in branches:
         if not before < branch.start < length:
@@ -35,7 +35,7 @@ def branch_problem(length: int, branches: Sequence[Branch]) -> str:
 
 
 def path_to(index: int, branches: Sequence[Branch]) -> Indices:
-    """Return the flat indices of the path that ends with the token at `index`, that one included;
+    """Returns the flat indices of the path that ends with the token at `index`, that one included;
     empty for -1.
     """
     parts: list[Indices] = []
@@ -50,7 +50,7 @@ def path_to(index: int, branches: Sequence[Branch]) -> Indices:
 
 
 def leaves(length: int, branches: Sequence[Branch]) -> list[Indices]:
-    """Return one path for each token that no other token continues, in the order of these tokens.
+    """Returns one path for each token that no other token continues, in the order of these tokens.
     Together the paths hold every token.
     """
     if not branches:
@@ -59,14 +59,14 @@ def leaves(length: int, branches: Sequence[Branch]) -> list[Indices]:
 
 
 def _leaf_ends(length: int, branches: Sequence[Branch]) -> list[int]:
-    """Return the tokens that no other one continues."""
+    """Returns the tokens that no other one continues."""
     ends = [*(branch.start - 1 for branch in branches), length - 1]
     continued = {branch.at for branch in branches}
     return [end for end in ends if end not in continued]
 
 
 def continued_tokens(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
-    """Return for each turn the token that it continues, -1 if it begins a path of its own."""
+    """Returns for each turn the token that it continues, -1 if it begins a path of its own."""
     at_of = {branch.start: branch.at for branch in branches}
     return [at_of.get(turn.start, turn.start - 1) for turn in turns]
 
@@ -74,7 +74,7 @@ def continued_tokens(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[
 def reached_turns(
     turns: Sequence[Turn], branches: Sequence[Branch], asked: Iterable[int]
 ) -> frozenset[int]:
-    """Return the indices of the turns that a program has reached which asked for these: they and
+    """Returns the indices of the turns that a program has reached which asked for these: they and
     the turns whose answers are on their paths.
     """
     turn_of = np.full(turns[-1].end if turns else 0, -1, np.int64)  # of each generated token
@@ -90,7 +90,7 @@ def reached_turns(
 def kept_tokens(
     turns: Sequence[Turn], branches: Sequence[Branch], abandoned: Collection[int]
 ) -> NDArray[np.bool_]:
-    """Return a mask of an episode's tokens that is true on the paths of the turns that are not
+    """Returns a mask of an episode's tokens that is true on the paths of the turns that are not
     abandoned.
     """
     kept = np.zeros(turns[-1].end if turns else 0, np.bool_)
@@ -101,7 +101,7 @@ def kept_tokens(
 
 
 def abandoned_tokens(turns: Sequence[Turn], abandoned: Collection[int]) -> NDArray[np.bool_]:
-    """Return a mask of an episode's generated tokens that is true in abandoned turns."""
+    """Returns a mask of an episode's generated tokens that is true in abandoned turns."""
     parts = [
         np.full(turn.end - turn.generated, number in abandoned) for number, turn in enumerate(turns)
     ]
@@ -109,7 +109,7 @@ def abandoned_tokens(turns: Sequence[Turn], abandoned: Collection[int]) -> NDArr
 
 
 def branch_depths(turns: Sequence[Turn], branches: Sequence[Branch]) -> list[int]:
-    """Return the number of forks on the path of each turn of an episode."""
+    """Returns the number of forks on the path of each turn of an episode."""
     depths: list[int] = []
     for turn, at in zip(turns, continued_tokens(turns, branches), strict=True):
         before = zip(turns, depths, strict=False)

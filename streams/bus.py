@@ -52,7 +52,7 @@ class GroupReader(Protocol):
     """
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
-        """Return the next records of the partitions held now, from the group's committed positions
+        """Returns the next records of the partitions held now, from the group's committed positions
         on; [] if there were none within `wait_s`. `records_max=0` reads nothing and only keeps the
         membership alive while the member processes earlier records.
         """
@@ -102,11 +102,11 @@ class Bus(Protocol):
         ...
 
     def settings(self, topic: str) -> Topic:
-        """Return the settings that the topic was created with."""
+        """Returns the settings that the topic was created with."""
         ...
 
     def partitions(self, topic: str) -> int:
-        """Return the topic's number of partitions."""
+        """Returns the topic's number of partitions."""
         ...
 
     def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
@@ -123,9 +123,9 @@ class Bus(Protocol):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Return records of the partitions in `positions`, each from the given offset on, partition
-        after partition: at least one if any exists, whatever its size; [] if none was appended
-        within `wait_s`.
+        """Returns records of the partitions in `positions`, each from the given offset on,
+        partition after partition: at least one if any exists, whatever its size; [] if none was
+        appended within `wait_s`.
 
         Unless `exact`, [] may also mean that existing records have not arrived yet. Polling loops
         use `exact=False`, because over a network an exact [] costs a request to the brokers.
@@ -133,13 +133,13 @@ class Bus(Protocol):
         ...
 
     def begin(self, topic: str) -> dict[int, int]:
-        """Return the first kept offset per partition; it equals the end if the partition holds no
+        """Returns the first kept offset per partition; it equals the end if the partition holds no
         record.
         """
         ...
 
     def end(self, topic: str) -> dict[int, int]:
-        """Return the offset that the next record of each partition will have."""
+        """Returns the offset that the next record of each partition will have."""
         ...
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
@@ -147,7 +147,7 @@ class Bus(Protocol):
         ...
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Return the group's stored positions; partitions that were never committed are absent."""
+        """Returns the group's stored positions; partitions that were never committed are absent."""
         ...
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
@@ -211,7 +211,7 @@ def check_position(topic: str, partition: int, offset: int, begin: int, end: int
 
 
 def missing_topic(topic: str, where: str) -> TopicMissing:
-    """Return the error for a topic that the log `where` does not have."""
+    """Returns the error for a topic that the log `where` does not have."""
     return TopicMissing(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")
 
 
@@ -274,7 +274,7 @@ class BusWrapper:
         return self._below.join(group, topic, member)
 
     def metric_values(self) -> MetricValues:
-        """Return the metrics of the bus below; most buses have none."""
+        """Returns the metrics of the bus below; most buses have none."""
         return self._below.metric_values() if isinstance(self._below, ProvidesMetrics) else {}
 
     def close(self) -> None:

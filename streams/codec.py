@@ -81,7 +81,7 @@ class _AnyHeader(msgspec.Struct):
 
 
 def _arrays_of(schema: type[Record]) -> tuple[tuple[str, np.dtype[Any], int], ...]:
-    """Return name, dtype and bytes per item of each array field: a field whose key in the header
+    """Returns name, dtype and bytes per item of each array field: a field whose key in the header
     ends in NumPy's kind and item size (`tokens:u4`). The arrays follow the header in the order of
     the class; arrays that a newer release has added come after them.
     """
@@ -94,7 +94,7 @@ _ARRAYS = {schema: _arrays_of(schema) for schema in SCHEMAS.values()}
 
 
 def _plain(value: object) -> object:
-    """Return what the header has for a NumPy value: for an array the number of its items, for a
+    """Returns what the header has for a NumPy value: for an array the number of its items, for a
     scalar the number itself. Raises ValueError for a value of another type.
     """
     if isinstance(value, ndarray):
@@ -110,12 +110,12 @@ _any_decoder = msgspec.json.Decoder(_AnyHeader)
 
 
 def record_hash(data: bytes) -> str:
-    """Return the xxh3-64 of an encoded record's bytes in hex. The ledger names records by it."""
+    """Returns the xxh3-64 of an encoded record's bytes in hex. The ledger names records by it."""
     return xxh3_64_hexdigest(data)
 
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
-    """Return the bytes of a record; equal records give equal bytes. Raises ValueError, which names
+    """Returns the bytes of a record; equal records give equal bytes. Raises ValueError, which names
     the field, for an array of the wrong type, for a NaN or an infinity outside of arrays, because
     JSON has neither, and for a text that UTF-8 cannot encode; no other error. Arrays may hold any
     value, and whatever `decode` returns can be encoded.
@@ -174,7 +174,7 @@ def decode(data: bytes) -> Decoded:
 
 
 def is_canonical(data: bytes, decoded: Decoded) -> bool:
-    """Return whether `encode` would give exactly the bytes `data` for `decoded`, which was decoded
+    """Returns whether `encode` would give exactly the bytes `data` for `decoded`, which was decoded
     from them: they have the same header, no unknown array, and only zeros as padding.
     """
     head = _encoder.encode(decoded)
@@ -190,13 +190,13 @@ def is_canonical(data: bytes, decoded: Decoded) -> bool:
 
 
 def header_bytes(data: bytes) -> bytes:
-    """Return the JSON header of an encoded record, which must be valid: nothing is checked."""
+    """Returns the JSON header of an encoded record, which must be valid: nothing is checked."""
     return data[_PREFIX_BYTES : _PREFIX_BYTES + int.from_bytes(data[4:8], "little")]
 
 
 def envelope_of(data: bytes) -> Envelope | None:
-    """Return the envelope of an encoded record, None if it has none. The record's schema and fields
-    may be unknown to this release.
+    """Returns the envelope of an encoded record, None if it has none. The record's schema and
+    fields may be unknown to this release.
 
     Raises `DecodeError` if the bytes are damaged or not a record.
     """
@@ -207,7 +207,7 @@ def envelope_of(data: bytes) -> Envelope | None:
 
 
 def _checked_header(data: bytes) -> memoryview:
-    """Return the JSON header of an encoded record. Raises `DecodeError` if the magic, the checksum
+    """Returns the JSON header of an encoded record. Raises `DecodeError` if the magic, the checksum
     or the length of the header is wrong.
     """
     if len(data) < _PREFIX_BYTES:
@@ -224,7 +224,7 @@ def _checked_header(data: bytes) -> memoryview:
 
 
 def _header_error(header: memoryview, error: Exception) -> DecodeError:
-    """Return the error for a header that did not decode: `UnknownSchema` if that is the reason."""
+    """Returns the error for a header that did not decode: `UnknownSchema` if that is the reason."""
     try:
         schema = _any_decoder.decode(header).record.schema
     except _JSON_ERRORS:
@@ -235,7 +235,7 @@ def _header_error(header: memoryview, error: Exception) -> DecodeError:
 
 
 def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
-    """Return the length, with padding, of the arrays after byte `at`, which only a newer release
+    """Returns the length, with padding, of the arrays after byte `at`, which only a newer release
     knows. Their names and numbers of items are in the header.
     """
     known = {field.encode_name for field in fields(schema)}
@@ -254,7 +254,7 @@ def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
 
 
 def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `value`, an array of one dimension and of `dtype`, as a contiguous array. Raises
+    """Returns `value`, an array of one dimension and of `dtype`, as a contiguous array. Raises
     ValueError, whose text begins with `name`, for any other value: only the memory layout is
     converted.
     """
@@ -269,7 +269,7 @@ def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def encoding_problem(record: Record) -> str:
-    """Return why `encode` refuses the record, or "" if it does not."""
+    """Returns why `encode` refuses the record, or "" if it does not."""
     try:
         encode(record)
     except ValueError as error:
@@ -278,7 +278,7 @@ def encoding_problem(record: Record) -> str:
 
 
 def _unencodable(record: Record, error: Exception) -> ValueError:
-    """Return the error for a record whose header cannot be encoded, with the field's name."""
+    """Returns the error for a record whose header cannot be encoded, with the field's name."""
     for name in record.__struct_fields__:
         try:
             _encoder.encode(getattr(record, name))

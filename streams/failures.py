@@ -24,7 +24,7 @@ OTHER = "other"
 
 
 def failure_cause(reason: str) -> str:
-    """Return the cause of a failure: `environment timeout`, `reward error` and the like, `refused`
+    """Returns the cause of a failure: `environment timeout`, `reward error` and the like, `refused`
     for a trajectory that could not be trained (`admissible.py`), or `other`.
     """
     if reason.startswith(REFUSED):

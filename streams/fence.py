@@ -19,7 +19,7 @@ from rollstream.streams.values import Address
 def advance_fence(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
 ) -> tuple[Fence, bool]:
-    """Return the fence after a record, and whether the record counts (False: it is void). `opens`:
+    """Returns the fence after a record, and whether the record counts (False: it is void). `opens`:
     the record is an `Opened`. `compacted`: the topic is compacted; compaction makes holes, so only
     terms and repeats are checked there. Raises `SequenceGap` if the log lost a record. Examples
     (`t2 #5` is record 5 of term 2, `Opened 2` the first record of term 2):
@@ -102,7 +102,7 @@ def renew_truncated(bus: Bus, topic: str) -> None:
 
 
 def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Return for each partition the position from which readers start, with the fence there: the
+    """Returns for each partition the position from which readers start, with the fence there: the
     position that `truncate` committed last, or the topic's begin if that is later.
     """
     known = bus.committed(TRUNCATED_GROUP, topic)
@@ -111,7 +111,7 @@ def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
 
 
 def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
-    """Return the least position of each partition. Each candidate states the positions that one
+    """Returns the least position of each partition. Each candidate states the positions that one
     reader needs; a partition that any candidate lacks is left out, because it is unknown which of
     its records that reader needs.
     """
@@ -123,7 +123,7 @@ def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int
 
 
 def position_before(bus: Bus, topic: str, address: Address) -> Position:
-    """Return the position from which the record at `address` is the next one, with the fence
+    """Returns the position from which the record at `address` is the next one, with the fence
     before it. The record must be one that counts. Raises `PositionLost` if it was removed.
     """
     messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
@@ -138,7 +138,7 @@ def position_before(bus: Bus, topic: str, address: Address) -> Position:
 def move_back_to_oldest(
     bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
 ) -> dict[int, Position]:
-    """Return the positions; in each partition with records at `addresses` before its position, the
+    """Returns the positions; in each partition with records at `addresses` before its position, the
     position of the oldest of these records instead.
     """
     oldest: dict[int, Address] = {}
@@ -152,7 +152,7 @@ def move_back_to_oldest(
 
 
 def _later(one: Position, other: Position | None) -> Position:
-    """Return the position with the higher offset; at equal offsets the one with the higher
+    """Returns the position with the higher offset; at equal offsets the one with the higher
     fence.
     """
     if other is None:

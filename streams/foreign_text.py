@@ -28,9 +28,9 @@ class ForeignValueRefused(ValueError):
 
 
 def joined_parts(parts: Sequence[object]) -> str:
-    """Return the text of a message whose content is a list of parts, as OpenAI's protocol has them:
-    texts, or objects with a `text`, joined without a separator. Raises `ForeignValueRefused` for
-    another part, such as an image, and names its type.
+    """Returns the text of a message whose content is a list of parts, as OpenAI's protocol has
+    them: texts, or objects with a `text`, joined without a separator. Raises `ForeignValueRefused`
+    for another part, such as an image, and names its type.
     """
     texts: list[str] = []
     for part in parts:
@@ -46,7 +46,7 @@ def joined_parts(parts: Sequence[object]) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return the text with U+FFFD for each half of a surrogate pair without its other half. Two
+    """Returns the text with U+FFFD for each half of a surrogate pair without its other half. Two
     halves that follow each other become their character. Other text is returned as it is.
     """
     if text.isascii():
@@ -59,14 +59,14 @@ def clean_text(text: str) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that the text is, of at most 18 digits; None for any other text. `isdigit`
+    """Returns the number that the text is, of at most 18 digits; None for any other text. `isdigit`
     takes signs such as `²`, of which Python makes no number, and it makes none of 5 000 digits.
     """
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def reason_text(reason: object, characters_max: int = _REASON_MAX) -> str:
-    """Return a reason of another program, or an exception, as clean text of at most so many
+    """Returns a reason of another program, or an exception, as clean text of at most so many
     characters. Code of others may raise in its `__str__`, too.
     """
     try:
@@ -77,9 +77,9 @@ def reason_text(reason: object, characters_max: int = _REASON_MAX) -> str:
 
 
 def clean_json(value: object, depth_max: int = DEPTH_MAX) -> Any:
-    """Return a decoded JSON value with clean texts. Raises `ForeignValueRefused` for nesting deeper
-    than `depth_max`, numbers that are not finite, and whole numbers of more than `DIGITS_MAX`
-    digits.
+    """Returns a decoded JSON value with clean texts. Raises `ForeignValueRefused` for nesting
+    deeper than `depth_max`, numbers that are not finite, and whole numbers of more than
+    `DIGITS_MAX` digits.
     """
     if isinstance(value, str):
         return clean_text(value)
@@ -104,7 +104,7 @@ def clean_json(value: object, depth_max: int = DEPTH_MAX) -> Any:
 
 
 def read_json(data: str | bytes | bytearray) -> Any:
-    """Return the clean value of foreign JSON text (`clean_json`). Raises `ForeignValueRefused` for
+    """Returns the clean value of foreign JSON text (`clean_json`). Raises `ForeignValueRefused` for
     text that is not JSON, too.
     """
     try:

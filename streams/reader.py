@@ -46,16 +46,16 @@ class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def record(self) -> Record | None:
-        """Return the record, void or not; None if the bytes are not a record."""
+        """Returns the record, void or not; None if the bytes are not a record."""
         return None if self.reason or self.decoded is None else self.decoded.record
 
 
 def classify_message(
     value: bytes, fence: Fence, *, topic: str, fenced: bool, compacted: bool
 ) -> tuple[Fence, ClassifiedMessage]:
-    """Return the fence after a message of `topic`, and the message's classification; `fence` is the
-    one before it. `fenced`: a single-holder role writes the topic, so each record needs an envelope
-    and passes the fence. `compacted`: compaction may have removed earlier records.
+    """Returns the fence after a message of `topic`, and the message's classification; `fence` is
+    the one before it. `fenced`: a single-holder role writes the topic, so each record needs an
+    envelope and passes the fence. `compacted`: compaction may have removed earlier records.
 
     Raises `SequenceGap` if the log lost a record before this one.
     """
@@ -130,38 +130,38 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
     def __repr__(self) -> str:
-        """Return a text without `data`, which may be long."""
+        """Returns a text without `data`, which may be long."""
         return f"Received({self.topic!r}, {self.address}, {self.key!r}, {self.record!r})"
 
     @property
     def hash(self) -> str:
-        """Return the hash of `data`."""
+        """Returns the hash of `data`."""
         return record_hash(self.data)
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Return the positions of the first kept records, each with the fence that truncation stored
+    """Returns the positions of the first kept records, each with the fence that truncation stored
     for it.
     """
     return truncated_begin(bus, topic)
 
 
 def from_end(bus: Bus, topic: str) -> dict[int, Position]:
-    """Return the positions after all present records. Their fences are empty, and the first record
+    """Returns the positions after all present records. Their fences are empty, and the first record
     that is read sets the fence of its partition.
     """
     return {partition: Position(offset) for partition, offset in bus.end(topic).items()}
 
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
-    """Return the record at exactly this address, even if it is void. Raises `PositionLost` if the
+    """Returns the record at exactly this address, even if it is void. Raises `PositionLost` if the
     record was truncated or compacted away.
     """
     return read_all_at(bus, topic, [address])[0]
 
 
 def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Received]:
-    """Return the records at these addresses, in the same order; raises the errors of `read_at`.
+    """Returns the records at these addresses, in the same order; raises the errors of `read_at`.
     Addresses near each other share one forward read, because a read per record costs a seek and a
     fetch each.
     """
@@ -233,7 +233,7 @@ class TopicReader:
     def poll(
         self, wait_s: float = 0.0, records_max: int = 512, *, exact: bool = True
     ) -> list[Received]:
-        """Return the next records, at most `records_max`; [] if none came within `wait_s`. Without
+        """Returns the next records, at most `records_max`; [] if none came within `wait_s`. Without
         `exact`, [] may also mean that existing records have not arrived over the network yet
         (`Bus.read`).
         """
@@ -251,14 +251,14 @@ class TopicReader:
                 return received
 
     def follow(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
-        """Return the next records that have arrived or arrive within `wait_s`: `poll` without
+        """Returns the next records that have arrived or arrive within `wait_s`: `poll` without
         `exact`, for polling loops. [] does not mean that the end is reached.
         """
         return self.poll(wait_s, records_max, exact=False)
 
     def read_to(self, ends: Mapping[int, int]) -> list[Received]:
-        """Return all records below the offsets `ends`, by partition; later records stay unread. The
-        log must reach these offsets.
+        """Returns all records below the offsets `ends`, by partition; later records stay unread.
+        The log must reach these offsets.
         """
         return [received for batch in self.batches_to(ends) for received in batch]
 
@@ -288,8 +288,8 @@ class TopicReader:
         return self._topic
 
     def behind(self) -> int:
-        """Return the number of offsets from `positions` to the present end of the topic. Any thread
-        may call it.
+        """Returns the number of offsets from `positions` to the present end of the topic. Any
+        thread may call it.
         """
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self.positions).items())

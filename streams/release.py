@@ -112,7 +112,7 @@ KNOWN_FEATURES = (
 def missing_features(
     needs: Collection[str], known: Collection[str] = KNOWN_FEATURES
 ) -> tuple[str, ...]:
-    """Return the features of `needs` that are not in `known`, sorted."""
+    """Returns the features of `needs` that are not in `known`, sorted."""
     return tuple(sorted(set(needs) - set(known)))
 
 
@@ -131,7 +131,7 @@ def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES
 
 
 def upgrade_advice(release: str) -> str:
-    """Return the end of an error message about a log or store that a newer release wrote: what the
+    """Returns the end of an error message about a log or store that a newer release wrote: what the
     user can do. `release` is that release, "" if unknown.
     """
     newer = f"release {release}" if release else "a newer release"

@@ -44,7 +44,7 @@ GONE_S = 60.0
 
 
 def topic_names() -> tuple[str, ...]:
-    """Return the name of every topic that a run of this or an earlier release may have. Runs of
+    """Returns the name of every topic that a run of this or an earlier release may have. Runs of
     0.1.0 have a `<topic>.dead` for each topic.
     """
     names = [topic.name for topic in catalogue()]
@@ -72,13 +72,13 @@ class LogContents:
 
 
 def own_topics(prefix: str, present: Collection[str]) -> tuple[str, ...]:
-    """Return the topics among `present` that a run with this prefix uses. Pure."""
+    """Returns the topics among `present` that a run with this prefix uses. Pure."""
     names = (f"{prefix}.{name}" if prefix else name for name in topic_names())
     return tuple(name for name in names if name in present)
 
 
 def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> tuple[str, ...]:
-    """Return the consumer groups of the run with this prefix, among `groups`. Pure.
+    """Returns the consumer groups of the run with this prefix, among `groups`. Pure.
 
     A group is named `PREFIX.GROUP.TOPIC`. Where the prefixes of several runs fit, it belongs to the
     longest of them; a prefix is a run's if `topics` has its ledger. A run without a prefix owns
@@ -103,7 +103,7 @@ def own_groups(prefix: str, topics: Collection[str], groups: Iterable[str]) -> t
 
 
 def log_contents(url: str) -> LogContents:
-    """Return the topics and groups of the run at this URL; empty if nothing is left. Raises
+    """Returns the topics and groups of the run at this URL; empty if nothing is left. Raises
     `LeaseHeld` if a consumer group on Kafka has members. SQLite keeps all groups in one file, which
     is listed as the group `groups`.
     """
@@ -133,7 +133,7 @@ def remove_log(url: str, contents: LogContents) -> None:
 
 
 def _sqlite_files(folder: Path) -> list[Path]:
-    """Return the files of topics and groups in the folder, the ledger's last: it proves that the
+    """Returns the files of topics and groups in the folder, the ledger's last: it proves that the
     others are a run's. A file of such a name that is no file of a log is not the run's.
     """
     names = [name for name in (*topic_names(), "groups") if name != "ledger"]
@@ -147,7 +147,7 @@ def _sqlite_files(folder: Path) -> list[Path]:
 
 
 def _is_log_file(path: Path) -> bool:
-    """Return whether `path`, with the suffix `.db`, is a file of a log, whose tables SQLite states
+    """Returns whether `path`, with the suffix `.db`, is a file of a log, whose tables SQLite states
     at the begin of the file or, before the first checkpoint, of its side file. An empty file is one
     whose creation was interrupted; a side file alone is left by an interrupted removal. A pipe or
     device is none.
@@ -169,13 +169,13 @@ def _is_log_file(path: Path) -> bool:
 
 
 def _immutable(path: Path) -> str:
-    """Return the URI by which SQLite reads the file without a lock or a side file."""
+    """Returns the URI by which SQLite reads the file without a lock or a side file."""
     return f"file:{quote(f'{path.absolute()}.db')}?mode=ro&immutable=1"
 
 
 def log_run_id(url: str) -> str:
-    """Return the id of the run whose log this is, as its ledger has it; "" if the log has no ledger
-    or its first `CONFIGURED_MAX` records do not state it.
+    """Returns the id of the run whose log this is, as its ledger has it; "" if the log has no
+    ledger or its first `CONFIGURED_MAX` records do not state it.
     """
     from rollstream.streams.reader import TopicReader, from_begin
     from rollstream.streams.records import Configured
@@ -200,7 +200,7 @@ def _opened(url: str) -> "Bus":
 
 
 def living_rollouts(url: str, watch_s: float) -> bool:
-    """Return whether a rollout or relay of the run lives: whether a record arrives in its topic
+    """Returns whether a rollout or relay of the run lives: whether a record arrives in its topic
     `status` within `watch_s`. Returns False at once if the newest status of each states that it is
     leaving.
     """

@@ -61,7 +61,7 @@ class RolloutStatus(RecordStruct, tag="rollout_status/1"):
 
     @property
     def held(self) -> set[Version]:
-        """Return all versions that the rollout serves."""
+        """Returns all versions that the rollout serves."""
         return {self.version, *self.versions}
 
 

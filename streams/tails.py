@@ -11,7 +11,7 @@ that is added is trained at such a lag, and makes the steps of the tail longer.
 
 
 def tokens_left(predicted: int, generated: int, most: int) -> int:
-    """Return how many tokens an answer is expected to generate still, of `most` in all; 0 if its
+    """Returns how many tokens an answer is expected to generate still, of `most` in all; 0 if its
     length was not predicted. An answer that is longer than predicted is expected to generate as
     many tokens again: lengths have a long tail.
     """
@@ -22,7 +22,7 @@ def tokens_left(predicted: int, generated: int, most: int) -> int:
 
 
 def fits_tail(predicted: float, tail: float) -> bool:
-    """Return whether an answer of this predicted length ends before one that has `tail` tokens
+    """Returns whether an answer of this predicted length ends before one that has `tail` tokens
     left. An answer of unknown length, 0, does not.
     """
     return 0 < FIT_MARGIN * predicted <= tail

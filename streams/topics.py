@@ -50,22 +50,22 @@ ARCHIVED_TOPICS = ("trajectories", "annotations", "ledger", "admissions", "appli
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of a key: its CRC-32 (IEEE) modulo the number of partitions, in every
+    """Returns the partition of a key: its CRC-32 (IEEE) modulo the number of partitions, in every
     back end and for programs in any language.
     """
     return crc32(key) % partitions
 
 
 def is_in_key_partition(group: int, partition: int, partitions: int) -> bool:
-    """Return whether `partition` is the one to which the group's key belongs. A record of the group
-    in another partition must be ignored: the order between partitions differs from reader to
+    """Returns whether `partition` is the one to which the group's key belongs. A record of the
+    group in another partition must be ignored: the order between partitions differs from reader to
     reader, so readers would disagree about the first completion (invariant 2).
     """
     return 0 <= group < 1 << 63 and partition_of(str(group).encode(), partitions) == partition
 
 
 def catalogue(spread: int = 4) -> tuple[Topic, ...]:
-    """Return all topics of a run. `spread` is the number of partitions of topics that many
+    """Returns all topics of a run. `spread` is the number of partitions of topics that many
     processes share.
     """
     return (
@@ -84,7 +84,7 @@ def catalogue(spread: int = 4) -> tuple[Topic, ...]:
 
 
 def is_dead_letter_topic(topic: str) -> bool:
-    """Return whether the topic holds dead letters: of all topics, or of one in a run of 0.1.0."""
+    """Returns whether the topic holds dead letters: of all topics, or of one in a run of 0.1.0."""
     source, dot, last = topic.rpartition(".")
     return last == DEAD and (not dot or source in _NAMES)
 

@@ -203,12 +203,12 @@ class RecordStruct(
 
 
 def accepted_tokens(drafts: Drafts) -> int:
-    """Return the number of draft tokens that the model accepted."""
+    """Returns the number of draft tokens that the model accepted."""
     return sum(drafts.runs[1::2])
 
 
 def accepted_mask(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
-    """Return a mask [count] that is true at accepted draft tokens. Runs beyond `count` are cut
+    """Returns a mask [count] that is true at accepted draft tokens. Runs beyond `count` are cut
     off.
     """
     found = np.zeros(count, np.bool_)
@@ -220,7 +220,7 @@ def accepted_mask(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
 
 
 def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
-    """Return the drafts of consecutive parts of a trajectory as one; None if no part has any. A
+    """Returns the drafts of consecutive parts of a trajectory as one; None if no part has any. A
     part is given as its number of generated tokens and its drafts. The tokens of a part without
     drafts count as sampled by the model itself, one per step.
     """
@@ -243,7 +243,7 @@ def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
 
 
 def split_off_last(drafts: Drafts | None) -> tuple[Drafts | None, Drafts | None]:
-    """Return the drafts of a part without its newest token, and those of this token alone. All
+    """Returns the drafts of a part without its newest token, and those of this token alone. All
     counts but that of the token stay with the former.
     """
     if drafts is None:

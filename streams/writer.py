@@ -53,7 +53,7 @@ def append_encoded(bus: Bus, topic: str, entries: Sequence[AppendEntry]) -> list
 def encode_each(
     bus: Bus, topic: str, records: Sequence[KeyedRecord]
 ) -> tuple[list[AppendEntry], dict[int, str]]:
-    """Return the records that the topic can hold, encoded, and by index the reasons why it cannot
+    """Returns the records that the topic can hold, encoded, and by index the reasons why it cannot
     hold the others: they do not encode, or are too large. A writer of many records so loses none
     but these.
     """
@@ -142,8 +142,8 @@ class FencedWriter:
             }
 
     def _entry(self, keyed: KeyedRecord, sequences: list[int]) -> AppendEntry:
-        """Return the record encoded with the next sequence number of its partition, and count it in
-        `sequences`.
+        """Returns the record encoded with the next sequence number of its partition, and count it
+        in `sequences`.
         """
         key, record, *named = keyed
         if self._topic.cleanup == "compact":
@@ -173,7 +173,7 @@ def _partition(key: bytes, named: Sequence[int], partitions: int) -> int:
 
 
 def _addresses(entries: Sequence[AppendEntry], offsets: Sequence[int]) -> list[Address]:
-    """Return the addresses of appended entries, which must name their partitions."""
+    """Returns the addresses of appended entries, which must name their partitions."""
     return [
         Address(entry.partition or 0, offset)
         for entry, offset in zip(entries, offsets, strict=True)

@@ -29,4 +29,4 @@ class SynchronousSender:
             on_published(addresses)
 
     def flush(self) -> None:
-        """Return at once: nothing is queued."""
+        """Returns at once: nothing is queued."""

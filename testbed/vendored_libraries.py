@@ -67,7 +67,7 @@ def write_sums(vendor: Path) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
+    """Returns the SHA-256 of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

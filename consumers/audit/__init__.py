@@ -8,18 +8,3 @@ each take); 2 `exactly_once`, `repetitions`, `surplus` (groups with redundancy);
 `fences`; 11 `store`. `verdict` is what the next audit continues from, if by `own_verdicts` this
 user wrote it. docs/reference/audit.md explains the report.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.consumers.audit.audit import Audit as Audit
-    from rollstream.consumers.audit.folds import (
-        Coverage as Coverage,
-        InvariantResult as InvariantResult,
-        Offender as Offender,
-    )
-    from rollstream.consumers.audit.spans import AuditPolicy as AuditPolicy
-
-__getattr__ = lazy_exports(__name__)

@@ -8,20 +8,3 @@ rollout holds. `moves` decides when to move requests between rollouts, by `repac
 single long answers); `tails` starts short answers beside long ones. The planners are pure functions
 that the simulator calls, too.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.consumers.dispatch.admission import (
-        AdmissionPace as AdmissionPace,
-        admissible_groups as admissible_groups,
-    )
-    from rollstream.consumers.dispatch.persistence import (
-        read_persisted_state as read_persisted_state,
-    )
-    from rollstream.consumers.dispatch.service import Dispatch as Dispatch
-    from rollstream.consumers.dispatch.state import DispatchState as DispatchState
-
-__getattr__ = lazy_exports(__name__)

@@ -187,7 +187,7 @@ class BehaviourModel:
         self._policy = policy_scorer(model.eval())
 
     def fill(self, record: Trajectory) -> Trajectory:
-        """Return the record with log-probabilities of its tokens under the model, at the record's
+        """Returns the record with log-probabilities of its tokens under the model, at the record's
         temperature. Each record is scored alone, so that its bits do not depend on other records.
         """
         with torch.no_grad():

@@ -160,7 +160,7 @@ class VersionWriter:
         return publish_adapter(self.store, version, tensors, self._base, parent, now_s, self.leads)
 
     def weights_hash(self, version: Version, tensors: Tensors) -> str:
-        """Return the hash of the tensors for which `publish` has just returned `version`. The hash
+        """Returns the hash of the tensors for which `publish` has just returned `version`. The hash
         of new tensors is in the believed version's manifest; that of a repeated step's tensors may
         have to be computed here.
         """
@@ -189,7 +189,7 @@ class VersionWriter:
             )
 
     def _is_anchor_due(self, number: int, is_distributed: bool) -> bool:
-        """Return whether version `number` must be an anchor: a delta is impossible, or the rule of
+        """Returns whether version `number` must be an anchor: a delta is impossible, or the rule of
         `storage/weights/anchors.py` (`anchor_due`) requires an anchor. If the version may be a
         delta, the tensors of its base, the believed version, are in memory afterwards.
 
@@ -217,7 +217,7 @@ class VersionWriter:
         return due
 
     def _has_files(self, manifest: Manifest) -> bool:
-        """Return whether the version's chain carries the same model files as this writer."""
+        """Returns whether the version's chain carries the same model files as this writer."""
         present = {f.name: f.hash for f in manifest.model_files if f.name != SHARD_INDEX}
         return present == {name: content_hash(data) for name, data in self.model_files.items()}
 

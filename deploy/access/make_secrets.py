@@ -58,7 +58,7 @@ def main(folder: str) -> int:
 def _certificate(
     folder: Path, common: str, authority: tuple[Path, Path] | None
 ) -> tuple[Path, Path]:
-    """Return the files of a new key and its certificate, by its own key or an authority's."""
+    """Returns the files of a new key and its certificate, by its own key or an authority's."""
     key, cert, request = folder / "key.pem", folder / "cert.pem", folder / "request.pem"
     new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     new += ["-subj", f"/CN={common}", "-keyout", str(key)]

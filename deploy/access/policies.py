@@ -24,7 +24,7 @@ Acl = tuple[str, str, str, str, bool]
 
 
 def acls(prefix: str) -> list[Acl]:
-    """Return what each role's user may do with the topics and groups of the run `prefix`."""
+    """Returns what each role's user may do with the topics and groups of the run `prefix`."""
     found: list[Acl] = []
     for user, rights in RIGHTS.items():
         found += [(user, "CLUSTER", "kafka-cluster", "DESCRIBE", False)]  # how many brokers
@@ -40,7 +40,7 @@ def acls(prefix: str) -> list[Acl]:
 
 
 def iam_policy(role: str, bucket: str, prefix: str) -> dict[str, Any]:
-    """Return the policy for the account of a role, or of `everything`, over a run's prefix."""
+    """Returns the policy for the account of a role, or of `everything`, over a run's prefix."""
     if role == "everything":
         puts = deletes = ["*"]
     else:
@@ -52,7 +52,7 @@ def iam_policy(role: str, bucket: str, prefix: str) -> dict[str, Any]:
 
 
 def bucket_policy(bucket: str, prefix: str) -> dict[str, Any]:
-    """Return the policy of a bucket at a server whose accounts are named like the roles. It is
+    """Returns the policy of a bucket at a server whose accounts are named like the roles. It is
     short, because VersityGW keeps it in an attribute of a file, which may have 4 KB.
     """
     writers = [role for role in RIGHTS if role != READER]

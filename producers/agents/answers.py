@@ -47,7 +47,7 @@ class TurnAnswer:
 
 
 def answer_json(request: TurnRequest, answer: TurnAnswer) -> dict[str, Any]:
-    """Return the body of a response that is not streamed."""
+    """Returns the body of a response that is not streamed."""
     if request.route == "chat":
         return _envelope(request, answer, "chat.completion", [_chat_choice(request, answer)])
     if request.route == "completion":
@@ -104,7 +104,7 @@ def _envelope(
 def assistant_message(
     content: str, reasoning: str, tool_calls: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the parts of an answer as a message of chat completions."""
+    """Returns the parts of an answer as a message of chat completions."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -299,7 +299,7 @@ REFUSAL_CODES = ("error", *dict.fromkeys(code for _, _, code in _STATUSES))
 
 
 def refusal_code(error: Exception) -> str:
-    """Return the code of an error, one of `REFUSAL_CODES`."""
+    """Returns the code of an error, one of `REFUSAL_CODES`."""
     return _status_of(error)[1]
 
 
@@ -309,7 +309,7 @@ def _status_of(error: Exception) -> tuple[int, str]:
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the status of an error, and the body in OpenAI's form."""
+    """Returns the status of an error, and the body in OpenAI's form."""
     status, code = _status_of(error)
     message = reason_text(error, MESSAGE_MAX)
     if "context_length_exceeded" in message:

@@ -50,7 +50,7 @@ class TurnBridge(Protocol):
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Return the tokens that these new `messages` add behind `prompt` and `answer`, up to the
+        """Returns the tokens that these new `messages` add behind `prompt` and `answer`, up to the
         next answer; None if that is not known.
         """
         ...
@@ -62,18 +62,18 @@ class ChatFormat(Protocol):
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
     ) -> str:
-        """Return the messages as text; `is_asked`: with the beginning of the assistant's answer.
+        """Returns the messages as text; `is_asked`: with the beginning of the assistant's answer.
         Raises `ChatRefused`.
         """
         ...
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text without special tokens."""
+        """Returns the text without special tokens."""
         ...
 
     def user_text(self, prompt: Sequence[int]) -> str:
-        """Return the user's message in a prompt of one message; else the prompt's text."""
+        """Returns the user's message in a prompt of one message; else the prompt's text."""
         ...
 
     def bridged(
@@ -83,7 +83,7 @@ class ChatFormat(Protocol):
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Return what a turn's bridge returns (`TurnBridge.added_tokens`); None without one."""
+        """Returns what a turn's bridge returns (`TurnBridge.added_tokens`); None without one."""
         ...
 
     def continuation(
@@ -94,7 +94,7 @@ class ChatFormat(Protocol):
         tools: Sequence[JsonObject],
         last: int | None,
     ) -> str | None:
-        """Return the text of the messages behind the first `count`, the last of which is an answer
+        """Returns the text of the messages behind the first `count`, the last of which is an answer
         that ends in the token `last`, None for one that was cut off. `whole` are all messages as
         text. Return None if the messages before that answer are not rendered as they were when it
         was asked for.
@@ -104,7 +104,7 @@ class ChatFormat(Protocol):
     def parse(
         self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
     ) -> ParsedAnswer:
-        """Return the parts of an answer; ids of tool calls begin with `call_prefix`."""
+        """Returns the parts of an answer; ids of tool calls begin with `call_prefix`."""
         ...
 
 
@@ -245,7 +245,7 @@ class TemplateChat:
     def parse(
         self, tokens: Sequence[int], tools: Sequence[JsonObject], call_prefix: str
     ) -> ParsedAnswer:
-        """Return the parts of an answer. Special tokens are read, since calls of some models begin
+        """Returns the parts of an answer. Special tokens are read, since calls of some models begin
         with them, and left out of its texts.
         """
         ends = self.template.stop | self.tokenizer.ends
@@ -270,8 +270,8 @@ def _without(text: str, names: Sequence[str]) -> str:
 
 
 def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
-    """Return the format of the run's tokenizer. With `auto` the chat template decides how tools are
-    called.
+    """Returns the format of the run's tokenizer. With `auto` the chat template decides how tools
+    are called.
     """
     tokenizer = task.tokenizer()
     sources = ChatTemplate(tokenizer).sources if isinstance(tokenizer, TextTokenizer) else ()
@@ -285,7 +285,7 @@ def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message's `content`: a text, or the texts of its parts; "" for None."""
+    """Returns the text of a message's `content`: a text, or the texts of its parts; "" for None."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -299,5 +299,5 @@ def text_of(content: object) -> str:
 
 
 def _for_template(message: JsonObject) -> dict[str, Any]:
-    """Return the message with text as its content."""
+    """Returns the message with text as its content."""
     return {**message, "content": text_of(message.get("content"))}

@@ -55,7 +55,7 @@ class HeldTokens:
 
 
 def digest_of(body: JsonObject, idempotency_key: str = "") -> str:
-    """Return the digest of a request, equal for equal requests. How the answer is delivered
+    """Returns the digest of a request, equal for equal requests. How the answer is delivered
     (streamed or not) is no part of it.
     """
     kept = {name: value for name, value in body.items() if not name.startswith("stream")}
@@ -64,7 +64,7 @@ def digest_of(body: JsonObject, idempotency_key: str = "") -> str:
 
 
 def history_hashes(messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> list[str]:
-    """Return the hash of the history up to each message: that before the first, which covers the
+    """Returns the hash of the history up to each message: that before the first, which covers the
     tools, and then one per message.
     """
     hashes = [_hash("", json.dumps(tools, sort_keys=True))]
@@ -79,7 +79,7 @@ def _hash(before: str, text: str) -> str:
 
 
 def _canonical(message: JsonObject) -> str:
-    """Return a text that is equal for messages of equal meaning: clients leave out empty fields,
+    """Returns a text that is equal for messages of equal meaning: clients leave out empty fields,
     and write a content as text or as parts.
     """
     calls = [_call(call) for call in message.get("tool_calls") or ()]
@@ -120,7 +120,7 @@ class Conversation:
             self._by_digest[turn.digest] = turn
 
     def answered(self, digest: str) -> Turn | None:
-        """Return the turn that answered a request of this digest."""
+        """Returns the turn that answered a request of this digest."""
         return self._by_digest.get(digest)
 
     def plan(
@@ -129,7 +129,7 @@ class Conversation:
         tools: Sequence[JsonObject],
         prompt: str | Sequence[int] | None,
     ) -> PlannedPrompt:
-        """Return the tokens that a request adds, of messages or of a prompt. Raises `ChatRefused`
+        """Returns the tokens that a request adds, of messages or of a prompt. Raises `ChatRefused`
         for messages that cannot be rendered.
         """
         if messages:
@@ -140,7 +140,7 @@ class Conversation:
     def plan_messages(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> PlannedPrompt:
-        """Return the tokens that these messages add to the episode. Raises `ChatRefused` if the
+        """Returns the tokens that these messages add to the episode. Raises `ChatRefused` if the
         messages cannot be rendered.
         """
         whole = self.chat.render(messages, tools, is_asked=True)
@@ -161,7 +161,7 @@ class Conversation:
         return PlannedPrompt(parent.end - 1, np.array(added, np.uint32), CONVERSATION)
 
     def plan_tokens(self, prompt: Sequence[int], is_text: bool) -> PlannedPrompt:
-        """Return the tokens that a prompt of tokens adds; `is_text`: it was given as text, so that
+        """Returns the tokens that a prompt of tokens adds; `is_text`: it was given as text, so that
         another tokenization of the same history is the likely cause of a fork.
         """
         return self._fork(prompt, RETOKENISED if is_text else REWRITTEN)
@@ -169,7 +169,7 @@ class Conversation:
     def _parent(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
     ) -> tuple[int, Turn] | None:
-        """Return the newest turn whose history this request continues, and the number of messages
+        """Returns the newest turn whose history this request continues, and the number of messages
         that it covers.
         """
         hashes = history_hashes(messages, tools)
@@ -180,7 +180,7 @@ class Conversation:
         return None
 
     def _fork(self, prompt: Sequence[int], cause: str) -> PlannedPrompt:
-        """Return the plan for a whole prompt: it continues the held path with the longest common
+        """Returns the plan for a whole prompt: it continues the held path with the longest common
         prefix. That is no fork if the prompt contains a whole path up to an answer's end.
         """
         wanted, held = np.array(prompt, np.uint32), self.held
@@ -196,5 +196,5 @@ class Conversation:
         return PlannedPrompt(at, wanted[length:], cause)
 
     def path_length(self, plan: PlannedPrompt) -> int:
-        """Return the number of tokens of the path with the planned ones."""
+        """Returns the number of tokens of the path with the planned ones."""
         return len(path_to(plan.at, self.held.branches)) + len(plan.tokens)

@@ -31,19 +31,19 @@ class RolloutDirectory:
                 self._apply(received)
 
     def is_released(self, trajectory: str) -> bool:
-        """Return whether dispatch released the episode, because its group needs it no more."""
+        """Returns whether dispatch released the episode, because its group needs it no more."""
         assigned = self._assigned.get(trajectory)
         return assigned is not None and assigned.kind == "release" and not assigned.onward
 
     def is_assigned(self, trajectory: str) -> bool:
-        """Return whether a rollout has the episode, or is to take it up."""
+        """Returns whether a rollout has the episode, or is to take it up."""
         return trajectory in self._assigned and not self.is_released(trajectory)
 
     def readers(self) -> list[TopicReader]:
         return list(self._readers.values())
 
     def url_of(self, trajectory: str) -> str:
-        """Return the address of the rollout that runs the episode; "" if none does now."""
+        """Returns the address of the rollout that runs the episode; "" if none does now."""
         assigned = self._assigned.get(trajectory)
         if assigned is None or assigned.kind == "release":
             return ""
@@ -52,7 +52,7 @@ class RolloutDirectory:
         return rollout.url if rollout is not None and is_there else ""
 
     def urls(self) -> list[str]:
-        """Return the addresses of all rollouts with open episodes."""
+        """Returns the addresses of all rollouts with open episodes."""
         return [rollout.url for _, rollout in sorted(self._rollouts.items()) if rollout.url]
 
     def _follow(self, topic: str, whole: bool) -> list[Received]:

@@ -92,7 +92,7 @@ class AgentEndpoint:
         self.fates = EpisodeFates(self.episodes.publisher.bus)
 
     def app(self) -> Starlette:
-        """Return the ASGI application."""
+        """Returns the ASGI application."""
         turns = [
             Route("/v1/chat/completions", self._turn("chat"), methods=["POST"]),
             Route("/v1/completions", self._turn("completion"), methods=["POST"]),
@@ -181,8 +181,9 @@ class AgentEndpoint:
             raise SessionSealed(f"episode {identity.trajectory} has ended: its reward is final")
 
     async def _end_of(self, identity: SessionIdentity) -> EpisodeEnd:
-        """Return how an episode that is not open here has ended. Raises `EpisodeMoved` if a rollout
-        is to take it up, and `SessionSealed` if the log has no completion of it and no order.
+        """Returns how an episode that is not open here has ended. Raises `EpisodeMoved` if a
+        rollout is to take it up, and `SessionSealed` if the log has no completion of it and no
+        order.
         """
         name = identity.trajectory
         if (end := await asyncio.to_thread(self.fates.end_of, name)) is not None:
@@ -230,7 +231,7 @@ class AgentEndpoint:
     # ---- turns ---------------------------------------------------------------------------------
 
     async def _answer(self, episode: Episode, asked: TurnRequest) -> TurnAnswer:
-        """Return the answer: the stored one of an equal request, or a new turn's."""
+        """Returns the answer: the stored one of an equal request, or a new turn's."""
         episode.check_open()
         turn = episode.conversation.answered(asked.digest)
         if turn is not None:
@@ -241,7 +242,7 @@ class AgentEndpoint:
         return self._answer_of(episode, turn, asked)
 
     def _asked(self, episode: Episode, asked: TurnRequest) -> "asyncio.Future[Turn]":
-        """Return a future of the turn that answers this request; equal requests share the turn. A
+        """Returns a future of the turn that answers this request; equal requests share the turn. A
         client that goes away cancels its own future alone.
         """
         waiting, own = episode.asked.get(asked.digest), asyncio.get_running_loop().create_future()
@@ -265,7 +266,9 @@ class AgentEndpoint:
         return own
 
     def _planned(self, episode: Episode, asked: TurnRequest) -> PlannedPrompt:
-        """Return the tokens that the request adds. Raises `LimitReached` if the context is full."""
+        """Returns the tokens that the request adds. Raises `LimitReached` if the context is
+        full.
+        """
         conversation = episode.conversation
         plan = conversation.plan(asked.messages, asked.tools, asked.prompt)
         length = conversation.path_length(plan)
@@ -280,7 +283,7 @@ class AgentEndpoint:
         return plan
 
     def _answer_of(self, episode: Episode, turn: Turn, asked: TurnRequest) -> TurnAnswer:
-        """Return a turn's answer with its tokens, as far as the request needs them."""
+        """Returns a turn's answer with its tokens, as far as the request needs them."""
         held = episode.conversation.held
         path = path_to(turn.end - 1, held.branches)
         count = turn.end - turn.generated
@@ -308,7 +311,7 @@ class AgentEndpoint:
     # ---- who asks ------------------------------------------------------------------------------
 
     def _identity(self, request: Request) -> SessionIdentity:
-        """Return the session of the key: the bearer's, or the one in the path."""
+        """Returns the session of the key: the bearer's, or the one in the path."""
         name = request.path_params.get("id", "")
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = bearer.strip() if scheme.lower() == "bearer" else ""
@@ -326,7 +329,7 @@ class AgentEndpoint:
         return identity
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """Return the JSON object in the body, at most `body_bytes_max` bytes of it."""
+        """Returns the JSON object in the body, at most `body_bytes_max` bytes of it."""
         most, data = self.episodes.settings.body_bytes_max, bytearray()
         async for chunk in request.stream():
             data += chunk
@@ -343,7 +346,7 @@ class AgentEndpoint:
     def _guarded(
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return the route with its errors as statuses."""
+        """Returns the route with its errors as statuses."""
 
         async def guarded(request: Request) -> Response:
             try:
@@ -358,7 +361,7 @@ class AgentEndpoint:
         return guarded
 
     def _noted(self, error: Exception) -> RollstreamError:
-        """Return the error of a request, counted by its code. One that nothing foresaw is logged
+        """Returns the error of a request, counted by its code. One that nothing foresaw is logged
         and becomes a `RequestRefused`: what one request does wrong ends that request.
         """
         refused = error
@@ -388,7 +391,7 @@ def check_service(request: Request, variable: str) -> None:
 
 
 def error_response(error: RollstreamError) -> Response:
-    """Return the response of an error: its status, and its message in OpenAI's form."""
+    """Returns the response of an error: its status, and its message in OpenAI's form."""
     status, body = error_body(error)
     headers = {"retry-after": "1"} if status in (429, 503) else {}
     if status in (400, 401, 409, 413, 422):

@@ -145,7 +145,7 @@ class Episode:
             raise self.seal
 
     def is_fork(self, at: int) -> bool:
-        """Return whether a turn forks that continues the token at flat index `at`: another turn
+        """Returns whether a turn forks that continues the token at flat index `at`: another turn
         continues it too, or it is no turn's last token.
         """
         running = self.running
@@ -163,7 +163,7 @@ class Episode:
         self.reached.update(turn.digest for turn, by in pairs if by >= identity.attempt)
 
     def abandoned(self) -> tuple[int, ...]:
-        """Return the indices of the turns that the present program has neither asked for nor
+        """Returns the indices of the turns that the present program has neither asked for nor
         continued. If it has ended the episode already, they are in the state.
         """
         running = self.running
@@ -211,7 +211,7 @@ class AgentCounts:
             self.forks[turn.fork] += 1
 
     def metric_values(self) -> MetricValues:
-        """Return the counts as metrics of the rollout."""
+        """Returns the counts as metrics of the rollout."""
         return {
             "rollout_agent_turns_total": self.turns,
             "rollout_agent_repeated_total": self.repeated,
@@ -229,7 +229,7 @@ class AgentCounts:
 
 
 def held_tokens(running: RunningTrajectory) -> HeldTokens:
-    """Return a copy of what an episode has so far."""
+    """Returns a copy of what an episode has so far."""
     tokens, sources = running.content()
     return HeldTokens(tokens, sources, running.generated_logprobs(), tuple(running.branches))
 
@@ -266,7 +266,7 @@ class EpisodeState(msgspec.Struct, omit_defaults=True):
 
 
 def read_state(environment: str) -> EpisodeState:
-    """Return the state in a partial; a new one for "". Its texts are clean, also where an earlier
+    """Returns the state in a partial; a new one for "". Its texts are clean, also where an earlier
     release wrote others. Raises `DecodeError` for any text that is no state of an episode.
     """
     if not environment:
@@ -278,7 +278,7 @@ def read_state(environment: str) -> EpisodeState:
 
 
 def read_answer(turn: Turn) -> RecordedAnswer:
-    """Return the answer that a turn stores. Raises `DecodeError` for a text that is none."""
+    """Returns the answer that a turn stores. Raises `DecodeError` for a text that is none."""
     return _converted(turn.answer, RecordedAnswer)
 
 
@@ -290,7 +290,7 @@ def _converted(text: str, kind: type[Result]) -> Result:
 
 
 def stored_answer(turn: Turn) -> TurnAnswer:
-    """Return the answer that a turn stores, without its tokens."""
+    """Returns the answer that a turn stores, without its tokens."""
     stored = read_answer(turn)
     return TurnAnswer(
         digest=turn.digest,
@@ -314,7 +314,7 @@ def stored_answer(turn: Turn) -> TurnAnswer:
 
 
 def unusable_chain(content: ChainContent) -> str:
-    """Return why an episode cannot continue from its chain of partials, or "" if it can. Any
+    """Returns why an episode cannot continue from its chain of partials, or "" if it can. Any
     process can append a partial, and only an episode knows what these fields mean.
     """
     turns, length = content.turns, len(content.tokens)
@@ -333,7 +333,7 @@ def unusable_chain(content: ChainContent) -> str:
 
 
 def failure_of(episode: Episode, reason: str) -> str:
-    """Return why an episode that ends has failed; "" if it has not. `reason` is the failure of its
+    """Returns why an episode that ends has failed; "" if it has not. `reason` is the failure of its
     program, "" for a normal end. A limit at which it was refused a turn comes first.
     """
     if not reason:
@@ -344,15 +344,15 @@ def failure_of(episode: Episode, reason: str) -> str:
 
 
 def is_retried(episode: Episode, reason: str, retries: int) -> bool:
-    """Return whether an episode that failed for this `reason` is tried again. At a limit of the run
-    it is not: the same requests would reach it again, and where they would not, the retries would
-    prefer short episodes.
+    """Returns whether an episode that failed for this `reason` is tried again. At a limit of the
+    run it is not: the same requests would reach it again, and where they would not, the retries
+    would prefer short episodes.
     """
     return bool(reason) and not episode.limit and len(episode.running.failures) < retries
 
 
 def overdue(episode: Episode, settings: AgentSettings, now_s: float) -> str:
-    """Return why the episode's time is over, or ""."""
+    """Returns why the episode's time is over, or ""."""
     if episode.first_s is None and now_s - episode.opened_s > settings.setup_s:
         return f"no request within {settings.setup_s:g} s"
     if episode.first_s is not None and now_s - episode.first_s > settings.episode_s:
@@ -367,7 +367,7 @@ def ended_state(
     failure: str,
     abandoned: Collection[int],
 ) -> str:
-    """Return the state of an episode that its program has ended: with this reward and its scores,
+    """Returns the state of an episode that its program has ended: with this reward and its scores,
     else those that it set before, or as a `failure`. It keeps the turns that the program abandoned,
     because none runs any more that could tell.
     """
@@ -377,7 +377,7 @@ def ended_state(
 
 
 def state_text(state: EpisodeState) -> str:
-    """Return the state as the text that a partial has. Earlier releases need `reward` and `scores`
+    """Returns the state as the text that a partial has. Earlier releases need `reward` and `scores`
     in it.
     """
     fields = msgspec.to_builtins(state)
@@ -385,7 +385,7 @@ def state_text(state: EpisodeState) -> str:
 
 
 def end_of(environment: str) -> str | None:
-    """Return why the episode's program ended it as a failure, "" if it simply ended it, and None if
-    it has not ended it.
+    """Returns why the episode's program ended it as a failure, "" if it simply ended it, and None
+    if it has not ended it.
     """
     return read_state(environment).ended

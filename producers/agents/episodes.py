@@ -123,7 +123,7 @@ class AgentEpisodes:
         return len(self.open)
 
     def find(self, identity: SessionIdentity) -> Episode | None:
-        """Return the open episode that a key names; None if it is not open here. Raises
+        """Returns the open episode that a key names; None if it is not open here. Raises
         `SessionSealed` for an attempt that was replaced, and for a try that failed. A service keeps
         the key of an earlier attempt: it continues the episode, unless another program has opened
         the new attempt.
@@ -176,7 +176,7 @@ class AgentEpisodes:
             self.programs.start(self.order_of(episode))
 
     def order_of(self, episode: Episode) -> EpisodeOrder:
-        """Return what a program needs to run the episode."""
+        """Returns what a program needs to run the episode."""
         assignment = episode.running.assignment
         return EpisodeOrder(
             episode.key,
@@ -209,7 +209,7 @@ class AgentEpisodes:
         self.turns.close(episode, seal)
 
     def metric_values(self) -> MetricValues:
-        """Return the rollout's metrics about agents."""
+        """Returns the rollout's metrics about agents."""
         return {**self.counts.metric_values(), "rollout_agent_episodes": len(self.open)}
 
     def accept(self) -> None:
@@ -381,6 +381,6 @@ class AgentEpisodes:
         )
 
     def take_finished(self) -> list[Trajectory]:
-        """Return the records of the episodes that ended since the last call."""
+        """Returns the records of the episodes that ended since the last call."""
         finished, self.finished = self.finished, []
         return finished

@@ -29,7 +29,7 @@ class EpisodeEnd:
     failure: str = ""
 
     def agrees(self, reward: float | None, failure: str) -> bool:
-        """Return whether a program asked for this end: with this `reward` (None: whatever it is),
+        """Returns whether a program asked for this end: with this `reward` (None: whatever it is),
         or as this `failure`.
         """
         if failure or self.failure:
@@ -53,15 +53,15 @@ class EpisodeFates:
         self._directory = RolloutDirectory(self.bus)
 
     def end_of(self, trajectory: str) -> EpisodeEnd | None:
-        """Return how the episode ended, as far as the log still has it; None if it has not."""
+        """Returns how the episode ended, as far as the log still has it; None if it has not."""
         group = trajectory.rpartition(".")[0]
         with self._lock:
             self._read(partition_of(group.encode(), self.bus.partitions(TOPIC)))
             return self._ends.get(trajectory)
 
     def is_assigned(self, trajectory: str) -> bool:
-        """Return whether a rollout has the episode or is to take it up: the log keeps the order for
-        an episode while that is open.
+        """Returns whether a rollout has the episode or is to take it up: the log keeps the order
+        for an episode while that is open.
         """
         with self._lock:
             self._directory.read(whole=True)

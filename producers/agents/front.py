@@ -53,7 +53,7 @@ class EndpointFront:
     _read_s: float = 0.0
 
     def app(self) -> Starlette:
-        """Return the ASGI application."""
+        """Returns the ASGI application."""
         return Starlette(
             routes=[
                 Route("/health", self._health),
@@ -115,7 +115,7 @@ class EndpointFront:
             await asyncio.sleep(PAUSE_S)
 
     async def _try(self, url: str, request: Request, body: bytes) -> Response | None:
-        """Return the rollout's answer; None if it is gone, or gave the episode up."""
+        """Returns the rollout's answer; None if it is gone, or gave the episode up."""
         target = f"{url}{request.url.path}"
         try:
             found = await self._send(request.method, target, request, body)
@@ -142,14 +142,14 @@ class EndpointFront:
         return await self._client.send(sent, stream=True)
 
     def metric_values(self) -> MetricValues:
-        """Return how many requests were forwarded, and how often one was sent again."""
+        """Returns how many requests were forwarded, and how often one was sent again."""
         return {
             "endpoint_requests_total": self.forwarded,
             "endpoint_repeated_total": self.repeated,
         }
 
     def _trajectory(self, request: Request) -> str | None:
-        """Return the episode of the key: the bearer's, or the one in the path."""
+        """Returns the episode of the key: the bearer's, or the one in the path."""
         bearer = request.headers.get("authorization", "").partition(" ")[2].strip()
         parts = request.url.path.split("/")
         named = parts[2] if len(parts) > 2 and parts[1] == "sessions" else ""

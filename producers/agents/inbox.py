@@ -77,7 +77,7 @@ class AgentInbox:
         self._waiting.append(ticket)
 
     def take(self) -> list[Ticket]:
-        """Return the tickets that arrived, oldest first."""
+        """Returns the tickets that arrived, oldest first."""
         self._arrived.clear()
         taken: list[Ticket] = []
         while self._waiting:
@@ -89,8 +89,8 @@ class AgentInbox:
         self._arrived.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return when a ticket waits or `wake` was called, or after `timeout_s`; whether it did not
-        time out.
+        """Returns when a ticket waits or `wake` was called, or after `timeout_s`; whether it did
+        not time out.
         """
         return self._arrived.wait(timeout_s)
 

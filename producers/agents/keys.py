@@ -48,7 +48,7 @@ class SessionKeys:
         """Authentic keys: one is issued or checked once, not with each request."""
 
     def issue(self, identity: SessionIdentity) -> str:
-        """Return the key of a session."""
+        """Returns the key of a session."""
         fields = [identity.trajectory, identity.attempt, identity.rollout, identity.term]
         fields += [identity.retry] if identity.retry else []
         payload = _text(json.dumps(fields, separators=(",", ":")).encode())
@@ -57,7 +57,7 @@ class SessionKeys:
         return key
 
     def identity(self, key: str) -> SessionIdentity | None:
-        """Return the session that an authentic key names, else None."""
+        """Returns the session that an authentic key names, else None."""
         if (known := self._known.get(key)) is not None:
             return known
         payload, dot, mac = key.removeprefix(_PREFIX).partition(".")
@@ -82,7 +82,7 @@ class SessionKeys:
 
 
 def run_session_keys(store: ObjectStore) -> SessionKeys:
-    """Return the keys of the run; the first process creates the secret."""
+    """Returns the keys of the run; the first process creates the secret."""
     try:
         return SessionKeys(store.get(SECRET_KEY))
     except ObjectMissing:

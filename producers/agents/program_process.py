@@ -96,7 +96,7 @@ def _reward(returned: object) -> float | None:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return what an exception of the user's code was, and where it was raised."""
+    """Returns what an exception of the user's code was, and where it was raised."""
     if isinstance(error, NoFiniteNumber):
         return reason_text(str(error), REASON_MAX)
     frame = extract_tb(error.__traceback__)[-1]

@@ -56,7 +56,7 @@ class Programs(Protocol):
         ...
 
     def poll(self) -> list[ProgramEnd]:
-        """Return the episodes whose programs ended since the last call."""
+        """Returns the episodes whose programs ended since the last call."""
         ...
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class ServicePrograms:
 
 
 def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, str]:
-    """Return the environment of a program: that of a task's code, and its episode's."""
+    """Returns the environment of a program: that of a task's code, and its episode's."""
     variables = allowed_variables(os.environ, named)
     return {
         **variables,
@@ -215,7 +215,7 @@ class _FunctionProcess:
                 del self.outgoing[: os.write(self._into, self.outgoing)]
 
     def read(self) -> list[bytes]:
-        """Return the whole lines that arrived."""
+        """Returns the whole lines that arrived."""
         with suppress(BlockingIOError):
             while data := os.read(self._out, 1 << 16):
                 self._incoming += data
@@ -327,7 +327,7 @@ class FunctionPrograms:
 
 
 def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
-    """Return what runs the episodes by the settings: a function, a command, or a service."""
+    """Returns what runs the episodes by the settings: a function, a command, or a service."""
     if settings.episode:
         sandbox = task.sandbox.model_dump_json()
         return FunctionPrograms(settings.episode, settings.processes, task.environment, sandbox)
@@ -337,7 +337,7 @@ def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
 
 
 def task_of(prompt: str, reference: str) -> Mapping[str, object]:
-    """Return the task that a program gets: the text of the prompt, and the task's own JSON."""
+    """Returns the task that a program gets: the text of the prompt, and the task's own JSON."""
     try:
         decoded: object = read_json(reference) if reference else None
     except ForeignValueRefused:

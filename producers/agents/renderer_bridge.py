@@ -102,7 +102,7 @@ class RendererBridge:
         messages: Sequence[JsonObject],
         tools: Sequence[JsonObject],
     ) -> list[int] | None:
-        """Return None if the renderer cannot bridge the messages, and if what it returns does not
+        """Returns None if the renderer cannot bridge the messages, and if what it returns does not
         begin with every held token.
         """
         held = [*prompt, *answer]
@@ -119,7 +119,7 @@ class RendererBridge:
 
 
 def with_renderer(chat: ChatFormat, name: str) -> ChatFormat:
-    """Return the chat with the bridge that the setting `agent.renderer` names. With `auto` it is
+    """Returns the chat with the bridge that the setting `agent.renderer` names. With `auto` it is
     the first renderer that fits the chat template, if any does; its name is logged. Raises
     `ConfigurationError` if the library is not installed or does not know the `name`, or if that
     renderer does not fit.
@@ -148,7 +148,7 @@ def with_renderer(chat: ChatFormat, name: str) -> ChatFormat:
 
 
 def _known_names(name: str) -> list[str]:
-    """Return the names of the usable renderers. Raises `ConfigurationError` if `name` is neither
+    """Returns the names of the usable renderers. Raises `ConfigurationError` if `name` is neither
     one of them nor `auto`.
     """
     try:
@@ -169,7 +169,7 @@ def _known_names(name: str) -> list[str]:
 
 
 def _fitting(name: str, chat: TemplateChat) -> RendererBridge:
-    """Return the bridge of a renderer, with or without thinking, whichever fits the chat. Raises
+    """Returns the bridge of a renderer, with or without thinking, whichever fits the chat. Raises
     `ValueError` if neither does. Reasoning of earlier turns stays, as the tokens of an episode do.
     """
     import renderers
@@ -192,7 +192,7 @@ def _fitting(name: str, chat: TemplateChat) -> RendererBridge:
 
 
 def misfit(renderer: Renderer, chat: TemplateChat) -> str:
-    """Return why a renderer does not fit a chat template, by test chats; "" if it fits. Both must
+    """Returns why a renderer does not fit a chat template, by test chats; "" if it fits. Both must
     render the first prompts alike, and the new messages of a later turn; how the renderer would
     render an earlier answer does not matter, since its tokens are held. A chat that the template
     refuses is left out.
@@ -223,7 +223,7 @@ def misfit(renderer: Renderer, chat: TemplateChat) -> str:
 def _rendered(
     chat: TemplateChat, messages: Sequence[JsonObject], tools: Sequence[JsonObject]
 ) -> list[int] | None:
-    """Return the tokens of the messages up to the next answer; None if the template refuses."""
+    """Returns the tokens of the messages up to the next answer; None if the template refuses."""
     try:
         return chat.encode(chat.render(messages, tools, is_asked=True))
     except ChatRefused:

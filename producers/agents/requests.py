@@ -84,7 +84,7 @@ class TurnRequest:
 def read_request(
     route: Route, body: JsonObject, run: Sampling, idempotency_key: str = ""
 ) -> TurnRequest:
-    """Return the request of this route's body; `run` is the sampling of the run. Raises
+    """Returns the request of this route's body; `run` is the sampling of the run. Raises
     `RequestRefused`.
     """
     readers = {"chat": _chat, "completion": _completion, "response": _response, "tokens": _tokens}
@@ -128,7 +128,7 @@ _CONSTRAINTS = (
 
 
 def _overridden(parameters: JsonObject, run: Sampling) -> tuple[str, ...]:
-    """Return the names of the parameters that the client asked otherwise than the run samples."""
+    """Returns the names of the parameters that the client asked otherwise than the run samples."""
     present = {**_SAMPLED, "temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k}
     found = [
         name
@@ -221,7 +221,7 @@ def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
 
 
 def _nested_tool(tool: JsonObject) -> JsonObject:
-    """Return a tool of the route `responses` in the form of chat completions."""
+    """Returns a tool of the route `responses` in the form of chat completions."""
     if tool.get("type") != "function":
         kind = _shown(tool.get("type"))
         raise RequestRefused(f"a tool of type {kind} is not served: run it yourself")
@@ -230,7 +230,7 @@ def _nested_tool(tool: JsonObject) -> JsonObject:
 
 
 def _checked_messages(messages: Sequence[JsonObject], name: str) -> tuple[JsonObject, ...]:
-    """Return the messages, each of which has the types of the protocol: what reads them later, a
+    """Returns the messages, each of which has the types of the protocol: what reads them later, a
     chat template too, meets no others.
     """
     return tuple(_checked_message(each, f"{name}[{at}]") for at, each in enumerate(messages))
@@ -260,7 +260,7 @@ def _check_call(call: JsonObject, where: str) -> None:
 
 
 def _checked_tools(tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-    """Return the tools, each of which has a function with a name."""
+    """Returns the tools, each of which has a function with a name."""
     for at, tool in enumerate(tools):
         function = _named_function(tool, f"tools[{at}]")
         _check_text(function.get("description"), f"tools[{at}].function.description")
@@ -284,7 +284,7 @@ def _check_text(value: object, where: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return a client's value for a message, cut where it is long."""
+    """Returns a client's value for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
@@ -328,7 +328,7 @@ def _count(parameters: JsonObject, *names: str) -> int | None:
 
 
 def reward_in(body: JsonObject) -> float | None:
-    """Return the reward in the body of a route of sessions, None without one. Raises
+    """Returns the reward in the body of a route of sessions, None without one. Raises
     `RequestRefused`.
     """
     reward: object = body.get("reward")
@@ -336,7 +336,7 @@ def reward_in(body: JsonObject) -> float | None:
 
 
 def scores_in(body: JsonObject) -> dict[str, float]:
-    """Return the named scores in the body of a route of sessions. Raises `RequestRefused` for what
+    """Returns the named scores in the body of a route of sessions. Raises `RequestRefused` for what
     no trajectory may have beside its reward.
     """
     scores: object = body.get("scores")
@@ -364,7 +364,7 @@ def _bounded(value: object, where: str) -> float:
 
 
 def failure_in(body: JsonObject) -> str:
-    """Return the reason of the failure in the body that ends a session; "" without one. Raises
+    """Returns the reason of the failure in the body that ends a session; "" without one. Raises
     `RequestRefused` for one that is no text, or that has a reward beside it.
     """
     failure: object = body.get("failed")

@@ -46,7 +46,7 @@ class GuardedApp:
 
 
 async def answer_unrouted(request: Request, error: Exception) -> Response:
-    """Return the response to a path or a method that no route has, in the form of all errors."""
+    """Returns the response to a path or a method that no route has, in the form of all errors."""
     assert isinstance(error, HTTPException)
     message = f"no route {request.method} {request.url.path[:SHOWN_MAX]}"
     if error.status_code == 405:
@@ -104,7 +104,7 @@ class EndpointThread:
 
 
 def endpoint_url(address: str, port: int, host: str = "") -> str:
-    """Return the URL under which programs reach an endpoint that listens at `address`."""
+    """Returns the URL under which programs reach an endpoint that listens at `address`."""
     listens = address.rpartition(":")[0]
     name = host or ("127.0.0.1" if listens in ("", "0.0.0.0") else listens)
     return f"http://{name}:{port}"

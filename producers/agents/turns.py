@@ -101,8 +101,8 @@ class EpisodeTurns:
         self.parked.pop(episode.name, None)
 
     def _name(self, episode: Episode, at: int, fork: str) -> str:
-        """Return the turn's name in the engine: that of the request whose KV it continues, else one
-        that is free.
+        """Returns the turn's name in the engine: that of the request whose KV it continues, else
+        one that is free.
         """
         if not fork and at in episode.held:
             return episode.held[at]
@@ -284,9 +284,9 @@ def _out_of_tokens(episode: Episode) -> LimitReached:
 
 
 def cut_at_limit(turn: OpenTurn, emission: Emission) -> Emission:
-    """Return the emission without the tokens beyond those that the request asked for; the turn then
-    ends by `length`. The engine is not told the limit of a request, so that it can keep the KV for
-    the next one.
+    """Returns the emission without the tokens beyond those that the request asked for; the turn
+    then ends by `length`. The engine is not told the limit of a request, so that it can keep the KV
+    for the next one.
     """
     wanted = turn.pending.request.tokens_max
     if wanted is None:
@@ -298,7 +298,7 @@ def cut_at_limit(turn: OpenTurn, emission: Emission) -> Emission:
 
 
 def _first_tokens(emission: Emission, most: int) -> Emission:
-    """Return the emission with its first tokens alone, which end a turn by `length`."""
+    """Returns the emission with its first tokens alone, which end a turn by `length`."""
     return dataclasses.replace(
         emission,
         tokens=emission.tokens[:most],
@@ -321,7 +321,7 @@ def _shorten(turn: OpenTurn, most: int) -> None:
 
 
 def answered_turn(episode: Episode, ended: OpenTurn) -> Turn:
-    """Return the turn that answers a request: what the engine generated for it, parsed, with the
+    """Returns the turn that answers a request: what the engine generated for it, parsed, with the
     hash of the history that it ends, as the next tokens of the episode, which is not changed.
     """
     request, start, plan = ended.pending.request, episode.running.length, ended.pending.plan

@@ -91,7 +91,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
     ) -> str:
-        """Return the messages in the chat template's form; `is_asked`: with the beginning of the
+        """Returns the messages in the chat template's form; `is_asked`: with the beginning of the
         assistant's answer. Raises `ConfigurationError` if there is no template, if it refuses them,
         if it does not end within bounds (`render_bounded`), or if it lacks a variable of
         `task.template_values`.
@@ -154,7 +154,7 @@ class ChatTemplate:
 
     @cached_property
     def _dated(self) -> str:
-        """Return the beginning of a template that replaces transformers' function for the present
+        """Returns the beginning of a template that replaces transformers' function for the present
         day by a macro which writes the run's day, so that prompts are equal on every day; "" if no
         template asks for it. Transformers gives no values to a template that can be called.
         """
@@ -168,7 +168,7 @@ class ChatTemplate:
 
     @cached_property
     def _form(self) -> CallForm | None:
-        """Return the first form in which the template shows a call as an object; None if it leaves
+        """Returns the first form in which the template shows a call as an object; None if it leaves
         calls out in all of them.
         """
         call = marked((SAMPLE_CALL,), MARK)
@@ -201,7 +201,7 @@ class ChatTemplate:
         last: int | None = None,
         has_ended: bool = True,
     ) -> str:
-        """Return the text of further `messages` behind an answer with these `calls`, from the
+        """Returns the text of further `messages` behind an answer with these `calls`, from the
         answer's last token to the place where the next answer starts. `before` are the messages
         before the answer, and `last` is its last token; None: the one that ends it in the template.
         `has_ended` is False for an answer that was cut off. Raises `ConfigurationError` if the
@@ -230,7 +230,7 @@ class ChatTemplate:
         tools: Sequence[ToolSchema],
         is_asked: bool,
     ) -> tuple[str, str]:
-        """Return the texts before and behind the answer's content, or the arguments of its last
+        """Returns the texts before and behind the answer's content, or the arguments of its last
         call.
         """
         texts = json.dumps([*before, *messages, *calls], ensure_ascii=False, default=str)
@@ -267,7 +267,7 @@ class ChatTemplate:
             )
 
     def _after_end(self, tail: str, last: int | None, has_ended: bool) -> str:
-        """Return the text behind the token that ends an answer."""
+        """Returns the text behind the token that ends an answer."""
         name = "" if last is None else self.tokenizer.light.id_to_token(last) or ""
         closing = self._ends.closing | self._ends.earlier
         names = sorted(closing | self._ends.opening, key=len, reverse=True)
@@ -350,7 +350,7 @@ class ChatTemplate:
             ends.opening.update(then[:1])
 
     def _special(self, text: str) -> list[str]:
-        """Return the special tokens in a text, in their order, without those that are parts of
+        """Returns the special tokens in a text, in their order, without those that are parts of
         calls.
         """
         pattern = self._special_pattern

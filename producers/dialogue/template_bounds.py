@@ -20,8 +20,8 @@ _FILE = "<template>"  # the file name of compiled templates
 
 
 def render_bounded(render: Callable[[], str], templates: Sequence[str]) -> str:
-    """Return the text of `render`, which renders one of `templates`. Raises `ValueError` if it runs
-    more than `TEMPLATE_STEPS_MAX` lines of the template or makes more than `TEMPLATE_TEXT_MAX`
+    """Returns the text of `render`, which renders one of `templates`. Raises `ValueError` if it
+    runs more than `TEMPLATE_STEPS_MAX` lines of the template or makes more than `TEMPLATE_TEXT_MAX`
     characters.
     """
     if any(_has_powers(template) for template in templates):
@@ -56,7 +56,7 @@ class _TemplateTrace:
 
 @lru_cache(maxsize=16)
 def _has_powers(template: str) -> bool:
-    """Return whether the template has the operator `**`; `f(**values)` has none."""
+    """Returns whether the template has the operator `**`; `f(**values)` has none."""
     from jinja2 import Environment, TemplateSyntaxError
 
     before = ""

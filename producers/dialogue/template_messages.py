@@ -50,7 +50,7 @@ class CallForm:
     has_short_ids: bool = False
 
     def message(self, message: ChatMessage) -> dict[str, Any]:
-        """Return the message in this form."""
+        """Returns the message in this form."""
         written = dict(message)
         if calls := written.get("tool_calls"):
             written["tool_calls"] = [self._call(call) for call in calls]
@@ -86,7 +86,7 @@ CALL_FORMS = tuple(
 
 
 def marked(calls: Sequence[Mapping[str, Any]], mark: str) -> dict[str, Any]:
-    """Return an answer with the mark as its content, or as an argument of its last call."""
+    """Returns an answer with the mark as its content, or as an argument of its last call."""
     if not calls:
         return {"role": "assistant", "content": mark}
     last: dict[str, Any] = dict(calls[-1])
@@ -95,7 +95,7 @@ def marked(calls: Sequence[Mapping[str, Any]], mark: str) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
-    """Return the id if it has nine letters and digits, else nine that stand for it."""
+    """Returns the id if it has nine letters and digits, else nine that stand for it."""
     if re.fullmatch(r"[A-Za-z0-9]{9}", name):
         return name
     return blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()[:9]

@@ -60,7 +60,7 @@ _SIGNS = {
 
 
 def format_of_template(chat_template: str) -> str:
-    """Return the format in which models of this chat template call tools. `hermes` if the template
+    """Returns the format in which models of this chat template call tools. `hermes` if the template
     takes no tools: a program that describes them itself most likely means that one. `UNKNOWN` if it
     takes tools and no format is recognised.
     """
@@ -70,7 +70,7 @@ def format_of_template(chat_template: str) -> str:
 
 
 def unknown_format(where: str) -> str:
-    """Return what is wrong with a template of an unknown format, for a log or an error."""
+    """Returns what is wrong with a template of an unknown format, for a log or an error."""
     return (
         f"the chat template of {where} takes tools, and how its model writes calls is not "
         f"recognised; the known formats are {', '.join(TOOL_FORMATS)}"
@@ -171,7 +171,7 @@ def _python_calls(text: str) -> Iterator[WrittenCall]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """Return the name `a.b.c` of a called function. Its parts are a chain of nodes, each inside of
+    """Returns the name `a.b.c` of a called function. Its parts are a chain of nodes, each inside of
     the next, so a function that calls itself for each would go as deep as the text has dots.
     """
     parts: list[str] = []
@@ -209,7 +209,7 @@ def _phi4(text: str, tools: ToolSchemas) -> Iterator[CallSpan]:
 
 
 def _json_between(begin: str, end: str) -> ToolCallFinder:
-    """Return the finder of a format that writes a call or a list of calls as JSON between two
+    """Returns the finder of a format that writes a call or a list of calls as JSON between two
     signs.
     """
 

@@ -62,7 +62,7 @@ class TagDialect:
 
 
 def _without_breaks(text: str) -> str:
-    """Return the text without the line breaks that stand between tags and a value."""
+    """Returns the text without the line breaks that stand between tags and a value."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
@@ -182,8 +182,8 @@ _THOUGHT = re.compile(r"<\|channel\|>analysis|\bto=self\b")
 
 
 def split_messages(text: str) -> tuple[str, str]:
-    """Return the thoughts of an answer of several messages (gpt-oss, Muse), and the rest: the texts
-    of its other messages, and calls of gpt-oss as they are written.
+    """Returns the thoughts of an answer of several messages (gpt-oss, Muse), and the rest: the
+    texts of its other messages, and calls of gpt-oss as they are written.
     """
     thoughts: list[str] = []
     rest: list[str] = []

@@ -64,7 +64,7 @@ def blocks(text: str, begin: str, end: str) -> Iterator[tuple[int, int, str]]:
 
 
 def read_span(start: int, end: int, calls: Callable[[], Sequence[WrittenCall]]) -> CallSpan:
-    """Return the calls of a part of the text, or why it has none: whatever goes wrong at a text of
+    """Returns the calls of a part of the text, or why it has none: whatever goes wrong at a text of
     the model is a reason.
     """
     try:
@@ -84,7 +84,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def read_call_json(text: str) -> object:
-    """Return the value of a JSON text."""
+    """Returns the value of a JSON text."""
     check_depth(text)
     try:
         return _DECODER.decode(text.strip())
@@ -93,8 +93,8 @@ def read_call_json(text: str) -> object:
 
 
 def read_first_json(text: str, at: int) -> tuple[object, int]:
-    """Return the JSON value that begins at a place of the text, and its end. The caller has checked
-    the depth of the whole text once: a check before each value is quadratic in the values.
+    """Returns the JSON value that begins at a place of the text, and its end. The caller has
+    checked the depth of the whole text once: a check before each value is quadratic in the values.
     """
     try:
         return _DECODER.raw_decode(text, at)
@@ -137,7 +137,7 @@ def json_calls(value: object) -> tuple[WrittenCall, ...]:
 
 
 def written_call(name: str, arguments: object, id: object = "") -> WrittenCall:
-    """Return the call, if its name is one and its arguments are an object."""
+    """Returns the call, if its name is one and its arguments are an object."""
     if not _NAME.fullmatch(name):
         raise MalformedCall("a name that is none")
     is_id = isinstance(id, str) and _ID.fullmatch(id)
@@ -158,7 +158,7 @@ def _object_text(arguments: object) -> str:
 
 
 def typed_arguments(name: str, texts: Mapping[str, str], tools: ToolSchemas) -> dict[str, object]:
-    """Return the arguments of a format that writes them without quotes: as the tool declares them,
+    """Returns the arguments of a format that writes them without quotes: as the tool declares them,
     a text as it is, anything else as JSON if it can be read.
     """
     declared = _properties(name, tools)

@@ -58,10 +58,10 @@ class TopicFollower:
         self._catching_up = ends
 
     def poll(self, most: int) -> list[Record]:
-        """Return the next records that have arrived, at most `most`. If the position was truncated,
-        or the archive cannot be read, reading continues at the first record that the log keeps. A
-        `StoreError` is raised only where the log is read: for a large record, which is in the
-        store.
+        """Returns the next records that have arrived, at most `most`. If the position was
+        truncated, or the archive cannot be read, reading continues at the first record that the log
+        keeps. A `StoreError` is raised only where the log is read: for a large record, which is in
+        the store.
         """
         try:
             received = self.reader.follow(records_max=most)
@@ -82,7 +82,7 @@ class TopicFollower:
             self._continue_at(from_end(self.bus, self.topic))
 
     def _begins(self) -> Mapping[int, int]:
-        """Return the first offsets that `earlier` has; if the archive is unreadable, those of the
+        """Returns the first offsets that `earlier` has; if the archive is unreadable, those of the
         log, which then takes the place of `earlier`.
         """
         try:
@@ -159,7 +159,7 @@ class PartialFeed:
         self._partials = TopicFollower(self.bus, self.bus, "partials", BEHIND_MAX)
 
     def poll(self) -> list[HistoryAnswer]:
-        """Return the pieces of the next partials, at most `POLL_PARTIALS_MAX`. If more than
+        """Returns the pieces of the next partials, at most `POLL_PARTIALS_MAX`. If more than
         `BEHIND_MAX` partials are unread, all of these are skipped.
         """
         for record in self._prompts.poll(POLL_PROMPTS_MAX):
@@ -171,7 +171,7 @@ class PartialFeed:
         return self.pieces(partials)
 
     def pieces(self, records: Sequence[Record]) -> list[HistoryAnswer]:
-        """Return the pieces of the partials in `records` whose groups are known."""
+        """Returns the pieces of the partials in `records` whose groups are known."""
         found = [self._piece(record) for record in records if isinstance(record, Partial)]
         return [piece for piece in found if piece is not None and piece.fresh]
 
@@ -245,7 +245,7 @@ class HistoryFeed:
         self._add_rewards(self._annotations.poll(POLL_RECORDS_MAX))
 
     def readers(self) -> list[TopicReader]:
-        """Return the readers of all topics. Any thread may call this."""
+        """Returns the readers of all topics. Any thread may call this."""
         own = [self._trajectories.reader, self._annotations.reader]
         return [*own, *self._partials.readers()]
 
@@ -270,7 +270,7 @@ class HistoryFeed:
 
 
 def answer_from_record(record: Trajectory, late: float | None = None) -> HistoryAnswer:
-    """Return a trajectory's record as an answer for the history: its tokens, of which those after
+    """Returns a trajectory's record as an answer for the history: its tokens, of which those after
     the prompt are new, with its reward. `late` is the reward of an annotation, which counts if the
     record has none.
     """
@@ -341,7 +341,7 @@ class DraftFeed:
         self.node.leave()
 
     def readers(self) -> list[TopicReader]:
-        """Return the readers of all topics; [] while another process fills the history. Any thread
+        """Returns the readers of all topics; [] while another process fills the history. Any thread
         may call this.
         """
         history_feed = self.history_feed

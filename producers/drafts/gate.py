@@ -30,7 +30,9 @@ class WindowRule:
     most: int
 
     def after(self, window: int, proposed: int, accepted: int) -> int:
-        """Return the window after a draft of `proposed` tokens; unchanged if there was no draft."""
+        """Returns the window after a draft of `proposed` tokens; unchanged if there was no
+        draft.
+        """
         assert 0 <= accepted <= proposed, "at most the proposed tokens are accepted"
         if not proposed:
             return window
@@ -88,7 +90,7 @@ class SuccessRate:
         self.tried = self.tried * keep + trials
 
     def rate(self, prior: float) -> float:
-        """Return the estimated probability of a success; without observations it is `prior`."""
+        """Returns the estimated probability of a success; without observations it is `prior`."""
         return (self.right + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
 
 
@@ -121,7 +123,7 @@ class _Load:
         self.recent.clear()
 
     def seen(self, times: StepTimes, size: float, seconds: float) -> StepTimes:
-        """Return the cost of this mode with one more step of this size, and update the load."""
+        """Returns the cost of this mode with one more step of this size, and update the load."""
         if times.count < MEASURED:
             return times.seen(size, seconds / self.factor)
         self.recent.append(seconds / max(1e-12, times.cost().seconds(size)))
@@ -132,7 +134,7 @@ class _Load:
         return times.seen(size, seconds / self.factor)
 
     def settled(self, times: StepTimes) -> StepTimes:
-        """Return the cost of this mode, corrected by the steps since the change of mode."""
+        """Returns the cost of this mode, corrected by the steps since the change of mode."""
         corrected = times.times(median(self.recent) / self.factor) if self.recent else times
         self.settles = False
         self.recent.clear()
@@ -243,7 +245,7 @@ class DraftGate:
         return self.on
 
     def pass_cost(self, rows: int) -> StepCost:
-        """Return the cost of a pass. Before passes are measured, half of a plain step's time is
+        """Returns the cost of a pass. Before passes are measured, half of a plain step's time is
         assumed to be proportional to the rows. Drafts of the first trial then have a length that is
         likely to pay, so the trial loses little, and its cost is representative of later passes.
         """
@@ -253,15 +255,15 @@ class DraftGate:
         return StepCost(half_s, half_s / rows)
 
     def advantage(self, rows: int) -> float:
-        """Return the expected tokens per second with drafts divided by those without; 0 if no draft
-        length pays.
+        """Returns the expected tokens per second with drafts divided by those without; 0 if no
+        draft length pays.
         """
         found, rate = self.hit_rate.rate(0.0), self.acceptance_rate.rate(0.0)
         drafted = best_draft_speed(rows, self.rule.most, found, rate, self.passes.cost())
         return drafted * self.plain.cost().seconds(rows) / rows
 
     def gain(self) -> float | None:
-        """Return the tokens per second of the newest passes divided by those of plain steps under
+        """Returns the tokens per second of the newest passes divided by those of plain steps under
         the same load; None while there are too few passes.
         """
         newest: list[_Pass] = []
@@ -281,7 +283,7 @@ class DraftGate:
         self._recent.clear()
 
     def _has_drifted(self) -> bool:
-        """Return whether the load is outside of the range at which both costs were compared."""
+        """Returns whether the load is outside of the range at which both costs were compared."""
         least, most = self._compared
         return not least / DRIFT < self._load.factor < most * DRIFT
 
@@ -340,7 +342,7 @@ class DraftGate:
         self._turn(True, now_s)
 
     def _is_worth_trying(self, now_s: float, rows: int) -> bool:
-        """Return whether to turn drafting on: passes are expected to pay, or their cost is unknown
+        """Returns whether to turn drafting on: passes are expected to pay, or their cost is unknown
         or old. A drift of the load makes it old, and shortens all rests.
         """
         if self.plain.count < MEASURED:
@@ -358,12 +360,12 @@ class DraftGate:
 
 
 def _rest_s(lost_s: float) -> float:
-    """Return the length of a rest after a loss: the loss is `PROBE_SHARE` of it, within limits."""
+    """Returns the length of a rest after a loss: the loss is `PROBE_SHARE` of it, within limits."""
     return min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
 
 
 def _size(rows: int) -> int:
-    """Return the size class of a batch: 1, 2 to 3, 4 to 7, … rows. Rests are kept by size class,
+    """Returns the size class of a batch: 1, 2 to 3, 4 to 7, … rows. Rests are kept by size class,
     because a loss with the last rows of a batch does not predict a loss with a full batch.
     """
     return rows.bit_length()

@@ -26,8 +26,8 @@ UNREWARDED_BYTES = 400  # estimated memory of the entry of an answer that waits 
 
 
 def reward_priority(reward: float | None) -> float:
-    """Return a priority in [0, 1] that rises with the reward, whatever its scale; without a reward,
-    `UNREWARDED_PRIORITY`.
+    """Returns a priority in [0, 1] that rises with the reward, whatever its scale; without a
+    reward, `UNREWARDED_PRIORITY`.
     """
     return UNREWARDED_PRIORITY if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
 
@@ -45,8 +45,8 @@ class PromptPasses:
         return len(self._known)
 
     def number(self, prompt: int, group: int) -> int:
-        """Return the number of this group's pass; a group later than all earlier ones of the prompt
-        begins the next pass.
+        """Returns the number of this group's pass; a group later than all earlier ones of the
+        prompt begins the next pass.
         """
         newest, count = self._known.get(prompt, (-1, 0))
         if group > newest:
@@ -76,7 +76,7 @@ OccurrenceChoice = Literal["priority", "newest", "count"]
 
 
 def prompt_key(tokens: Tokens, sources: Sources) -> int:
-    """Return the key of a trajectory's prompt: a hash of the prompt tokens at its start."""
+    """Returns the key of a trajectory's prompt: a hash of the prompt tokens at its start."""
     others = np.flatnonzero(sources != PROMPT)
     end = int(others[0]) if len(others) else len(tokens)
     return xxhash.xxh3_64_intdigest(tokens[:end].astype(np.uint32).tobytes())
@@ -218,7 +218,7 @@ class AnswerHistory:
         return True
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> index.Draft:
-        """Return the tokens that followed the longest match of the end of `newest`, up to the end
+        """Returns the tokens that followed the longest match of the end of `newest`, up to the end
         of their sequence, at most `reach` tokens for each matched one and at most `most`. Without a
         match the draft is empty.
         """

@@ -84,8 +84,8 @@ def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def ngram_key(prompt: int, total: int, length: int) -> int:
-    """Return the key of an n-gram of `length` tokens with the sum `total`; `prompt` is the prompt's
-    key.
+    """Returns the key of an n-gram of `length` tokens with the sum `total`; `prompt` is the
+    prompt's key.
     """
     key = (total ^ prompt ^ length * _MIX) & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
@@ -127,7 +127,7 @@ class NgramTable:
         self.slots = len(self.keys) - PROBES
 
     def find(self, keys: NgramKeys) -> tuple[NDArray[np.bool_], RingPositions]:
-        """Return which keys have an entry, and a slot for each key: the slot of the entry, or the
+        """Returns which keys have an entry, and a slot for each key: the slot of the entry, or the
         first probed slot if there is none.
         """
         slots = self._probed_slots(keys)
@@ -169,7 +169,7 @@ class NgramTable:
         self.ranks[:] = 0
 
     def _probed_slots(self, keys: NgramKeys) -> RingPositions:
-        """Return the slots that may hold each of the n keys: (n, PROBES)."""
+        """Returns the slots that may hold each of the n keys: (n, PROBES)."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
         return first[:, None] + np.arange(PROBES)
 
@@ -201,7 +201,7 @@ class DraftSource(Protocol):
     """How many of the newest tokens a look-up uses, at most."""
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Return at most `most` tokens that may follow `newest` (oldest first) in this prompt."""
+        """Returns at most `most` tokens that may follow `newest` (oldest first) in this prompt."""
         ...
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
@@ -224,7 +224,7 @@ class HistoryView:
         self._keys, self._places = memory.keys, memory.places
 
     def after(self, key: int, newest: list[int], length: int, most: int) -> list[int]:
-        """Return at most `most` tokens that followed the best occurrence of the `length` newest
+        """Returns at most `most` tokens that followed the best occurrence of the `length` newest
         tokens, whose key is `key`; [] if the table has no valid entry for them.
         """
         keys, slot = self._keys, key & self._mask
@@ -237,7 +237,7 @@ class HistoryView:
         return []
 
     def _tokens_at(self, place: int, newest: list[int], length: int, most: int) -> list[int]:
-        """Return the tokens from `place` on, up to the end of their sequence; [] if the place is
+        """Returns the tokens from `place` on, up to the end of their sequence; [] if the place is
         overwritten, or if the `length` tokens before it are not the newest ones.
         """
         if place < self._words[HEAD_WORD] - self.size:
@@ -252,7 +252,7 @@ class HistoryView:
 def look_up_draft(
     views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int
 ) -> Draft:
-    """Return the tokens that followed the longest match of the end of `newest`: up to the end of
+    """Returns the tokens that followed the longest match of the end of `newest`: up to the end of
     their sequence, at most `most`, and at most `reach` (`HistoryLayout`) for each matched token. Of
     views that match equally many tokens the first one is used. All views must have the same n-gram
     lengths.

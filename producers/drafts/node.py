@@ -48,7 +48,7 @@ class SharedHistory:
         return self._segment is not None
 
     def view(self) -> HistoryView:
-        """Return the view in which to look up now (`index.look_up_draft`). Every
+        """Returns the view in which to look up now (`index.look_up_draft`). Every
         `REFRESH_EVERY_LOOKUPS` calls it calls `refresh` first.
         """
         if self._asked % REFRESH_EVERY_LOOKUPS == 0:
@@ -57,7 +57,7 @@ class SharedHistory:
         return self._view
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Return a draft as `DraftSource.draft` does."""
+        """Returns a draft as `DraftSource.draft` does."""
         return look_up_draft((self.view(),), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
@@ -124,7 +124,7 @@ class NodeHistory:
         return self._lock is not None
 
     def view(self) -> HistoryView:
-        """Return the view in which to look up now: of the node's history, or of a private one if
+        """Returns the view in which to look up now: of the node's history, or of a private one if
         there is no shared memory (`take_over`).
         """
         return self._shared.view() if self._alone is None else self._alone.view
@@ -225,7 +225,7 @@ class CombinedSource:
         self.context = running.context
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Return a draft as `DraftSource.draft` does."""
+        """Returns a draft as `DraftSource.draft` does."""
         return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
 
     def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
@@ -236,7 +236,7 @@ class CombinedSource:
 
 
 def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:
-    """Return the size, in tokens, of the history of running sequences: that of a full batch, or a
+    """Returns the size, in tokens, of the history of running sequences: that of a full batch, or a
     quarter of the node's history (`tokens_max`) if that is less, and at least `RUNNING_TOKENS_MIN`.
     """
     return max(RUNNING_TOKENS_MIN, min(slots * context_max, tokens_max // 4))

@@ -46,7 +46,7 @@ class StepTimes:
     product: float = 0.0
 
     def seen(self, tokens: float, seconds: float) -> "StepTimes":
-        """Return the sums with one more pass; its time is cut at `OUTLIER_FACTOR` times the
+        """Returns the sums with one more pass; its time is cut at `OUTLIER_FACTOR` times the
         expected one.
         """
         if self.count >= 3:
@@ -60,11 +60,11 @@ class StepTimes:
         )
 
     def times(self, factor: float) -> "StepTimes":
-        """Return the sums as if each pass had taken `factor` times as long."""
+        """Returns the sums as if each pass had taken `factor` times as long."""
         return replace(self, seconds=self.seconds * factor, product=self.product * factor)
 
     def cost(self) -> StepCost:
-        """Return the cost by the straight line that fits the measurements. If all passes had about
+        """Returns the cost by the straight line that fits the measurements. If all passes had about
         equally many tokens, their whole time is fixed cost.
 
         Neither part is negative: the slope is at least 0, and at most that of the line from the
@@ -93,8 +93,8 @@ class DraftOdds:
 
     @classmethod
     def of(cls, chances: Iterable[float]) -> "DraftOdds":
-        """Return the odds that follow from the acceptance probability of each token, given that the
-        tokens before it are accepted.
+        """Returns the odds that follow from the acceptance probability of each token, given that
+        the tokens before it are accepted.
         """
         whole: list[float] = []
         product = 1.0
@@ -116,13 +116,13 @@ class DraftRow:
     odds: DraftOdds | None = None
 
     def gain(self, length: int) -> float:
-        """Return the expected number of accepted tokens of a draft of this length."""
+        """Returns the expected number of accepted tokens of a draft of this length."""
         return expected_gain(self.rate, length) if self.odds is None else self.odds.gains[length]
 
     def worth_while(self, price: float) -> int:
-        """Return the number of drafted tokens of which each gains more than `price`. A token's gain
-        is the probability that it and all before it are accepted; `price` is the number of tokens
-        that the batch generates in the time that one more token takes.
+        """Returns the number of drafted tokens of which each gains more than `price`. A token's
+        gain is the probability that it and all before it are accepted; `price` is the number of
+        tokens that the batch generates in the time that one more token takes.
         """
         if self.odds is None:
             return min(self.window, _worth_while(self.rate, price))
@@ -130,7 +130,7 @@ class DraftRow:
 
 
 def expected_gain(rate: float, length: int) -> float:
-    """Return the expected number of accepted tokens of a draft of this length, if each is accepted
+    """Returns the expected number of accepted tokens of a draft of this length, if each is accepted
     with probability a = `rate`: a + a² + … + a^length, because a token counts only if all before it
     are accepted too.
     """
@@ -139,7 +139,7 @@ def expected_gain(rate: float, length: int) -> float:
 
 
 def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
-    """Return the draft lengths at which the batch generates the most tokens per second; whole
+    """Returns the draft lengths at which the batch generates the most tokens per second; whole
     windows while a token takes no measurable time.
 
     Each token of a draft gains the probability that it and all before it are accepted. One more
@@ -162,7 +162,7 @@ def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
 
 
 def level_lengths(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCost) -> list[int]:
-    """Return the lengths cut to one common maximum, for an engine that pads every row to the
+    """Returns the lengths cut to one common maximum, for an engine that pads every row to the
     longest draft: the maximum at which such a batch is fastest.
     """
     if cost.token_s <= 0 or min(lengths) == max(lengths):
@@ -180,15 +180,15 @@ def level_lengths(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCo
 
 
 def tokens_per_s(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCost) -> float:
-    """Return the expected tokens per second with drafts of these lengths."""
+    """Returns the expected tokens per second with drafts of these lengths."""
     tokens = len(rows) + sum(r.gain(n) for r, n in zip(rows, lengths, strict=True))
     return tokens / max(cost.seconds(len(rows) + sum(lengths)), 1e-12)
 
 
 def best_draft_speed(rows: int, most: int, found: float, rate: float, cost: StepCost) -> float:
-    """Return the tokens per second of `rows` equal rows at the best draft length up to `most`; 0 if
-    no length is better than no draft. A look-up finds a draft with probability `found`; each of its
-    tokens is accepted with probability `rate` if all before it are.
+    """Returns the tokens per second of `rows` equal rows at the best draft length up to `most`; 0
+    if no length is better than no draft. A look-up finds a draft with probability `found`; each of
+    its tokens is accepted with probability `rate` if all before it are.
     """
     best, without = 0.0, rows / max(cost.seconds(rows), 1e-12)
     for length in range(1, most + 1):
@@ -199,7 +199,7 @@ def best_draft_speed(rows: int, most: int, found: float, rate: float, cost: Step
 
 
 def _worth_while(rate: float, price: float) -> int:
-    """Return `DraftRow.worth_while` for tokens of one acceptance rate."""
+    """Returns `DraftRow.worth_while` for tokens of one acceptance rate."""
     rate = min(max(rate, 0.0), RATE_MAX)
     if rate <= price:
         return 0
@@ -236,7 +236,7 @@ class HistoryAgreement:
     continuation: Sequence[int] = ()
 
     def start_draft(self, draft: Draft, context: int) -> Sequence[int]:
-        """Return the tokens to draft: those of `draft`, or, if the look-up found none, the rest of
+        """Returns the tokens to draft: those of `draft`, or, if the look-up found none, the rest of
         the last draft behind its mistake. That rest is right if the model replaced only that one
         token. `context` is the longest match that a look-up can find.
         """
@@ -293,12 +293,12 @@ class AcceptanceCurve:
             self._odds, self._fresh = {}, 0
 
     def probability(self, known: int) -> float:
-        """Return the probability that the token after `known` known tokens is accepted."""
+        """Returns the probability that the token after `known` known tokens is accepted."""
         point = _CURVE_POINT[min(known, KNOWN_TOKENS_MAX)]
         return (self._right[point] + PRIOR * PRIOR_TRIALS) / (self._tried[point] + PRIOR_TRIALS)
 
     def odds(self, known: int) -> DraftOdds:
-        """Return the odds of a draft after `known` known tokens; they are computed again after
+        """Returns the odds of a draft after `known` known tokens; they are computed again after
         every `REFRESH_TRIALS` trials.
         """
         known = min(known, KNOWN_TOKENS_MAX)

@@ -69,7 +69,7 @@ class HistoryLayout:
         return HEADER_BYTES + ENTRY_BYTES * self.slots + 4 * self.tokens_max
 
     def words(self) -> list[int]:
-        """Return the header of an empty history. Places are counted from `tokens_max` on, so that
+        """Returns the header of an empty history. Places are counted from `tokens_max` on, so that
         the lowest valid place, `tokens_max` before the next one, is never negative.
         """
         words = [0] * HEADER_WORDS
@@ -81,7 +81,7 @@ class HistoryLayout:
 
 
 def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
-    """Return the layout in a header; None if the words are no valid header."""
+    """Returns the layout in a header; None if the words are no valid header."""
     count = words[_COUNT]
     if words[_MAGIC] != MAGIC or not 0 < count <= 16:
         return None
@@ -122,7 +122,7 @@ class HistoryMemory:
 
 
 def allocate_memory(layout: HistoryLayout) -> HistoryMemory:
-    """Return an empty memory that is private to this process."""
+    """Returns an empty memory that is private to this process."""
     memory = HistoryMemory(layout, np.zeros(layout.bytes, np.uint8).data)
     memory.words[:] = memoryview(array("q", layout.words()))
     return memory
@@ -133,7 +133,7 @@ HISTORY_FILE, PARTIAL_FILE = "history", "history.partial"
 
 
 def segment_folder(run: str, folder: Path, node: str) -> Path:
-    """Return the folder for the segment of a run on this node: in `/dev/shm` (which is in memory),
+    """Returns the folder for the segment of a run on this node: in `/dev/shm` (which is in memory),
     or, if the node has none, in `folder`, the folder of the run. It is named after user, run and
     node, so no run uses the file of another.
     """
@@ -233,7 +233,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether any process, this one included, shares the lock of the file. If none does,
+    """Returns whether any process, this one included, shares the lock of the file. If none does,
     locking it exclusively succeeds; that lock is released at once.
     """
     try:
@@ -293,7 +293,7 @@ def _map_descriptor(descriptor: int, writes: bool, holds: bool) -> HistorySegmen
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether a process with this id exists on this machine."""
+    """Returns whether a process with this id exists on this machine."""
     if not 0 < pid < 1 << 31:
         return False
     try:

@@ -66,7 +66,7 @@ class DraftsBuilder:
         self.found += found
 
     def take(self) -> Drafts:
-        """Return the counts and reset them."""
+        """Returns the counts and reset them."""
         record = Drafts(
             tuple(self.runs), self.steps, self.guessed, self.asked, self.found, self.lookup_s
         )

@@ -104,7 +104,7 @@ class WeightUpdate:
 
 
 def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
-    """Return the update `then`, but with the base of `first`, so that an engine can skip `first`.
+    """Returns the update `then`, but with the base of `first`, so that an engine can skip `first`.
     Returns `then` unchanged if its base is not the version of `first`, or if one of the differences
     is unknown.
     """
@@ -120,7 +120,7 @@ def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
 
 
 def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tensor]) -> TensorPatch:
-    """Return one patch of all elements that any of the patches changes, with their new values."""
+    """Returns one patch of all elements that any of the patches changes, with their new values."""
     if len(parts) == 1:
         return parts[0]
     indices = torch.unique(torch.cat([patch.indices for patch in parts]))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -236,7 +236,7 @@ class Engine(Protocol):
         ...
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with all work done for which decoding need not stop: checks, index
+        """Returns the update with all work done for which decoding need not stop: checks, index
         arithmetic, casts. The served weights do not change. This call may run in another thread at
         the same time as `poll`, but not as `update` or another `prepare`. Raises `EngineRefused`,
         which names the wrong tensor.
@@ -264,11 +264,11 @@ class Engine(Protocol):
         ...
 
     def running(self) -> Sequence[str]:
-        """Return the names of the engine's trajectories, waiting ones included."""
+        """Returns the names of the engine's trajectories, waiting ones included."""
         ...
 
     def stats(self) -> EngineStats:
-        """Return the present load and the counts since the start."""
+        """Returns the present load and the counts since the start."""
         ...
 
 

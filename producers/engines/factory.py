@@ -89,7 +89,7 @@ def open_paced(
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """Return the roofline, which gives the time of a step by its batch and KV cache: that of the
+    """Returns the roofline, which gives the time of a step by its batch and KV cache: that of the
     profile file if the settings name one (`rollstream profile` measures it), else that of the
     accelerator and model that they describe.
     """
@@ -106,8 +106,8 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> LengthSampler:
-    """Return a sampler of answer lengths: from the recorded lengths of a trace if the settings name
-    one, else from their mixture of log-normal parts, else from one log-normal distribution.
+    """Returns a sampler of answer lengths: from the recorded lengths of a trace if the settings
+    name one, else from their mixture of log-normal parts, else from one log-normal distribution.
     """
     if settings.trace is not None:
         return LengthSampler(read_trace(settings.trace), settings.correlation)

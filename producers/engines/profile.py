@@ -57,7 +57,7 @@ class EngineProfile:
 
 
 def model_key(config: "PreTrainedConfig", changed: Mapping[str, object]) -> str:
-    """Return a key of a model's shape and an engine's settings, on which step times depend: a
+    """Returns a key of a model's shape and an engine's settings, on which step times depend: a
     profile may be used where the key is the same. Weights do not change it. `changed` are the
     engine's settings that affect step times and differ from their defaults.
     """
@@ -67,7 +67,7 @@ def model_key(config: "PreTrainedConfig", changed: Mapping[str, object]) -> str:
 
 
 def profile_path(folder: Path, engine: str, model: str) -> Path:
-    """Return the file in a run's `folder` for the profile of an engine and a model (its key)."""
+    """Returns the file in a run's `folder` for the profile of an engine and a model (its key)."""
     return folder / "profiles" / f"{engine}-{model}.json"
 
 
@@ -166,9 +166,9 @@ def fit_profile(
 
 
 def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
-    """Return the roofline of this form with the least sum of squared relative errors at the points.
-    With `overlapping` the time of each point is that of its memory reads or that of its arithmetic,
-    whichever is longer, plus a constant overhead; otherwise it is their sum.
+    """Returns the roofline of this form with the least sum of squared relative errors at the
+    points. With `overlapping` the time of each point is that of its memory reads or that of its
+    arithmetic, whichever is longer, plus a constant overhead; otherwise it is their sum.
     """
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
@@ -185,7 +185,7 @@ def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
 
 
 def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatArray:
-    """Return the relative error of the roofline's step time at each point, as absolute values."""
+    """Returns the relative error of the roofline's step time at each point, as absolute values."""
     return np.array(
         [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
     )
@@ -216,7 +216,7 @@ def _fit_alternating(
 
 
 def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
-    """Return the coefficients with which the columns add up to `seconds`, with the least squared
+    """Returns the coefficients with which the columns add up to `seconds`, with the least squared
     relative errors. No coefficient is negative: a column that would get a negative one is left out
     and gets 0.
     """
@@ -232,7 +232,7 @@ def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
 
 
 def _batch_sizes(most: int) -> list[int]:
-    """Return the powers of two below `most`, and `most`."""
+    """Returns the powers of two below `most`, and `most`."""
     counts = [1]
     while counts[-1] * 2 < most:
         counts.append(counts[-1] * 2)
@@ -264,7 +264,7 @@ def _step(timing: TimedEngine) -> float:
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:
-    """Return a request. All requests of one point have the same group and prompt, so the engine
+    """Returns a request. All requests of one point have the same group and prompt, so the engine
     prefills the prompt once. Requests of different points share neither.
     """
     tokens = (np.arange(length) * 7 + seed) % vocabulary

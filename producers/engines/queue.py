@@ -119,7 +119,9 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _open(self, request: GenerationRequest) -> SequenceType:
-        """Return a new sequence. Raises `EngineRefused` if this engine cannot serve the request."""
+        """Returns a new sequence. Raises `EngineRefused` if this engine cannot serve the
+        request.
+        """
 
     @abstractmethod
     def _enter(self, sequence: SequenceType) -> bool:
@@ -135,7 +137,7 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _collect(self, sequence: SequenceType) -> tuple[Tokens, Floats, Drafts | None]:
-        """Return the tokens that were generated and not collected yet; no tokens for a sequence
+        """Returns the tokens that were generated and not collected yet; no tokens for a sequence
         that does not run.
         """
 
@@ -153,8 +155,8 @@ class QueuedEngine(ABC, Generic[SequenceType]):
 
     @abstractmethod
     def _kv(self) -> tuple[int, int]:
-        """Return the tokens of the KV cache that running sequences use, and its capacity in tokens.
-        The KV of parked sequences is not counted, because it gives way to that of others.
+        """Returns the tokens of the KV cache that running sequences use, and its capacity in
+        tokens. The KV of parked sequences is not counted, because it gives way to that of others.
         """
 
     def _drafts(self) -> DraftStats:

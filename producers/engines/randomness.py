@@ -16,17 +16,17 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def trajectory_key(seed: int, trajectory: str) -> int:
-    """Return the 64-bit key with which a trajectory's random sequence starts: the xxh3-64 hash of
+    """Returns the 64-bit key with which a trajectory's random sequence starts: the xxh3-64 hash of
     the trajectory's name, seeded by the run's seed. Any integer is a valid seed.
     """
     return xxhash.xxh3_64_intdigest(trajectory.encode(), seed=seed % 2**64)
 
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one uniform number in [0, 1), with 53 random bits, for each pair of a trajectory's key
-    and a position (the token's index in the trajectory); the two arrays broadcast. The number of
-    position p is element p of the SplitMix64 sequence that starts at the key (Steele, Lea, Flood,
-    "Fast splittable pseudorandom number generators", 2014).
+    """Returns one uniform number in [0, 1), with 53 random bits, for each pair of a trajectory's
+    key and a position (the token's index in the trajectory); the two arrays broadcast. The number
+    of position p is element p of the SplitMix64 sequence that starts at the key (Steele, Lea,
+    Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     bits = np.atleast_1d(keys) + (positions.astype(np.uint64) + np.uint64(1)) * _STRIDE
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1  # arrays wrap modulo 2^64, as intended

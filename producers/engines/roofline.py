@@ -35,7 +35,7 @@ class Roofline:
     overlapping: bool = True
 
     def step_s(self, rows: int, kv_tokens: float) -> float:
-        """Return the time of one decode step of `rows` sequences with `kv_tokens` cached tokens in
+        """Returns the time of one decode step of `rows` sequences with `kv_tokens` cached tokens in
         all.
         """
         reading, computing = self.weights_s + kv_tokens * self.kv_token_s, rows * self.row_s
@@ -43,7 +43,7 @@ class Roofline:
         return longer + self.overhead_s
 
     def ends_s(self, rows: int, kv_tokens: float, steps: int) -> NDArray[np.float64]:
-        """Return the times from now at which the next `steps` decode steps of the same rows end.
+        """Returns the times from now at which the next `steps` decode steps of the same rows end.
         The cache holds `kv_tokens` tokens now, and each row adds one token per step.
         """
         cached = kv_tokens + rows * np.arange(steps, dtype=np.float64)
@@ -52,7 +52,9 @@ class Roofline:
         return np.cumsum(longer + self.overhead_s)
 
     def prefill_s(self, tokens: int) -> float:
-        """Return the time to prefill this many tokens, by which the next decode step is delayed."""
+        """Returns the time to prefill this many tokens, by which the next decode step is
+        delayed.
+        """
         return tokens * self.prefill_token_s
 
 
@@ -64,7 +66,7 @@ def roofline_of_hardware(
     flops: float,
     overhead_s: float,
 ) -> Roofline:
-    """Return the roofline of a model on an accelerator. The model has `model_bytes` of weights,
+    """Returns the roofline of a model on an accelerator. The model has `model_bytes` of weights,
     `kv_token_bytes` of KV cache and `token_flops` floating-point operations per token; the
     accelerator reads `bandwidth` bytes and computes `flops` operations per second. Prefill is
     assumed to be limited by arithmetic alone.
@@ -79,7 +81,7 @@ def roofline_of_hardware(
 
 
 def batch_max(roofline: Roofline, slots: int) -> int:
-    """Return B_max: the largest batch, from 1 to `slots` rows, whose decode step lasts at most
+    """Returns B_max: the largest batch, from 1 to `slots` rows, whose decode step lasts at most
     `NEARLY_FREE` times as long as a step of one row. Reads of the KV cache are left out: a sequence
     costs the same reads on whichever rollout it runs.
     """

@@ -84,7 +84,7 @@ class RewardPool:
         self._starts_failed = 0
 
     def can_submit(self) -> bool:
-        """Return whether another question may be submitted; the `submit` methods assert it."""
+        """Returns whether another question may be submitted; the `submit` methods assert it."""
         return self._outstanding() < self._capacity
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
@@ -145,7 +145,7 @@ class RewardPool:
         self._waiting.clear()
 
     def _outstanding(self) -> int:
-        """Return the number of questions without an outcome."""
+        """Returns the number of questions without an outcome."""
         held = sum(len(worker.held) for worker in self._workers if worker is not None)
         return len(self._waiting) + held + (0 if self._replies is None else len(self._replies))
 

@@ -80,7 +80,7 @@ class RewardAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def failed_answer(reason: str) -> RewardAnswer:
-    """Return an answer of kind `failed` with this reason, cut off at `_REASON_MAX` characters and
+    """Returns an answer of kind `failed` with this reason, cut off at `_REASON_MAX` characters and
     with characters that UTF-8 cannot encode replaced.
     """
     return RewardAnswer("failed", reason=reason_text(reason, _REASON_MAX))
@@ -112,7 +112,7 @@ def answer_question(
 
 
 def error_answer(error: Exception) -> RewardAnswer:
-    """Return the answer of kind `failed` for an exception that the task's code raised, or that its
+    """Returns the answer of kind `failed` for an exception that the task's code raised, or that its
     result caused.
     """
     if isinstance(error, _UnusableResult | UnusableScore | NoFiniteNumber):
@@ -130,7 +130,7 @@ class _UnusableResult(ValueError):
 
 
 def _judge_answer(score: object) -> RewardAnswer:
-    """Return the answer for a task's judgement, which may be a plain number, or a pair of it and
+    """Returns the answer for a task's judgement, which may be a plain number, or a pair of it and
     named scores, as a verifier's is.
     """
     if isinstance(score, tuple):
@@ -153,7 +153,7 @@ def _judge_answer(score: object) -> RewardAnswer:
 
 
 def _function_answer(result: object) -> RewardAnswer:
-    """Return the answer for a scorer's result: numbers by name, or one number, which gets the name
+    """Returns the answer for a scorer's result: numbers by name, or one number, which gets the name
     "".
     """
     if isinstance(result, Mapping):
@@ -162,7 +162,7 @@ def _function_answer(result: object) -> RewardAnswer:
 
 
 def reply_answer(reply: object) -> RewardAnswer:
-    """Return the answer for an environment's reply; raises an error for `error_answer` if it is
+    """Returns the answer for an environment's reply; raises an error for `error_answer` if it is
     none.
     """
     if not isinstance(reply, Reply):
@@ -182,7 +182,7 @@ def _state(state: object) -> str:
 
 
 def _tokens(tokens: object) -> tuple[int, ...]:
-    """Return a reply's tokens if they are at most `_REPLY_MAX` whole numbers in [0, 2**32)."""
+    """Returns a reply's tokens if they are at most `_REPLY_MAX` whole numbers in [0, 2**32)."""
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise _UnusableResult(
             f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence"
@@ -227,8 +227,8 @@ def _read_questions(source: int) -> Iterator[RewardQuestion]:
 
 
 def claim_pipes() -> tuple[int, int]:
-    """Return new descriptors of the pipes for questions and answers, and replace the standard ones:
-    what the task's code prints goes to stderr, and its stdin is empty.
+    """Returns new descriptors of the pipes for questions and answers, and replace the standard
+    ones: what the task's code prints goes to stderr, and its stdin is empty.
     """
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

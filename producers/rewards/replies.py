@@ -194,8 +194,8 @@ class _EnvironmentProcess:
                 del self._outgoing[: os.write(self._into, self._outgoing[:READ_BYTES])]
 
     def read(self) -> list[NumberedAnswer]:
-        """Return the answers that have arrived. Lines that are no answers are the task's own output
-        and are dropped; the deadline ends the replies that they may have replaced.
+        """Returns the answers that have arrived. Lines that are no answers are the task's own
+        output and are dropped; the deadline ends the replies that they may have replaced.
         """
         with suppress(BlockingIOError):
             while data := os.read(self._out, READ_BYTES):

@@ -35,9 +35,10 @@ _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "
 
 
 def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Return those variables of `environment` that a task's code gets: paths of programs, libraries
-    and caches, language, threads, and those that `task.environment` names (`named`). Variables of
-    the run's credentials and settings (`OWN_VARIABLES`) are left out even if they are named.
+    """Returns those variables of `environment` that a task's code gets: paths of programs,
+    libraries and caches, language, threads, and those that `task.environment` names (`named`).
+    Variables of the run's credentials and settings (`OWN_VARIABLES`) are left out even if they are
+    named.
 
     A task's code may execute a part of a model's answer. An answer that prints its environment
     finds neither the broker's password nor the store's keys.
@@ -132,11 +133,11 @@ class RewardWorker:
         return self._process.poll() is not None
 
     def ended_reason(self) -> str:
-        """Return how the process ended; to be called after `has_ended` returned True."""
+        """Returns how the process ended; to be called after `has_ended` returned True."""
         return ended_reason(self._process)
 
     def overdue_reason(self, now: float) -> str:
-        """Return why the process must be replaced: it was not ready, or made no progress, within
+        """Returns why the process must be replaced: it was not ready, or made no progress, within
         its time limit. Return "" if it need not be replaced.
         """
         if not self.greeting:
@@ -184,7 +185,7 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def ended_reason(process: subprocess.Popen[bytes]) -> str:
-    """Return how the process, which has ended, did so."""
+    """Returns how the process, which has ended, did so."""
     code = process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return f"its process ended ({how})"

@@ -101,7 +101,7 @@ class AssignmentQueue:
 
 
 def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
-    """Return the sort key: resumes come first, because under `keep_version` the rollout takes new
+    """Returns the sort key: resumes come first, because under `keep_version` the rollout takes new
     weights only after they have ended. Then comes the oldest wave. Within a wave the first sample
     of each group of unknown length is first, as a probe from which the other samples' lengths are
     predicted (Seer); then the longest expected answer. An unknown length counts as the maximum.
@@ -139,14 +139,14 @@ class UpdateInputs:
 
 
 def may_draw(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Return whether the next waiting assignment may start under the held version."""
+    """Returns whether the next waiting assignment may start under the held version."""
     if inputs.needed > inputs.held:
         return False
     return mode != "keep_version" or inputs.newest <= inputs.held or inputs.drawn < inputs.quota
 
 
 def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Return whether to take the newest version now; under `keep_version` only an empty engine
+    """Returns whether to take the newest version now; under `keep_version` only an empty engine
     does.
     """
     if inputs.newest <= inputs.held:
@@ -155,15 +155,15 @@ def wants_update(mode: UpdateMode, inputs: UpdateInputs) -> bool:
 
 
 def quota_left(mode: UpdateMode, inputs: UpdateInputs) -> int:
-    """Return how many new trajectories the rollout may still start under the held version once a
+    """Returns how many new trajectories the rollout may still start under the held version once a
     newer one exists; the whole quota in the modes without such a limit.
     """
     return inputs.quota if mode != "keep_version" else max(0, inputs.quota - inputs.drawn)
 
 
 def is_draining(mode: UpdateMode, inputs: UpdateInputs) -> bool:
-    """Return whether the rollout drains: under `keep_version` it starts no new trajectory until the
-    running ones have ended and it has taken the newest version.
+    """Returns whether the rollout drains: under `keep_version` it starts no new trajectory until
+    the running ones have ended and it has taken the newest version.
     """
     stale = mode == "keep_version" and inputs.newest > inputs.held
     return stale and (inputs.drawn >= inputs.quota or inputs.needed > inputs.held)

@@ -152,15 +152,15 @@ def _collect(links: Mapping[str, PartialLinks], offset: int, value: bytes) -> No
 
 
 def _first_offset(one: ChainRequest) -> int:
-    """Return the lowest offset at which the chain can start; 0 if the request does not name it."""
+    """Returns the lowest offset at which the chain can start; 0 if the request does not name it."""
     is_known = one.first is not None and one.first.partition == one.newest.partition
     return one.first.offset if one.first is not None and is_known else 0
 
 
 def _chain(one: ChainRequest, links: PartialLinks) -> list[Partial]:
-    """Return the chain's partials from oldest to newest. Raises `DecodeError` for a link that leads
-    to another partition, forwards, to a record that was not collected or to one that does not fit.
-    Offsets must fall with each step backwards, so a cycle is an error too.
+    """Returns the chain's partials from oldest to newest. Raises `DecodeError` for a link that
+    leads to another partition, forwards, to a record that was not collected or to one that does not
+    fit. Offsets must fall with each step backwards, so a cycle is an error too.
     """
     chain: list[Partial] = []
     at, above = one.newest, one.newest.offset + 1
@@ -210,7 +210,7 @@ def _joined_spans(chain: list[Partial]) -> tuple[Span, ...]:
 
 
 def _sources(link: Partial) -> Sources:
-    """Return the source of each token of a partial, whose array is empty if all are generated."""
+    """Returns the source of each token of a partial, whose array is empty if all are generated."""
     if len(link.sources):
         return link.sources
     return np.full(len(link.tokens), GENERATED, np.uint8)
@@ -242,7 +242,7 @@ class ChainPrefetch:
             self._thread.start()
 
     def take(self) -> ChainResults:
-        """Return the chains that were read since the last call."""
+        """Returns the chains that were read since the last call."""
         if self._failed is not None:
             raise self._failed
         if self._thread is not None and self._thread.is_alive():

@@ -119,7 +119,7 @@ class EndedTurns:
             waiting.clear()
 
     def poll(self) -> list[Trajectory | ContinuedTurn]:
-        """Return what was decided since the last call: the records of finished trajectories, and
+        """Returns what was decided since the last call: the records of finished trajectories, and
         the replies to those that continue.
         """
         decided: list[Trajectory | ContinuedTurn] = []
@@ -142,7 +142,7 @@ class EndedTurns:
         return decided
 
     def dead_record(self, running: RunningTrajectory, reason: str) -> Trajectory:
-        """Return the completion that records a failure, with its reason (invariant 2)."""
+        """Returns the completion that records a failure, with its reason (invariant 2)."""
         return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
     def rewarded_record(
@@ -152,7 +152,7 @@ class EndedTurns:
         reward: float,
         scores: Mapping[str, float],
     ) -> Trajectory:
-        """Return the completion of an episode whose program gave the reward."""
+        """Returns the completion of an episode whose program gave the reward."""
         now, newest = self.clock(), self.newest()
         return running.to_record(self.term, finish, now, newest, reward, dict(scores))
 
@@ -190,7 +190,7 @@ class EndedTurns:
     def _answered(
         self, running: RunningTrajectory, outcome: RewardVerdict | Reply
     ) -> list[Trajectory | ContinuedTurn]:
-        """Return what follows from the environment's outcome: its reply, or a dead record. If it
+        """Returns what follows from the environment's outcome: its reply, or a dead record. If it
         failed and is asked again, return []; if the dialogue is over or the context is full, ask
         for the reward and return [].
         """
@@ -215,7 +215,7 @@ class EndedTurns:
     def _finished(
         self, running: RunningTrajectory, finish: Finish, outcome: RewardVerdict | Reply
     ) -> Trajectory:
-        """Return the record with the reward, or a dead one if judging failed."""
+        """Returns the record with the reward, or a dead one if judging failed."""
         assert isinstance(outcome, RewardVerdict), (
             "the reward pool replied instead of giving a reward"
         )
@@ -228,5 +228,5 @@ class EndedTurns:
 
 
 def _attempt_key(running: RunningTrajectory) -> str:
-    """Return the key under which the reward pool is asked for this attempt."""
+    """Returns the key under which the reward pool is asked for this attempt."""
     return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"

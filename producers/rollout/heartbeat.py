@@ -44,8 +44,8 @@ class StatusSchedule:
     """
 
     def is_due(self, health: Health, busy: bool, now_s: float) -> bool:
-        """Return whether a status is due. Unless the rollout is `busy`, the time since the previous
-        call counts as idle.
+        """Returns whether a status is due. Unless the rollout is `busy`, the time since the
+        previous call counts as idle.
         """
         if self.checked_s and not busy:
             self.idle_s += now_s - self.checked_s
@@ -91,12 +91,12 @@ class StatusRepeats:
         self.last, self.sent_s = record, now_s
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return the seconds until the next repeat: 0 when due, None before the first status."""
+        """Returns the seconds until the next repeat: 0 when due, None before the first status."""
         return None if self.last is None else max(0.0, self.sent_s + 2 * self.every_s - now_s)
 
     def repeat(self, now_s: float, time_s: float) -> RolloutStatus:
-        """Return the last status with `time_s` (wall clock) as its time, and with the seconds since
-        the loop's last iteration as `stalled_s`.
+        """Returns the last status with `time_s` (wall clock) as its time, and with the seconds
+        since the loop's last iteration as `stalled_s`.
         """
         assert self.last is not None, "nothing to repeat before the first status"
         self.sent_s = now_s
@@ -143,8 +143,8 @@ class Heartbeat:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Return once every queued record is durable and the thread has ended. So no repeat follows
-        the last status of a rollout that leaves.
+        """Returns once every queued record is durable and the thread has ended. So no repeat
+        follows the last status of a rollout that leaves.
         """
         self.close()
         self._thread.join()

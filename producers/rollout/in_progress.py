@@ -71,7 +71,7 @@ class InProgress:
     """Number of chains that could not be resumed; their trajectories restarted from the prompt."""
 
     def __len__(self) -> int:
-        """Return the number of trajectories that the engine has."""
+        """Returns the number of trajectories that the engine has."""
         return len(self.running) + len(self.parked)
 
     def read_chains_ahead(self, assignments: Iterable[Assignment]) -> list[Assignment]:
@@ -139,8 +139,8 @@ class InProgress:
         self.running[assignment.trajectory] = running
 
     def _gained(self, assignment: Assignment) -> ChainContent | None:
-        """Return the content of the assignment's chain; None for a start, or if the chain cannot be
-        used.
+        """Returns the content of the assignment's chain; None for a start, or if the chain cannot
+        be used.
         """
         if assignment.partial is None:
             return None
@@ -291,7 +291,7 @@ class InProgress:
         self.done.append(self.ended_turns.dead_record(running, f"partial: {reason}"))
 
     def _admissible(self, record: Trajectory) -> Trajectory:
-        """Return the record or, if the trainer would refuse it or it cannot be encoded, a dead one
+        """Returns the record or, if the trainer would refuse it or it cannot be encoded, a dead one
         with the reason (invariant 12).
         """
         refused = None if record.finish == "dead" else refusal(record, self.bounds)
@@ -343,7 +343,7 @@ class InProgress:
 
 
 def _bare_failure(record: Trajectory, problem: str) -> Trajectory:
-    """Return the failure of a trajectory whose record cannot be encoded, with what its assignment
+    """Returns the failure of a trajectory whose record cannot be encoded, with what its assignment
     states and its tokens alone: the assignment was decoded, so it can be encoded.
     """
     bare = replace(
@@ -374,7 +374,7 @@ def _bare_failure(record: Trajectory, problem: str) -> Trajectory:
 
 
 def _turns_of_none(content: ChainContent) -> str:
-    """Return why a chain cannot be that of an answer to a prompt, which has neither turns nor
+    """Returns why a chain cannot be that of an answer to a prompt, which has neither turns nor
     branches of an agent; "" if it can.
     """
     return "it has turns of an agent" if content.turns or content.branches else ""

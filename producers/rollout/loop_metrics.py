@@ -13,7 +13,7 @@ FINISHES = ("stop", "length", "dead")  # how a trajectory can end
 def rollout_metrics(
     publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float
 ) -> MetricValues:
-    """Return the rollout's metrics. `judged` is the number of trajectories that wait for a reward
+    """Returns the rollout's metrics. `judged` is the number of trajectories that wait for a reward
     or for the environment's reply, `oldest_s` the age of the oldest running trajectory in seconds.
     """
     newest = follower.newest

@@ -57,7 +57,7 @@ class RecordSender(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when all records sent before are durable."""
+        """Returns when all records sent before are durable."""
         ...
 
 
@@ -153,7 +153,7 @@ class BackgroundSender:
                 addresses = addresses[count:]
 
     def _encoded(self, queued: _QueuedRecords) -> list[AppendEntry]:
-        """Return the records that the log can hold as bytes; the others are refused."""
+        """Returns the records that the log can hold as bytes; the others are refused."""
         entries, refused = encode_each(self._bus, queued.topic, queued.records)
         for index, reason in refused.items():
             log.error("a record of %s is refused: %s", queued.topic, reason)
@@ -272,11 +272,11 @@ class RolloutPublisher:
         self._refused.append((running, reason))
 
     def _counted(self, topic: str) -> OnRefused:
-        """Return what counts the refused records of a topic."""
+        """Returns what counts the refused records of a topic."""
         return lambda index, reason: self.refused.update([topic])
 
     def take_refused(self) -> list[tuple[RunningTrajectory, str]]:
-        """Return the trajectories of which a partial was refused since the last call, with the
+        """Returns the trajectories of which a partial was refused since the last call, with the
         reason: their chain cannot continue, so they end.
         """
         taken: list[tuple[RunningTrajectory, str]] = []
@@ -311,7 +311,7 @@ class RolloutPublisher:
             self._send(due, last)
 
     def flush_given_up(self) -> None:
-        """Return when the last partials of all trajectories that were given up are durable."""
+        """Returns when the last partials of all trajectories that were given up are durable."""
         self.sender.flush()
         self.give_up(())
         self.sender.flush()
@@ -379,7 +379,7 @@ class RolloutPublisher:
             self.heartbeat.note_iteration()
 
     def end(self) -> None:
-        """Return when the last status is durable and no heartbeat can follow it."""
+        """Returns when the last status is durable and no heartbeat can follow it."""
         if self.heartbeat is not None:
             self.heartbeat.end()
         self.sender.flush()

@@ -37,8 +37,8 @@ class TensorRotation:
         self._after = ""
 
     def next(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return the names of the next sample, each at most once: tensors of at most `sample_bytes`
-        together, but at least one tensor if there is any.
+        """Returns the names of the next sample, each at most once: tensors of at most
+        `sample_bytes` together, but at least one tensor if there is any.
         """
         names = sorted(sizes)
         later = [name for name in names if name > self._after]
@@ -112,7 +112,7 @@ def _compared(
 
 
 def tensor_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return the size of each tensor in bytes by name. `StreamedTensors`, which are decoded one by
+    """Returns the size of each tensor in bytes by name. `StreamedTensors`, which are decoded one by
     one when they are used, know their sizes, so none is decoded here.
     """
     if isinstance(tensors, StreamedTensors):

@@ -27,7 +27,7 @@ class TailFilling:
         running: Mapping[str, RunningTrajectory],
         slots: int,
     ) -> Assignment | None:
-        """Return the first new answer that is expected to end before the longest running one that
+        """Returns the first new answer that is expected to end before the longest running one that
         was drawn within the quota: slots are free, and the change to newer weights waits for that
         one in any case. It counts as started. None if there is none, no slot is free, or the held
         version is too old (`FILL_LAG_MAX`).
@@ -43,7 +43,7 @@ class TailFilling:
         return None
 
     def _tail(self, running: Mapping[str, RunningTrajectory]) -> int:
-        """Return how many tokens the longest of these answers has left."""
+        """Returns how many tokens the longest of these answers has left."""
         left = [
             tokens_left(given.predicted, one.generated, given.sampling.tokens_max)
             for trajectory, one in running.items()

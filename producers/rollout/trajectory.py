@@ -139,15 +139,15 @@ class RunningTrajectory:
         return running
 
     def retried(self, failure: str, now_s: float) -> "RunningTrajectory":
-        """Return the trajectory of this episode's next try, after this failure: without tokens. Its
-        chain of partials restarts.
+        """Returns the trajectory of this episode's next try, after this failure: without tokens.
+        Its chain of partials restarts.
         """
         again = RunningTrajectory.start(self.assignment, None, now_s, is_episode=True)
         again.started_s, again.failures = self.started_s, (*self.failures, failure)
         return again
 
     def request(self, hold: bool, version: Version | None = None) -> GenerationRequest:
-        """Return the request that makes an engine start or resume the trajectory. With `hold` the
+        """Returns the request that makes an engine start or resume the trajectory. With `hold` the
         engine keeps the trajectory when a turn ends. `version` is the only version under
         which it may be generated; None: always the newest one.
         """
@@ -166,18 +166,18 @@ class RunningTrajectory:
         )
 
     def content(self) -> tuple[Tokens, Sources]:
-        """Return all tokens so far, the prompt included, and the source of each."""
+        """Returns all tokens so far, the prompt included, and the source of each."""
         if len(self.tokens) > 1:
             self.tokens = [np.concatenate(self.tokens)]
             self.sources = [np.concatenate(self.sources)]
         return self.tokens[0], self.sources[0]
 
     def newest_tokens(self, count: int) -> Tokens:
-        """Return the newest `count` tokens."""
+        """Returns the newest `count` tokens."""
         return _tail(self.tokens, count, np.uint32)
 
     def judged_content(self) -> tuple[Tokens, Sources]:
-        """Return the content without what only abandoned turns gained, which no judge sees."""
+        """Returns the content without what only abandoned turns gained, which no judge sees."""
         tokens, sources = self.content()
         if not self.abandoned:
             return tokens, sources
@@ -211,7 +211,7 @@ class RunningTrajectory:
         self.withheld = int(last is not None and last[-1] == records.GENERATED)
 
     def turn_count(self) -> int:
-        """Return the number of turns of the model so far."""
+        """Returns the number of turns of the model so far."""
         is_generated = np.concatenate(self.sources) == records.GENERATED
         return int(np.count_nonzero(np.diff(is_generated.astype(np.int8), prepend=0) == 1))
 
@@ -232,7 +232,7 @@ class RunningTrajectory:
         self.length += len(tokens)
 
     def path_request(self, at: int, added: Tokens) -> GenerationRequest:
-        """Return the request that makes an engine continue the path that ends with the token at
+        """Returns the request that makes an engine continue the path that ends with the token at
         index `at` (-1: begin one) with the tokens `added`, which the trajectory does not have yet.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
@@ -252,7 +252,7 @@ class RunningTrajectory:
         )
 
     def generated_logprobs(self) -> Floats:
-        """Return the log-probability of each generated token."""
+        """Returns the log-probability of each generated token."""
         return _joined(self.logprobs)
 
     def has_unpublished(self) -> bool:
@@ -264,7 +264,7 @@ class RunningTrajectory:
     def take_partial(
         self, rollout: str, term: int, now_s: float, last: bool = False
     ) -> records.Partial:
-        """Return a partial with all tokens since the previous one, but the withheld one, and count
+        """Returns a partial with all tokens since the previous one, but the withheld one, and count
         them as flushed. A `last` partial ends the attempt and may be empty. `partial_published`
         must be called with the partial's address before the next call. `rollout` and `term` name
         the writer.
@@ -305,7 +305,9 @@ class RunningTrajectory:
         return record
 
     def _parts_to_flush(self) -> Sequence[tuple[int, Drafts | None]]:
-        """Return the parts of the next partial. A withheld token is split off as one of its own."""
+        """Returns the parts of the next partial. A withheld token is split off as one of its
+        own.
+        """
         if self.withheld and self.parts[-1][0] > 1:
             count, drafts = self.parts.pop()
             rest, last = split_off_last(drafts)
@@ -326,7 +328,7 @@ class RunningTrajectory:
         scores: dict[str, float] | None = None,
         reason: str = "",
     ) -> records.Trajectory:
-        """Return the record of the whole trajectory, the completion that ends it. `finish` is
+        """Returns the record of the whole trajectory, the completion that ends it. `finish` is
         `dead` for a failure, with its `reason`. `newest` is the newest version that the rollout
         knows, and `reward` is None if it comes later as an annotation.
         """
@@ -366,7 +368,7 @@ class RunningTrajectory:
 
 
 def _spans_of(spans: Sequence[Span], chosen: NDArray[np.int64]) -> tuple[Span, ...]:
-    """Return the spans of the `chosen` generated tokens, counted among these alone."""
+    """Returns the spans of the `chosen` generated tokens, counted among these alone."""
     found: list[Span] = []
     begin = 0
     for span in spans:
@@ -378,7 +380,7 @@ def _spans_of(spans: Sequence[Span], chosen: NDArray[np.int64]) -> tuple[Span, .
 
 
 def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:
-    """Return the last `count` items of the joined parts; earlier items are not copied."""
+    """Returns the last `count` items of the joined parts; earlier items are not copied."""
     kept: list[NDArray[Scalar]] = []
     for part in reversed(parts):
         if count <= 0:

@@ -151,7 +151,7 @@ class WeightsFollower:
             self._served = self._given
 
     def take(self) -> FetchedWeights | None:
-        """Return the fetched version once, else None. Raises the error of a fetch whose tries all
+        """Returns the fetched version once, else None. Raises the error of a fetch whose tries all
         failed. The version's tensors do not change until the verdict of `compare`, or until the
         next `prefetch`.
         """
@@ -177,7 +177,7 @@ class WeightsFollower:
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
     def verdict(self) -> ReadBackResult | None:
-        """Return the result of the comparison once. After a mismatch the version is fetched again
+        """Returns the result of the comparison once. After a mismatch the version is fetched again
         (`repair`), and `verified` stays False until all of it was compared.
         """
         if self.is_busy():
@@ -223,7 +223,7 @@ class WeightsFollower:
             self._begin(lambda: self._fetch_old(version))
 
     def is_busy(self) -> bool:
-        """Return whether a fetch or comparison runs; raises the error of one that failed."""
+        """Returns whether a fetch or comparison runs; raises the error of one that failed."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
         if self._failed is not None:
@@ -338,5 +338,5 @@ class WeightsFollower:
 
 
 def _is_larger(manifest: Manifest, above: int | None) -> bool:
-    """Return whether the version is no adapter and has more than `above` bytes; False for None."""
+    """Returns whether the version is no adapter and has more than `above` bytes; False for None."""
     return above is not None and manifest.full_bytes > above and not manifest.adapter

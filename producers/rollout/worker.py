@@ -175,7 +175,7 @@ class RolloutLoop:
         self.send_status(self.health())
 
     def _version_from_history(self) -> Version | None:
-        """Return the version that must be fetched from history (an older one, from the store)
+        """Returns the version that must be fetched from history (an older one, from the store)
         before the next waiting assignment can start. None if there is none, if its fetch failed, or
         if it cannot be loaded yet: an engine that serves one version at a time must be empty first.
         """
@@ -191,9 +191,9 @@ class RolloutLoop:
         return None if version in (self.engine.version, self.follower.unavailable) else version
 
     def _drawn_of(self, version: Version) -> int:
-        """Return the value of `drawn` after a swap to a version from history: the number of waiting
-        resumes under it. If the version is more than one behind the newest, it is at least the
-        quota, so the rollout starts no new trajectory under it.
+        """Returns the value of `drawn` after a swap to a version from history: the number of
+        waiting resumes under it. If the version is more than one behind the newest, it is at least
+        the quota, so the rollout starts no new trajectory under it.
         """
         inputs = self._update_inputs()
         resumed = sum(assignment.version == version for assignment in self._resumes())
@@ -240,7 +240,7 @@ class RolloutLoop:
             self.drawn += is_new
 
     def _startable(self, room: int) -> int:
-        """Return how many more trajectories the engine may get, of which `room` may run."""
+        """Returns how many more trajectories the engine may get, of which `room` may run."""
         open_max = max(self.settings.episodes_max, room)
         if self.in_progress.agents is not None:
             open_max = self.in_progress.agents.settings.open_max(self.settings.episodes_max)
@@ -267,7 +267,7 @@ class RolloutLoop:
         return emissions
 
     def _has_drafted(self) -> bool:
-        """Return whether the engine verified drafts since the last call."""
+        """Returns whether the engine verified drafts since the last call."""
         before, self.passes = self.passes, self.engine.stats().drafts.passes
         return self.passes != before
 
@@ -326,7 +326,7 @@ class RolloutLoop:
         return "in_flight" if self._is_side_by_side else self.settings.on_update
 
     def _update_inputs(self) -> UpdateInputs:
-        """Return the inputs of the rules in `assignments.py`."""
+        """Returns the inputs of the rules in `assignments.py`."""
         waiting, newest = self.assignments.waiting, self.follower.newest
         held = self.engine.version
         resumes = sum(assignment.version == held for assignment in self._resumes())
@@ -367,7 +367,7 @@ class RolloutLoop:
         return [*self.assignments.readers(), *self.follower.readers(), *more]
 
     def health(self) -> Health:
-        """Return what the rollout does now. `draining`: it finishes its trajectories before it
+        """Returns what the rollout does now. `draining`: it finishes its trajectories before it
         takes a newer version; `pulling`: it cannot generate before it has other weights.
         """
         inputs = self._update_inputs()

@@ -102,7 +102,7 @@ class Sandbox(Protocol):
         ...
 
     def read(self, path: str) -> bytes:
-        """Return a regular file of the work folder, at most `output_bytes`. Links are refused.
+        """Returns a regular file of the work folder, at most `output_bytes`. Links are refused.
         Raises `SandboxFileError`.
         """
         ...
@@ -170,7 +170,7 @@ class SandboxBackend(Protocol):
     """
 
     def open(self, limits: SandboxLimits) -> Sandbox:
-        """Return a new, empty sandbox. Raises `SandboxRefused` if this machine cannot make one."""
+        """Returns a new, empty sandbox. Raises `SandboxRefused` if this machine cannot make one."""
         ...
 
     def run_once(
@@ -184,7 +184,7 @@ class SandboxBackend(Protocol):
         ...
 
     def report(self) -> Mapping[str, str]:
-        """Return what holds each bound on this machine, by the bound's name. Raises
+        """Returns what holds each bound on this machine, by the bound's name. Raises
         `SandboxRefused` if this machine cannot make a sandbox.
         """
         ...
@@ -194,7 +194,7 @@ BackendBuilder = Callable[[SandboxOptions], SandboxBackend]
 
 
 def checked_path(path: str) -> str:
-    """Return the path inside of the work folder, without the folder itself. Raises
+    """Returns the path inside of the work folder, without the folder itself. Raises
     `SandboxFileError` for a path that leads out of it by its words, or is too long.
     """
     pure = PurePosixPath(path)

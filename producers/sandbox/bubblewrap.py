@@ -59,7 +59,7 @@ class Mounts:
 
 @cache
 def host_mounts(readable: tuple[str, ...]) -> Mounts:
-    """Return the programs and libraries of this host, and the folders that a setting names. Raises
+    """Returns the programs and libraries of this host, and the folders that a setting names. Raises
     `SandboxRefused` for one that is missing or holds the work folder.
     """
     folders, links = ["/usr"], list[tuple[str, str]]()
@@ -88,7 +88,7 @@ def bubblewrap_command(
     files: Mapping[str, int],
     command: Sequence[str],
 ) -> list[str]:
-    """Return the command line that runs `command` confined. `descriptors` are those of `status`,
+    """Returns the command line that runs `command` confined. `descriptors` are those of `status`,
     `block`, `passwd` and, where there is a filter, `seccomp`; `files` those of the files of the
     work folder, by path.
     """
@@ -123,7 +123,7 @@ def bubblewrap_command(
 def limited_command(
     command: Sequence[str], limits: SandboxLimits, has_groups: bool
 ) -> tuple[str, ...]:
-    """Return the command behind a shell that first sets the limits of each of its processes. Those
+    """Returns the command behind a shell that first sets the limits of each of its processes. Those
     of memory and of the number of processes are set where no control group holds them. (The host
     could set them from outside only with CAP_SYS_RESOURCE, which containers lack.)
     """
@@ -160,7 +160,7 @@ class Bubblewrap:
         self._groups = find_control_groups() if has_groups else None
 
     def open(self, limits: SandboxLimits) -> SandboxSession:
-        """Return a new sandbox. Raises `SandboxRefused` if the machine does not allow namespaces,
+        """Returns a new sandbox. Raises `SandboxRefused` if the machine does not allow namespaces,
         or has no Python that the sandbox can read.
         """
         process = self._start(agent_command(self._interpreter), limits, {}, as_first=True)
@@ -180,7 +180,7 @@ class Bubblewrap:
             return process.communicate(stdin)
 
     def report(self) -> Mapping[str, str]:
-        """Return what holds each bound here; a program was run to see it."""
+        """Returns what holds each bound here; a program was run to see it."""
         result = self.run_once(["/bin/true"], b"", {}, SandboxLimits(time_s=SETUP_S))
         if not result.ok:
             raise SandboxRefused(f"bubblewrap runs no program here: {result.errors.strip()}")
@@ -222,7 +222,7 @@ class Bubblewrap:
 
 @cache
 def _interpreter(mounts: Mounts) -> str:
-    """Return a Python that the sandbox can read: one of its search path, or this process's own if
+    """Returns a Python that the sandbox can read: one of its search path, or this process's own if
     its folder is among the readable ones.
     """
     found = shutil.which("python3", path=SEARCH_PATH)
@@ -238,7 +238,7 @@ def _interpreter(mounts: Mounts) -> str:
 
 
 def own_user(number: int, uid_map: str | None = None) -> int | None:
-    """Return the user of the host for the sandbox with this number of this process: one that owns
+    """Returns the user of the host for the sandbox with this number of this process: one that owns
     nothing. Returns None where this process may not choose its user.
     """
     if os.geteuid() != 0:

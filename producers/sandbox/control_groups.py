@@ -69,7 +69,7 @@ class ControlGroup:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def kills(self) -> int:
-        """Return how many processes of the group were killed because its memory was used up."""
+        """Returns how many processes of the group were killed because its memory was used up."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         for line in (self.memory / name).read_text().splitlines():
             key, _, count = line.partition(" ")
@@ -91,8 +91,8 @@ class ControlGroup:
 def find_control_groups(
     mounts: str | None = None, groups: str | None = None, is_root: bool | None = None
 ) -> ControlGroups | None:
-    """Return where groups with bounds of memory and processes can be made, or None: this process is
-    not root, or the controllers are missing or read-only. `mounts` and `groups` are the texts of
+    """Returns where groups with bounds of memory and processes can be made, or None: this process
+    is not root, or the controllers are missing or read-only. `mounts` and `groups` are the texts of
     /proc/self/mountinfo and /proc/self/cgroup.
     """
     if not (os.geteuid() == 0 if is_root is None else is_root):
@@ -141,7 +141,7 @@ def _version_2(mounts: str, groups: str) -> ControlGroups | None:
 
 
 def _below(point: Path, root: str, own: str) -> Path:
-    """Return the folder of the group `own` in a mount that shows the groups below `root`. Within a
+    """Returns the folder of the group `own` in a mount that shows the groups below `root`. Within a
     namespace of control groups both are relative to it.
     """
     inner = own.removeprefix(root.rstrip("/")) if own.startswith(root) else "/"
@@ -150,7 +150,7 @@ def _below(point: Path, root: str, own: str) -> Path:
 
 
 def _mounts(text: str) -> list[tuple[str, str, Path, list[str]]]:
-    """Return kind, root, mount point and the options of the file system, of each mount."""
+    """Returns kind, root, mount point and the options of the file system, of each mount."""
     found: list[tuple[str, str, Path, list[str]]] = []
     for line in text.splitlines():
         before, dash, after = line.partition(" - ")

@@ -40,7 +40,7 @@ _SETTING = 'task.sandbox.backend = "docker"'
 def docker_command(
     program: str, name: str, options: SandboxOptions, limits: SandboxLimits
 ) -> list[str]:
-    """Return the command line that starts the container of one sandbox."""
+    """Returns the command line that starts the container of one sandbox."""
     owner = f"uid={NOBODY},gid={NOBODY}"
     words = [
         *(program, "run", "--rm", "--interactive", "--name", name, "--pull", "never"),
@@ -137,7 +137,7 @@ class DockerProcess:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        """Return stdin, stdout and stderr of the container's first process."""
+        """Returns stdin, stdout and stderr of the container's first process."""
         process = self._process
         return (
             cast(IO[bytes], process.stdin),
@@ -146,7 +146,7 @@ class DockerProcess:
         )
 
     def memory_kills(self) -> int:
-        """Return 0: the daemon does not say which process of a living container it killed."""
+        """Returns 0: the daemon does not say which process of a living container it killed."""
         return 0
 
     def close(self) -> None:

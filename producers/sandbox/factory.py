@@ -46,7 +46,7 @@ class SandboxPlan:
 
 
 def plan_of(settings: PlainSandbox) -> SandboxPlan:
-    """Return the plan of these settings."""
+    """Returns the plan of these settings."""
     limits = SandboxLimits(
         time_s=settings.time_s,
         output_bytes=settings.output_bytes,
@@ -70,13 +70,13 @@ def configure(plan: SandboxPlan) -> None:
 
 
 def configured_limits() -> SandboxLimits:
-    """Return the limits of the settings."""
+    """Returns the limits of the settings."""
     return _plan.limits
 
 
 def open_sandbox(limits: SandboxLimits | None = None) -> Sandbox:
-    """Return a new, empty sandbox with three verbs, `exec`, `read` and `write`. Close it, or use it
-    in a `with` statement. Raises `SandboxRefused` where this machine cannot provide one.
+    """Returns a new, empty sandbox with three verbs, `exec`, `read` and `write`. Close it, or use
+    it in a `with` statement. Raises `SandboxRefused` where this machine cannot provide one.
     """
     return _backend(_plan).open(limits or _plan.limits)
 
@@ -106,7 +106,7 @@ def run(
 
 
 def sandbox_report(plan: SandboxPlan | None = None) -> Mapping[str, str]:
-    """Return what holds each bound on this machine, by the bound's name. Raises `SandboxRefused`
+    """Returns what holds each bound on this machine, by the bound's name. Raises `SandboxRefused`
     where this machine cannot provide a sandbox.
     """
     return _backend(plan or _plan).report()

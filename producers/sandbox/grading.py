@@ -46,7 +46,7 @@ class ProgramTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def passes_tests(answer: str, reference: object) -> Score:
-    """Return the reward 1 if the program in the answer passes all tests of the reference, else 0,
+    """Returns the reward 1 if the program in the answer passes all tests of the reference, else 0,
     and the share that it passes as the score `passed`. The reference is a list of tests
     (`ProgramTest`). Raises `ValueError` for another reference.
     """
@@ -61,7 +61,7 @@ def passes_tests(answer: str, reference: object) -> Score:
 
 
 def read_tests(reference: object) -> list[ProgramTest]:
-    """Return the tests of a reference: a list, or a table with the list as `tests`."""
+    """Returns the tests of a reference: a list, or a table with the list as `tests`."""
     if isinstance(reference, Mapping):
         reference = cast(Mapping[str, object], reference).get("tests")
     try:
@@ -77,8 +77,8 @@ def read_tests(reference: object) -> list[ProgramTest]:
 
 
 def program_of(answer: str) -> tuple[str, str]:
-    """Return the language and the text of the program in an answer: its last fenced block, else all
-    of it as Python.
+    """Returns the language and the text of the program in an answer: its last fenced block, else
+    all of it as Python.
     """
     blocks: Sequence[tuple[str, str]] = _FENCED.findall(answer)
     if not blocks:
@@ -88,8 +88,8 @@ def program_of(answer: str) -> tuple[str, str]:
 
 
 def _count_passed(program: str, language: str, tests: Sequence[ProgramTest]) -> int:
-    """Return how many tests pass. After a test that reached a bound no other is run: a program that
-    never ends must not cost its time as often as there are tests.
+    """Returns how many tests pass. After a test that reached a bound no other is run: a program
+    that never ends must not cost its time as often as there are tests.
     """
     passed = 0
     for test in tests:

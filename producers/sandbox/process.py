@@ -95,7 +95,7 @@ class ConfinedProcess(ClosedAfterBlock):
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-        """Return stdin, stdout and stderr of the program."""
+        """Returns stdin, stdout and stderr of the program."""
         process = self._process
         return (
             cast(IO[bytes], process.stdin),
@@ -127,7 +127,7 @@ class ConfinedProcess(ClosedAfterBlock):
         return SandboxResult(cast(Ending, ended), code, stdout, stderr, seconds)
 
     def memory_kills(self) -> int:
-        """Return how many processes were killed because the sandbox's memory was used up."""
+        """Returns how many processes were killed because the sandbox's memory was used up."""
         return self._group.kills() if self._group is not None else 0
 
     def kill(self) -> None:
@@ -171,7 +171,7 @@ class ConfinedProcess(ClosedAfterBlock):
             self._group.add(pid)
 
     def _read_pid(self, deadline: Deadline) -> int:
-        """Return the number of the namespace's process 1, once bwrap has made it."""
+        """Returns the number of the namespace's process 1, once bwrap has made it."""
         found = b""
         while b"," not in found:
             if not select.select([self._status], [], [], deadline.remaining_s())[0]:
@@ -196,7 +196,7 @@ class ConfinedProcess(ClosedAfterBlock):
         return True
 
     def _exit_code(self) -> int | None:
-        """Return the program's exit code; None if it was not started or was killed from here."""
+        """Returns the program's exit code; None if it was not started or was killed from here."""
         found = b""
         while len(found) < STATUS_MAX and (piece := os.read(self._status, 4096)):
             found += piece

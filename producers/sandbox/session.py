@@ -36,8 +36,8 @@ _ENDINGS = ("exit", "time", "output")
 
 
 def agent_command(interpreter: str) -> list[str]:
-    """Return the command that serves the verbs: Python without site packages, which first reads the
-    source of `inside.py` from stdin, so no file of this program needs to be in the sandbox.
+    """Returns the command that serves the verbs: Python without site packages, which first reads
+    the source of `inside.py` from stdin, so no file of this program needs to be in the sandbox.
     """
     size = len(_source())
     reader = f"import os\ns=b''\nwhile len(s)<{size}: s+=os.read(0,{size}-len(s))\n"
@@ -176,7 +176,7 @@ class SandboxSession(ClosedAfterBlock):
         return bytes(found)
 
     def _last_words(self) -> str:
-        """Return the beginning of what the process wrote to stderr, if anything."""
+        """Returns the beginning of what the process wrote to stderr, if anything."""
         errors = self._process.pipes[2].fileno()
         os.set_blocking(errors, False)
         try:

@@ -58,14 +58,14 @@ def has_call_filter(machine: str | None = None) -> bool:
 
 
 def call_filters() -> dict[str, str]:
-    """Return the filters of all architectures in hexadecimal, where a control group counts memory:
+    """Returns the filters of all architectures in hexadecimal, where a control group counts memory:
     for a process that sets its own.
     """
     return {name: call_filter(True, name).hex() for name in _ARCHITECTURES}
 
 
 def call_filter(counts_memory: bool, machine: str | None = None) -> bytes:
-    """Return the filter for an architecture that `has_call_filter`, by default this machine's.
+    """Returns the filter for an architecture that `has_call_filter`, by default this machine's.
     Without `counts_memory` (a control group that counts it) calls that make memory outside of a
     process's address space are refused too.
     """

@@ -5,19 +5,3 @@ in the log already (`recorded`). `functions` loads a scorer's function and defin
 trajectory that it gets (`docs/how-to/late-rewards.md`). `service` asks by HTTP what `requests`
 writes and reads. `build` makes either from the settings.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.producers.scoring.functions import (
-        Finished as Finished,
-        ScoringFunction as ScoringFunction,
-    )
-    from rollstream.producers.scoring.scorer import (
-        AnnotationPlan as AnnotationPlan,
-        Scorer as Scorer,
-    )
-
-__getattr__ = lazy_exports(__name__)

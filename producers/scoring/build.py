@@ -26,7 +26,7 @@ def scorer_pool(
     tokenizer: Callable[[], Tokenizer],
     environment: Mapping[str, str] = os.environ,
 ) -> ScorerPool:
-    """Return the pool. Raises `ConfigurationError` for a function that cannot be imported, and for
+    """Returns the pool. Raises `ConfigurationError` for a function that cannot be imported, and for
     a service without what it needs.
     """
     check_scoring(scoring, environment)
@@ -62,14 +62,14 @@ def check_service(scoring: ScoringSettings, environment: Mapping[str, str] | Non
 
 
 def window_size(scoring: ScoringSettings, per_process: int) -> int:
-    """Return how many trajectories a scorer has open at a time: enough for all of its calls."""
+    """Returns how many trajectories a scorer has open at a time: enough for all of its calls."""
     if scoring.function in SERVICES:
         return 4 * scoring.service.concurrency
     return per_process * scoring.processes
 
 
 def service_plan(scoring: ScoringSettings, environment: Mapping[str, str]) -> ServicePlan:
-    """Return how to reach the service. Raises `ConfigurationError` for a missing URL or key."""
+    """Returns how to reach the service. Raises `ConfigurationError` for a missing URL or key."""
     service = scoring.service
     if service.url is None:
         raise ConfigurationError(

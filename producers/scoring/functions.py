@@ -62,7 +62,7 @@ pool handles both.
 
 
 def load_function(path: str) -> ScoringFunction:
-    """Return the function at the import path `module:function`. Raises `ConfigurationError` if it
+    """Returns the function at the import path `module:function`. Raises `ConfigurationError` if it
     does not exist or does not take one argument.
     """
     return cast(ScoringFunction, find_function(path, "scoring.function", ("finished",)))

@@ -86,7 +86,7 @@ class ReadCompletion:
 
 
 def first_completions(messages: Iterable[Message]) -> dict[str, ReadCompletion]:
-    """Return the trajectories to score, by name: of each trajectory its first completion in these
+    """Returns the trajectories to score, by name: of each trajectory its first completion in these
     messages. If that one is a failure, which is a completion too (invariant 2), the trajectory is
     dead, gets no annotation, and is left out.
 
@@ -107,7 +107,7 @@ def first_completions(messages: Iterable[Message]) -> dict[str, ReadCompletion]:
 
 
 def facts_of(record: Trajectory) -> TrajectoryFacts:
-    """Return the facts that a user's function gets about a trajectory, which must not be dead."""
+    """Returns the facts that a user's function gets about a trajectory, which must not be dead."""
     assert record.finish != "dead", f"{record.trajectory} is dead"
     prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
     return TrajectoryFacts(
@@ -125,7 +125,7 @@ def facts_of(record: Trajectory) -> TrajectoryFacts:
 def annotations(
     record: Trajectory, verdict: RewardVerdict, writes: AnnotationPlan
 ) -> list[Annotation]:
-    """Return one annotation for each name that the scorer writes, made from the `verdict` of a
+    """Returns one annotation for each name that the scorer writes, made from the `verdict` of a
     reward process. It has a value, or the reason why there will be none, so no reader waits for it
     in vain.
     """
@@ -297,7 +297,7 @@ class Scorer:
         return bool(decided)
 
     def metric_values(self) -> MetricValues:
-        """Return the counts of this process, and how many records the whole consumer group has not
+        """Returns the counts of this process, and how many records the whole consumer group has not
         committed yet.
         """
         ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)

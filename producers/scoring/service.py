@@ -111,7 +111,7 @@ class ServicePool:
         self._threads.submit(self._score, key, finished)
 
     def poll(self) -> list[tuple[str, RewardOutcome]]:
-        """Return the new verdicts, each with its key."""
+        """Returns the new verdicts, each with its key."""
         return [self._done.get() for _ in range(self._done.qsize())]
 
     def close(self) -> None:
@@ -160,7 +160,9 @@ class ServicePool:
         return not self._stop.wait(seconds)
 
     def _answer(self, body: bytes, deadline: Deadline) -> bytes:
-        """Return the body of a successful answer. Raises `_Passing` for a failure that may pass."""
+        """Returns the body of a successful answer. Raises `_Passing` for a failure that may
+        pass.
+        """
         left_s = max(0.001, deadline.remaining_s())
         try:
             with self._client.stream(
@@ -205,7 +207,7 @@ def _check_status(answer: httpx2.Response) -> None:
 
 
 def retry_after_s(text: str) -> float | None:
-    """Return the seconds of a header `Retry-After`; None without one, and for a date, which would
+    """Returns the seconds of a header `Retry-After`; None without one, and for a date, which would
     compare two machines' clocks.
     """
     try:

@@ -8,24 +8,3 @@ server, by `tool_server`) and `mixture` (several tasks by weight). Tasks of text
 `text_tokenizer`, or with `trained_tokenizer` from scratch; the others use `character_tokenizer`.
 `tool_calls` finds the calls of tools in an answer.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.producers.tasks.base import (
-        Document as Document,
-        Environment as Environment,
-        Reply as Reply,
-        Score as Score,
-        Task as Task,
-        TaskPrompt as TaskPrompt,
-        Teacher as Teacher,
-        Tokenizer as Tokenizer,
-        Turns as Turns,
-    )
-    from rollstream.producers.tasks.registry import load_task as load_task
-    from rollstream.producers.tasks.text import TaskText as TaskText
-
-__getattr__ = lazy_exports(__name__)

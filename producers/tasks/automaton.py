@@ -53,17 +53,17 @@ _BARE = re.compile(r"(?:\d{3}[-=])+![a-gA-G]", re.ASCII)
 
 
 def question_text(steps: int, state: int) -> str:
-    """Return the question as text: `215c` for 512 steps from state 2. Digits are written least
+    """Returns the question as text: `215c` for 512 steps from state 2. Digits are written least
     significant first, which the model learns far better.
     """
     return _digits(steps) + BY_ONE[state]
 
 
 def response_text(steps: int, state: int, pace: int = 1, carried: bool = True) -> str:
-    """Return a correct response: after each `pace` steps a line of four characters, with the number
-    of steps left and the state, then `!` and the last state, in the case of the lines. For 3 steps
-    from state 2 it is `200d100e000f!f`, by two steps `100E000F!F`, and bare `200-100-000-!f` (by
-    two steps in upper case as well).
+    """Returns a correct response: after each `pace` steps a line of four characters, with the
+    number of steps left and the state, then `!` and the last state, in the case of the lines. For 3
+    steps from state 2 it is `200d100e000f!f`, by two steps `100E000F!F`, and bare `200-100-000-!f`
+    (by two steps in upper case as well).
     """
     states = BY_ONE if pace == 1 else BY_TWO
     left, lines = steps, list[str]()
@@ -129,14 +129,14 @@ class Automaton:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Return the prompt at this position: each epoch asks all training questions once, in a new
-        order by the seed. The questions are the same for every seed.
+        """Returns the prompt at this position: each epoch asks all training questions once, in a
+        new order by the seed. The questions are the same for every seed.
         """
         epoch, index = shuffled(self._prompts, seed, position)
         return self._make_prompt(self._training_questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
+        """Returns the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
         if there are fewer.
         """
         most = len(self._splits["held_out"])
@@ -147,7 +147,7 @@ class Automaton:
         return [self._make_prompt(one, 0) for one in self._spread("held_out", count)]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Return `count` correct answers or excerpts. Their prompts are drawn from the warm-up
+        """Returns `count` correct answers or excerpts. Their prompts are drawn from the warm-up
         split with repetition.
         """
         random = np.random.default_rng(seed)
@@ -171,7 +171,7 @@ class Automaton:
         return documents
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Return reward 1 if the answer ends with `!`, the right state (in either case) and the
+        """Returns reward 1 if the answer ends with `!`, the right state (in either case) and the
         end token, else 0; the lines before are not checked. The score `style/<name>` is 1 for the
         style of the answer; an answer without its end token has the style `other`.
         """
@@ -187,7 +187,7 @@ class Automaton:
 
     @cached_property
     def _splits(self) -> dict[str, list[Question]]:
-        """Return all questions by split. The checksum `crc32` of the question's text, modulo 8,
+        """Returns all questions by split. The checksum `crc32` of the question's text, modulo 8,
         decides: 0 and 1 are held out, 2 and 3 are warm-up, 4 to 7 training.
         """
         names = (*["held_out"] * 2, *["warm_up"] * 2, *["train"] * 4)
@@ -199,7 +199,7 @@ class Automaton:
         return splits
 
     def _spread(self, split: str, count: int) -> list[Question]:
-        """Return the first `count` questions of a fixed order of a split, in which those of any
+        """Returns the first `count` questions of a fixed order of a split, in which those of any
         beginning are spread evenly over the quantiles of the distribution: the nth is the question,
         not taken before, whose steps are nearest to the quantile of the nth van der Corput number.
         """
@@ -216,7 +216,7 @@ class Automaton:
         return found
 
     def _weights(self, questions: list[Question]) -> NDArray[np.float64]:
-        """Return the probability of each question under the log-normal distribution of steps."""
+        """Returns the probability of each question under the log-normal distribution of steps."""
         steps = np.array([steps for steps, _ in questions], np.float64)
         off = (np.log(steps) - self._log_median) / self._deviation
         density = np.exp(-0.5 * off**2) / steps
@@ -231,7 +231,7 @@ class Automaton:
     def _document(
         self, question: Question, pace: int, carried: bool, lines: int | None
     ) -> Document:
-        """Return one document; of an excerpt only the first `lines` lines."""
+        """Returns one document; of an excerpt only the first `lines` lines."""
         text = response_text(*question, pace, carried)
         end = (EOS,)
         if lines is not None and 4 * lines < len(text) - 2:

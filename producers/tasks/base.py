@@ -115,13 +115,13 @@ class Task(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Return the training prompt at `position` in the endless order of prompts that `seed`
+        """Returns the training prompt at `position` in the endless order of prompts that `seed`
         determines. Positions may be requested in any order.
         """
         ...
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the first `count` prompts of a fixed list that shares no prompt with a training
+        """Returns the first `count` prompts of a fixed list that shares no prompt with a training
         order or a warm-up document. Raises `TooFewHeldOut` if there are fewer.
         """
         ...
@@ -145,7 +145,7 @@ class Environment(Protocol):
     """
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Return the environment's reply to the last of `turns`. `state` is the `Reply.state` of
+        """Returns the environment's reply to the last of `turns`. `state` is the `Reply.state` of
         its previous reply in this dialogue, "" at first.
         """
         ...
@@ -169,14 +169,14 @@ class ReadsRows(Protocol):
         ...
 
     def skipped_rows(self) -> Sequence[SkippedRecord]:
-        """Return how many rows of each data set were read, and which are skipped as far as that is
+        """Returns how many rows of each data set were read, and which are skipped as far as that is
         known; () before the files were read.
         """
         ...
 
 
 def held_out_count(task: Task, asked: int, is_set: bool) -> int:
-    """Return how many held-out prompts an evaluation asks: `asked`, or all that there are if these
+    """Returns how many held-out prompts an evaluation asks: `asked`, or all that there are if these
     are fewer and nobody set the number (`is_set`). Raises `ConfigurationError` with both numbers if
     it was set.
     """
@@ -217,7 +217,7 @@ class Teacher(Protocol):
 
 
 def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
-    """Return a trajectory's tokens after the prompt, cut into turns where the source changes."""
+    """Returns a trajectory's tokens after the prompt, cut into turns where the source changes."""
     first = int(np.count_nonzero(sources == PROMPT))
     answer, origin = tokens[first:], sources[first:]
     cuts = np.flatnonzero(np.diff(origin)) + 1
@@ -225,7 +225,7 @@ def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
 
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
-    """Return the epoch, and the index in `[0, count)`, at `position` of an endless order that
+    """Returns the epoch, and the index in `[0, count)`, at `position` of an endless order that
     `seed` determines. Each epoch is a new permutation of all indices.
     """
     epoch, place = divmod(position, count)

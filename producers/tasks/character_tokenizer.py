@@ -34,13 +34,13 @@ class CharacterTokenizer:
         return {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
     def encode(self, text: str) -> list[int]:
-        """Return one id per character and no special token; the caller adds the `BOS` with which a
+        """Returns one id per character and no special token; the caller adds the `BOS` with which a
         prompt begins.
         """
         return [self._numbers.get(character, UNKNOWN) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text; special tokens and ids outside of the vocabulary are left out."""
+        """Returns the text; special tokens and ids outside of the vocabulary are left out."""
         pieces = self._pieces
         return "".join([pieces[token] for token in tokens if UNKNOWN < token < len(pieces)])
 

@@ -62,7 +62,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Return the entry from which `pack` made these JSON values."""
+    """Returns the entry from which `pack` made these JSON values."""
     if isinstance(value, list):
         return [unpack(item) for item in cast(list[Any], value)]
     if not isinstance(value, dict):
@@ -102,20 +102,20 @@ class Gym:
         return self._text.tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Return the first of the position's `ATTEMPTS` questions that is neither held out nor too
+        """Returns the first of the position's `ATTEMPTS` questions that is neither held out nor too
         long. Raises `ConfigurationError` if there is none.
         """
         entry, tokens = self._training(f"train/{seed}", position)
         return TaskPrompt(tokens, json.dumps(pack(entry)))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return `count` different held-out questions. Raises `ConfigurationError` if fewer were
+        """Returns `count` different held-out questions. Raises `ConfigurationError` if fewer were
         found.
         """
         return list(self._held_out(count))
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Return warm-up examples with the data set's own answers, to questions that are not held
+        """Returns warm-up examples with the data set's own answers, to questions that are not held
         out. Raises `ConfigurationError` for a data set whose entries have no answer.
         """
         made: list[Document] = []
@@ -162,7 +162,7 @@ class Gym:
         )
 
     def _training(self, stream: str, position: int) -> tuple[Mapping[str, Any], tuple[int, ...]]:
-        """Return the entry for a position of training or warm-up, and its prompt's tokens. Each
+        """Returns the entry for a position of training or warm-up, and its prompt's tokens. Each
         attempt reads the same position of another stream.
         """
         for attempt in range(ATTEMPTS):
@@ -178,7 +178,7 @@ class Gym:
         )
 
     def _entry(self, stream: str, place: int) -> Mapping[str, Any]:
-        """Return the entry at a position of a stream. A stream is an endless sequence of entries
+        """Returns the entry at a position of a stream. A stream is an endless sequence of entries
         with a name (one per attempt of training or warm-up with a seed, and one for held-out
         questions). It consists of chunks: data sets of `CHUNK` entries, each with a hash of the
         stream's name and the chunk's number as its seed, so positions can be read in any order.
@@ -194,14 +194,14 @@ class Gym:
 
 
 def _is_held_out(entry: Mapping[str, Any]) -> bool:
-    """Return whether the question is held out: by a checksum of its text, so equally in every
+    """Returns whether the question is held out: by a checksum of its text, so equally in every
     stream. A quarter of all questions is held out.
     """
     return crc32(entry["question"].encode()) % 4 == 0
 
 
 def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
-    """Return a function that takes a seed and makes a chunk of the data set. Raises
+    """Returns a function that takes a seed and makes a chunk of the data set. Raises
     `ConfigurationError` at once if the library is not installed, or for a wrong name or wrong
     parameters. `composite`, the library's mixture of data sets, is refused.
     """
@@ -234,7 +234,7 @@ def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _checked(name: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
-    """Return the parameter's value, as a tuple where its default is one. Raises
+    """Returns the parameter's value, as a tuple where its default is one. Raises
     `ConfigurationError` for an unknown parameter, and for `seed` and `size`.
     """
     if key in _RESERVED:

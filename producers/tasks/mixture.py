@@ -55,11 +55,11 @@ class MixtureCycle:
         self._order = _order(self._shares)
 
     def __len__(self) -> int:
-        """Return the number of positions after which the sequence of parts repeats."""
+        """Returns the number of positions after which the sequence of parts repeats."""
         return len(self._order)
 
     def at(self, position: int) -> PartPosition:
-        """Return the part at this position, and the position in that part's own order. Both depend
+        """Returns the part at this position, and the position in that part's own order. Both depend
         on `position` and the weights alone.
         """
         cycle, place = divmod(position, len(self._order))
@@ -68,7 +68,7 @@ class MixtureCycle:
 
 
 def _whole_weights(weights: Sequence[float]) -> list[int]:
-    """Return the smallest whole numbers in the proportion of the weights, which are read as exact
+    """Returns the smallest whole numbers in the proportion of the weights, which are read as exact
     decimals. Raises `ConfigurationError` if their sum is above `CYCLE_MAX`.
     """
     exact = [Fraction(str(weight)) for weight in weights]
@@ -85,7 +85,7 @@ def _whole_weights(weights: Sequence[float]) -> list[int]:
 
 
 def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """Return one cycle: for each position the part, and how many earlier prompts of the cycle are
+    """Returns one cycle: for each position the part, and how many earlier prompts of the cycle are
     of that part. `shares` is the number of prompts of each part in a cycle.
 
     The cycle is a smooth weighted round robin (nginx's load balancing): at each position every part
@@ -115,7 +115,7 @@ class MixturePart:
 
 
 def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
-    """Return the mixture of these parts, which is an environment (a task of several turns) if any
+    """Returns the mixture of these parts, which is an environment (a task of several turns) if any
     part is one. Raises `ConfigurationError` if there is no part, or if two parts have the same
     label or different tokenizers.
     """
@@ -151,17 +151,17 @@ class TaskMixture:
 
     @property
     def tasks(self) -> list[Task]:
-        """Return the tasks of the parts."""
+        """Returns the tasks of the parts."""
         return [part.task for part in self._parts]
 
     @property
     def labels(self) -> list[str]:
-        """Return the labels of the parts, in the order of `tasks`."""
+        """Returns the labels of the parts, in the order of `tasks`."""
         return [part.label for part in self._parts]
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """Return the stop tokens of all parts. Each prompt has those of its own part."""
+        """Returns the stop tokens of all parts. Each prompt has those of its own part."""
         return tuple(sorted({token for part in self._parts for token in part.task.stop}))
 
     def tokenizer(self) -> Tokenizer:
@@ -173,7 +173,7 @@ class TaskMixture:
         return _labelled(part, part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return `count` held-out prompts of the parts, mixed as the training prompts are. Raises
+        """Returns `count` held-out prompts of the parts, mixed as the training prompts are. Raises
         `TooFewHeldOut` if a part has fewer than its share.
         """
         order = [self._cycle.at(place) for place in range(count)]
@@ -182,7 +182,7 @@ class TaskMixture:
         return [lists[at.part][at.place] for at in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Return `count` warm-up documents of the parts, as many of each as in the first `count`
+        """Returns `count` warm-up documents of the parts, as many of each as in the first `count`
         positions of the order. Raises `ConfigurationError` if a part makes no documents.
         """
         wanted = Counter(self._cycle.at(place).part for place in range(count))
@@ -217,7 +217,7 @@ class TaskMixture:
         return [part.task for part in self._parts if isinstance(part.task, ReadsRows)]
 
     def _part_of(self, reference: str) -> tuple[Task, str]:
-        """Return the task of the part that a mixture's reference names, and the part's own
+        """Returns the task of the part that a mixture's reference names, and the part's own
         reference.
         """
         packed = json.loads(reference)
@@ -266,7 +266,9 @@ class AsyncEnvironmentMixture(TaskMixture):
 
 
 def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:
-    """Return a part's prompt as a prompt of the mixture: with label, packed reference and stops."""
+    """Returns a part's prompt as a prompt of the mixture: with label, packed reference and
+    stops.
+    """
     reference = json.dumps({"part": part.label, "of": prompt.reference})
     stop = part.task.stop if prompt.stop is None else prompt.stop
     return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))

@@ -39,27 +39,27 @@ _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
 
 
 def question_text(x: int, y: int) -> str:
-    """Return the question as text: `336%68` for 633 mod 86. Numbers have a fixed width and are
+    """Returns the question as text: `336%68` for 633 mod 86. Numbers have a fixed width and are
     written with the least significant digit first, which the model learns far better.
     """
     return f"{x:03d}"[::-1] + "%" + f"{y:02d}"[::-1]
 
 
 def number_text(value: int) -> str:
-    """Return the number as three digits, least significant first."""
+    """Returns the number as three digits, least significant first."""
     return f"{value:03d}"[::-1]
 
 
 def working(x: int, y: int) -> list[int]:
-    """Return the numbers of the calculation: x - y, x - 2y and so on, the remainder last. The list
+    """Returns the numbers of the calculation: x - y, x - 2y and so on, the remainder last. The list
     is never empty, because x ≥ 100 > y.
     """
     return list(range(x - y, -1, -y))
 
 
 def response_text(x: int, y: int, lines: int) -> str:
-    """Return a correct response: the first `lines` lines (numbers) of the calculation, each after a
-    `>`, then `=` and the answer. For 633 mod 86 it is `=130` with no line and `>745>164=130` with
+    """Returns a correct response: the first `lines` lines (numbers) of the calculation, each after
+    a `>`, then `=` and the answer. For 633 mod 86 it is `=130` with no line and `>745>164=130` with
     two.
     """
     shown = "".join(">" + number_text(value) for value in working(x, y)[:lines])
@@ -106,15 +106,15 @@ class Remainder:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """Return the prompt at this position: each epoch asks all training questions once, in a new
-        order by the seed.
+        """Returns the prompt at this position: each epoch asks all training questions once, in a
+        new order by the seed.
         """
         questions = self._training_questions
         epoch, index = shuffled(len(questions), seed, position)
         return self._make_prompt(questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
+        """Returns the first `count` held-out prompts of a fixed order. Raises `TooFewHeldOut`
         if there are fewer.
         """
         questions = self._splits["held_out"]
@@ -128,7 +128,7 @@ class Remainder:
         return [self._make_prompt(questions[index], 0) for index in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
-        """Return `count` correct answers in the styles' shares. Their prompts are drawn from the
+        """Returns `count` correct answers in the styles' shares. Their prompts are drawn from the
         warm-up split with repetition.
         """
         questions = self._splits["warm_up"]
@@ -137,7 +137,7 @@ class Remainder:
         return [self._document(questions[index], random) for index in chosen]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Return reward 1 if the answer ends with `=`, the right three digits and the end token,
+        """Returns reward 1 if the answer ends with `=`, the right three digits and the end token,
         else 0; the calculation before is not checked. The score `style/<name>` is 1 for the style
         of the answer; an answer without its end token has the style `other`.
         """
@@ -148,7 +148,7 @@ class Remainder:
 
     @cached_property
     def _training_questions(self) -> list[Question]:
-        """Return the questions that training repeats. With `prompts` they are the same for every
+        """Returns the questions that training repeats. With `prompts` they are the same for every
         seed of the run.
         """
         questions = self._splits["train"]
@@ -164,7 +164,7 @@ class Remainder:
 
     @cached_property
     def _splits(self) -> dict[str, list[Question]]:
-        """Return all questions by split. The checksum `crc32` of the question's text, modulo 8,
+        """Returns all questions by split. The checksum `crc32` of the question's text, modulo 8,
         decides: 0 is held out, 1 to 3 are warm-up, 4 to 7 training.
         """
         names = ("held_out", *["warm_up"] * 3, *["train"] * 4)

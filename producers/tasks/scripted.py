@@ -55,7 +55,7 @@ class Scripted:
         return self._make_prompt(training[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Return the first prompts of the held-out scripts. Raises `TooFewHeldOut` if there
+        """Returns the first prompts of the held-out scripts. Raises `TooFewHeldOut` if there
         are fewer.
         """
         scripts = self._splits[0]
@@ -68,7 +68,7 @@ class Scripted:
         return [self._make_prompt(script, 0) for script in scripts[:count]]
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Return the next digit, or no tokens (the dialogue is over) once the script has ended or
+        """Returns the next digit, or no tokens (the dialogue is over) once the script has ended or
         the model ended its turn with `<eos>`.
         """
         script = json.loads(reference)["script"]
@@ -78,7 +78,7 @@ class Scripted:
         return Reply(tuple(self._tokenizer.encode(f"{script[named]}=")), str(named + 1))
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Return the share of right sums, each compared with the model's turn after its digit; a
+        """Returns the share of right sums, each compared with the model's turn after its digit; a
         missing turn counts as wrong.
         """
         script = json.loads(reference)["script"]
@@ -135,7 +135,7 @@ class Numbered:
         return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Return the reward 1 or 0, drawn from a hash of the answer and the prompt's number. Each
+        """Returns the reward 1 or 0, drawn from a hash of the answer and the prompt's number. Each
         prompt has its own probability of a 1, between .10 and .89, so that rewards differ within a
         group; a model can learn nothing from them.
         """

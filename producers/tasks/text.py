@@ -49,8 +49,8 @@ class TaskText:
 
     @cached_property
     def stop(self) -> tuple[int, ...]:
-        """Return the tokens that end an answer: the tokenizer's end tokens, and those that the chat
-        template puts after an answer. Raises `ConfigurationError` if there is none.
+        """Returns the tokens that end an answer: the tokenizer's end tokens, and those that the
+        chat template puts after an answer. Raises `ConfigurationError` if there is none.
         """
         ends = set(self.tokenizer.ends)
         if self._template == "chat":
@@ -63,7 +63,7 @@ class TaskText:
         return tuple(sorted(ends))
 
     def prompt(self, content: PromptContent, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
-        """Return the prompt's tokens, up to the place where the answer starts. Raises
+        """Returns the prompt's tokens, up to the place where the answer starts. Raises
         `ConfigurationError` if the chat template refuses the content, or if the template is `plain`
         and the content is chat messages or has tools.
         """
@@ -83,10 +83,11 @@ class TaskText:
         calls: Sequence[Mapping[str, Any]] = (),
         turns: Turns = (),
     ) -> tuple[int, ...]:
-        """Return the tokens of further messages, such as the results of tools, after an answer that
-        ended in a stop token: from there to the place where the next answer starts. `calls` are the
-        `tool_calls` of that answer. The tokens of the answer itself are never made again. `turns`
-        ends with the answer: models with several stop tokens need to know the one that it has.
+        """Returns the tokens of further messages, such as the results of tools, after an answer
+        that ended in a stop token: from there to the place where the next answer starts. `calls`
+        are the `tool_calls` of that answer. The tokens of the answer itself are never made again.
+        `turns` ends with the answer: models with several stop tokens need to know the one that it
+        has.
         """
         last = turns[-1][-1] if turns and len(turns[-1]) else None
         before: list[ChatMessage] = [{"role": "user", "content": "?"}]
@@ -94,8 +95,8 @@ class TaskText:
         return tuple(self.tokenizer.encode(text))
 
     def length_fault(self, tokens: Sequence[int]) -> str:
-        """Return why a prompt of these tokens cannot be asked: it has none, or it leaves no room in
-        the context for an answer of `sampling.tokens_max` tokens. Return "" if it can.
+        """Returns why a prompt of these tokens cannot be asked: it has none, or it leaves no room
+        in the context for an answer of `sampling.tokens_max` tokens. Return "" if it can.
         """
         if not tokens:
             return "the prompt has no tokens"
@@ -107,9 +108,9 @@ class TaskText:
         )
 
     def likely_tokens_max(self, content: PromptContent) -> int | None:
-        """Return a number of tokens that the prompt most likely stays below; None if there is none,
-        as with calls of tools. It is not rendered: its texts have at most one token per byte, and
-        the rest is what the chat template adds to messages of these roles, rendered once.
+        """Returns a number of tokens that the prompt most likely stays below; None if there is
+        none, as with calls of tools. It is not rendered: its texts have at most one token per byte,
+        and the rest is what the chat template adds to messages of these roles, rendered once.
 
         A template may add more to some texts than to others, so a caller that must know counts.
         """
@@ -122,8 +123,8 @@ class TaskText:
         return self._frame(tuple(message["role"] for message in messages)) + size
 
     def _frame(self, roles: tuple[str, ...] | None) -> int:
-        """Return how many tokens a prompt has beside the texts of its messages; `roles` are theirs,
-        None for the template `plain`.
+        """Returns how many tokens a prompt has beside the texts of its messages; `roles` are
+        theirs, None for the template `plain`.
         """
         if roles not in self._frames:
             if roles is None:
@@ -135,7 +136,7 @@ class TaskText:
         return self._frames[roles]
 
     def answer(self, turns: Turns) -> str:
-        """Return the text of the last turn for a verifier, without its end token: as
+        """Returns the text of the last turn for a verifier, without its end token: as
         `task.verifier_text` has it, without other special tokens (`plain`), with them (`special`),
         or with them behind the thought that the prompt opened (`opened`).
         """
@@ -148,8 +149,8 @@ class TaskText:
         return self.tokenizer.decode(turn)
 
     def written(self, turns: Turns) -> str:
-        """Return the text of the last turn without its end token, but with other special tokens: in
-        some models they begin the call of a tool.
+        """Returns the text of the last turn without its end token, but with other special tokens:
+        in some models they begin the call of a tool.
         """
         turn = list(turns[-1]) if turns else []
         if turn and turn[-1] in self.stop:
@@ -157,7 +158,7 @@ class TaskText:
         return self.tokenizer.light.decode(turn, skip_special_tokens=False)
 
     def response(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a whole answer, its end token included, as a warm-up document needs
+        """Returns the tokens of a whole answer, its end token included, as a warm-up document needs
         them.
         """
         last = self.chat.last_token if self._template == "chat" else None
@@ -165,7 +166,7 @@ class TaskText:
         return (*self.tokenizer.encode(text), *end)
 
     def _messages(self, content: PromptContent) -> list[ChatMessage]:
-        """Return chat messages, with the system message in front if they have none."""
+        """Returns chat messages, with the system message in front if they have none."""
         messages: list[ChatMessage] = (
             [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         )
@@ -176,5 +177,5 @@ class TaskText:
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], is_asked: bool
     ) -> str:
-        """Return what `ChatTemplate.render` returns."""
+        """Returns what `ChatTemplate.render` returns."""
         return self.chat.render(messages, tools, is_asked)

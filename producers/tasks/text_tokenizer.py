@@ -62,9 +62,9 @@ text a role would cost a token per letter. Tools, their calls and answers have H
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the built-in tokenizer of 262 tokens, which can encode every text: tokens 0 to 255 are
-    the bytes, 256 to 261 the special tokens. It puts `<|begin|>` before an encoded text unless the
-    caller passes `add_special_tokens=False`.
+    """Returns the built-in tokenizer of 262 tokens, which can encode every text: tokens 0 to 255
+    are the bytes, 256 to 261 the special tokens. It puts `<|begin|>` before an encoded text unless
+    the caller passes `add_special_tokens=False`.
     """
     letters = _letters()
     made = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
@@ -78,12 +78,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def byte_token(special: str) -> int:
-    """Return the number of a special token of the built-in tokenizer."""
+    """Returns the number of a special token of the built-in tokenizer."""
     return 256 + SPECIAL.index(special)
 
 
 def _letters() -> dict[int, str]:
-    """Return the printable letter that stands for each byte in the vocabulary of a byte-level
+    """Returns the printable letter that stands for each byte in the vocabulary of a byte-level
     tokenizer (GPT-2's table).
     """
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
@@ -185,19 +185,19 @@ class TextTokenizer:
         return load_tokenizer(self.folder)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of the text alone, without the special tokens that the tokenizer would
+        """Returns the tokens of the text alone, without the special tokens that the tokenizer would
         add around it. Names of special tokens inside the text become these tokens.
         """
         return self.light.encode(clean_text(text), add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text without special tokens. Bytes that are not UTF-8 become replacement
+        """Returns the text without special tokens. Bytes that are not UTF-8 become replacement
         characters.
         """
         return self.light.decode(list(tokens), skip_special_tokens=True)
 
     def special_texts(self, tokens: Sequence[int]) -> list[str]:
-        """Return the texts of the special tokens among these, each once."""
+        """Returns the texts of the special tokens among these, each once."""
         added = self.light.get_added_tokens_decoder()
         numbers = dict.fromkeys(token for token in tokens if token in added)
         return [added[token].content for token in numbers if added[token].special]

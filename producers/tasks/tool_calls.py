@@ -48,7 +48,7 @@ def parse_tool_calls(
     tools: Sequence[Mapping[str, object]] = (),
     new_id: Callable[[int], str] = lambda index: f"call_{index}",
 ) -> ParsedAnswer:
-    """Return the parts of an answer. `tool_format` is one of `TOOL_FORMATS`; `new_id` gives the id
+    """Returns the parts of an answer. `tool_format` is one of `TOOL_FORMATS`; `new_id` gives the id
     of the call at an index. `tools` are those that may be called, as OpenAI's protocol writes them:
     in a format whose calls have no sign of their own, a call of another name is content.
     """

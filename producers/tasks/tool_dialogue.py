@@ -88,8 +88,8 @@ class ToolDialogue(Dataset):
         self._text.reply([content], self._listed, [call])
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """Return the results of the calls in the last turn; no tokens, which ends the dialogue, for
-        a turn without calls and for the last turn that is allowed.
+        """Returns the results of the calls in the last turn; no tokens, which ends the dialogue,
+        for a turn without calls and for the last turn that is allowed.
         """
         parsed = parse_tool_calls(self._text.written(turns), self._format, self._listed)
         count = (len(turns) + 1) // 2  # the model's turns and replies alternate

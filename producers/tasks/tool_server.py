@@ -47,7 +47,7 @@ class ToolServer:
         self._session: _Session | None = None
 
     def tools(self) -> list[ToolSchema]:
-        """Return the server's tools, in its order. Raises `ToolServerFailed`."""
+        """Returns the server's tools, in its order. Raises `ToolServerFailed`."""
         deadline = Deadline(START_S)
 
         async def listed(client: "Client") -> list[ToolSchema]:
@@ -64,7 +64,7 @@ class ToolServer:
         return self._ask(listed, deadline)
 
     def call(self, name: str, arguments: Mapping[str, object], deadline: Deadline) -> str:
-        """Return the text of the tool's result; that of an error begins with `error: `. Raises
+        """Returns the text of the tool's result; that of an error begins with `error: `. Raises
         `ToolServerFailed` if there is none before the deadline.
         """
 
@@ -169,7 +169,7 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first cause in a group of errors, which task groups raise."""
+    """Returns the first cause in a group of errors, which task groups raise."""
     found: Any = error
     while isinstance(found, BaseExceptionGroup):
         found = cast(Any, found).exceptions[0]

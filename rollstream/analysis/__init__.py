@@ -12,25 +12,3 @@ scores of tokens beside a run.
 `fields` parses conditions on records, `describe` and `output` format records and results,
 `record_times` bounds their times.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.analysis.locate import (
-        RunLocation as RunLocation,
-        locate_run as locate_run,
-    )
-    from rollstream.analysis.session import (
-        QueryResult as QueryResult,
-        QuerySession as QuerySession,
-    )
-    from rollstream.analysis.trajectory import (
-        Run as Run,
-        TrajectoryDetails as TrajectoryDetails,
-        trajectory_details as trajectory_details,
-    )
-    from rollstream.analysis.views import VIEWS as VIEWS
-
-__getattr__ = lazy_exports(__name__)

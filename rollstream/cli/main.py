@@ -98,7 +98,7 @@ def _command(words: Sequence[str]) -> int:
 
 
 def exit_code_of(error: errors.RollstreamError) -> int:
-    """Return the exit code of a command that this error ends."""
+    """Returns the exit code of a command that this error ends."""
     if isinstance(error, errors.ConfigurationError | errors.NewerRelease):
         return errors.EXIT_REFUSED
     if isinstance(error, errors.OutputLost) and error.is_closed:
@@ -116,7 +116,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _version() -> str:
-    """Return the release and the code revision, for which git may run."""
+    """Returns the release and the code revision, for which git may run."""
     from rollstream.revision import code_revision
     from rollstream.streams.release import RELEASE
 

@@ -139,7 +139,7 @@ def _plan_kinds(arguments: argparse.Namespace, kinds: Sequence[CardKind]) -> int
 
 
 def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
-    """Return the request of the command line. Raises `ConfigurationError` for invalid values."""
+    """Returns the request of the command line. Raises `ConfigurationError` for invalid values."""
     shape = find_shape(arguments.model)
     if shape.experts is not None:
         raise ConfigurationError(
@@ -221,7 +221,7 @@ def _print(plan: RunPlan, price: float) -> None:
 
 
 def _memory_table(plan: RunPlan) -> Table:
-    """Return the memory of each kind of process, line by line, beside what its card has for it."""
+    """Returns the memory of each kind of process, line by line, beside what its card has for it."""
     assert plan.layout is not None
     title = (
         f"memory, GB: {plan.layout.trainer_cards} training, "
@@ -250,7 +250,7 @@ def _memory_table(plan: RunPlan) -> Table:
 
 
 def _link_table(plan: RunPlan) -> Table:
-    """Return the size of a version as full version, delta and adapter, and its transfer times."""
+    """Returns the size of a version as full version, delta and adapter, and its transfer times."""
     title = (
         f"seconds per version: store {plan.request.store_gbps:g} Gbit/s, machines "
         f"{plan.request.network_gbps:g} Gbit/s"
@@ -267,7 +267,7 @@ def _link_table(plan: RunPlan) -> Table:
 
 
 def _account(plan: RunPlan) -> str:
-    """Return the text below the tables: batch and cache sizes, speeds, and the commands to run."""
+    """Returns the text below the tables: batch and cache sizes, speeds, and the commands to run."""
     found, layout, request = proposal.figures(plan), plan.layout, plan.request
     assert layout is not None
     lines = [

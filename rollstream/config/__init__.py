@@ -9,20 +9,3 @@ formats errors as one line each. `run_folder` writes `config.json` and knows the
 other settings, `objective_checks` finds parts of a
 training objective that do not go together.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.config.config import (
-        load as load,
-        load_for_viewing as load_for_viewing,
-    )
-    from rollstream.config.run_folder import (
-        RunFolder as RunFolder,
-        folder_of_run as folder_of_run,
-    )
-    from rollstream.config.settings import Configuration as Configuration
-
-__getattr__ = lazy_exports(__name__)

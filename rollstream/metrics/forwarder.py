@@ -85,7 +85,7 @@ class Sink(Protocol):
     def log(self, point: MetricPoint) -> None: ...
 
     def flush(self) -> None:
-        """Return once all logged points are on disk or in the library's own process, so that they
+        """Returns once all logged points are on disk or in the library's own process, so that they
         survive the death of this one.
         """
         ...
@@ -217,7 +217,7 @@ def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
 
 
 def _in_thinned(path: Path, place: FilePosition) -> FilePosition:
-    """Return the position behind the last forwarded line, which is found by its hash, in a file of
+    """Returns the position behind the last forwarded line, which is found by its hash, in a file of
     which older lines were removed. Raises `CorruptObject` if the line is not there.
     """
     offset = 0

@@ -5,19 +5,3 @@
 module: `rollout`, `train`, `evaluation`, `observe`, `scorer`, `reference` (its model); the others
 are built in `roles`. `rollout` also measures an engine's profile.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.roles.context import (
-        RoleContext as RoleContext,
-        RoleLaunch as RoleLaunch,
-    )
-    from rollstream.roles.roles import (
-        evaluate_versions as evaluate_versions,
-        run_role as run_role,
-    )
-
-__getattr__ = lazy_exports(__name__)

@@ -258,7 +258,7 @@ def _open_follower(context: RoleContext) -> WeightsFollower:
 def _open_ended_turns(
     context: RoleContext, task: Task, term: int, newest: Callable[[], Version]
 ) -> EndedTurns:
-    """Return what judges and answers the ended turns; its processes start with the first one."""
+    """Returns what judges and answers the ended turns; its processes start with the first one."""
     c = context.configuration
     pool = RewardPool(
         task_settings(c, context.folder),

@@ -11,24 +11,3 @@ locates and proves.
 `own` decides which objects of a store are a run's, `folder_files` which files of its folder, and
 `links` where its links lead; `private_objects` keeps its secret closed.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.runs.fork import (
-        make_fork as make_fork,
-        plan_fork as plan_fork,
-    )
-    from rollstream.runs.parentage import (
-        Parentage as Parentage,
-        read_parentage as read_parentage,
-    )
-    from rollstream.runs.replay import (
-        ReplayRequest as ReplayRequest,
-        run_replay as run_replay,
-    )
-    from rollstream.runs.replay_output import OfflineTraining as OfflineTraining
-
-__getattr__ = lazy_exports(__name__)

@@ -95,7 +95,7 @@ class ForkPlan:
 
 
 def plan_fork(parent: ForkParent, out: Path, overrides: list[str], step: int) -> ForkPlan:
-    """Return the plan of a fork at `step` in the folder `out`. Its settings are the parent's, but
+    """Returns the plan of a fork at `step` in the folder `out`. Its settings are the parent's, but
     for the `overrides` (`key=value`). Raises `ConfigurationError` if the fork could not run with
     them.
     """

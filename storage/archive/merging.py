@@ -117,8 +117,8 @@ def merged_file(store: ObjectStore, merge: Merge) -> EncodedFile:
 
 
 def _check_rows(batch: pa.RecordBatch, originals: OriginalBytes, at: int, file: ArchiveFile) -> int:
-    """Return the offset after these rows. Raises `NotMergeable` unless their offsets are `at`, `at`
-    + 1 and so on, and `CorruptObject` for a row that differs from its hash.
+    """Returns the offset after these rows. Raises `NotMergeable` unless their offsets are `at`,
+    `at` + 1 and so on, and `CorruptObject` for a row that differs from its hash.
     """
     after = at + batch.num_rows
     if not np.array_equal(batch.column("offset").to_numpy(), np.arange(at, after)):

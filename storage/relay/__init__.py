@@ -6,15 +6,3 @@ in the chain (`topology`), or from the object store (`bucket`). `push` is the tr
 sends new versions to the head of the chain. `store` is a rollout's store, which reads from the
 node's relay and otherwise from the object store. `docs/explanation/relay.md` explains the protocol.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.storage.relay.push import PushingStore as PushingStore
-    from rollstream.storage.relay.relay import Relay as Relay
-    from rollstream.storage.relay.store import RelayStore as RelayStore
-    from rollstream.storage.relay.topology import RelayDirectory as RelayDirectory
-
-__getattr__ = lazy_exports(__name__)

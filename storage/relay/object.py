@@ -251,7 +251,7 @@ class CachedObject:
             self._changed.notify_all()
 
     def wait(self, beyond: int, restarts: int, wait_s: float) -> int:
-        """Return the number of bytes received, once it exceeds `beyond`, after `wait_s` at the
+        """Returns the number of bytes received, once it exceeds `beyond`, after `wait_s` at the
         latest.
 
         Raises `ObjectDropped` if the object was dropped, or if its bytes were discarded after the

@@ -146,7 +146,7 @@ class ChainPush:
         return status
 
     def _head(self) -> ChainMember | None:
-        """Return the present head of the chain; None without a living relay."""
+        """Returns the present head of the chain; None without a living relay."""
         try:
             self._directory.poll(POLL_S)
         except BusError as error:
@@ -154,7 +154,7 @@ class ChainPush:
         return self._directory.head()
 
     def _connected(self, head: ChainMember) -> RelayConnection:
-        """Return an open connection to this head, the present one if it is that."""
+        """Returns an open connection to this head, the present one if it is that."""
         if self._connection is not None and not (
             self._connection.url == head.url and self._connection.is_open()
         ):
@@ -243,7 +243,7 @@ class PushingStore:
         self._store.delete_all(keys)
 
     def settle(self) -> None:
-        """Return once every object that was created so far is stored; pushes are not awaited.
+        """Returns once every object that was created so far is stored; pushes are not awaited.
         Raises the first upload error.
         """
         with self._lock:
@@ -288,7 +288,7 @@ class PushingStore:
             upload.done.exception()
 
     def _waiting(self) -> int:
-        """Return the bytes whose upload has not ended."""
+        """Returns the bytes whose upload has not ended."""
         with self._lock:
             uploads = [upload for by_key in self._uploads.values() for upload in by_key.values()]
         return sum(upload.bytes for upload in uploads if not upload.done.done())

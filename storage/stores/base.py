@@ -67,21 +67,21 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return bytes `[start, end)`, cut off at the object's end. Raises `ObjectMissing`."""
+        """Returns bytes `[start, end)`, cut off at the object's end. Raises `ObjectMissing`."""
         ...
 
     def stat(self, key: str) -> ObjectStat:
-        """Return size and etag. Raises `ObjectMissing`."""
+        """Returns size and etag. Raises `ObjectMissing`."""
         ...
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """Return the content and the etag that belongs to it, for a later `swap`. Raises
+        """Returns the content and the etag that belongs to it, for a later `swap`. Raises
         `ObjectMissing`.
         """
         ...
 
     def list(self, prefix: str = "") -> Iterator[ListedObject]:
-        """Return the objects whose key starts with `prefix`, in the order of their keys."""
+        """Returns the objects whose key starts with `prefix`, in the order of their keys."""
         ...
 
     def delete(self, key: str) -> None:
@@ -111,7 +111,7 @@ class KeyRefused(ConfigurationError):
 
 
 def is_key(key: str) -> bool:
-    """Return whether every back end can hold this key: one or more parts of `[A-Za-z0-9._=-]`
+    """Returns whether every back end can hold this key: one or more parts of `[A-Za-z0-9._=-]`
     joined by `/`, none of them `.` or `..`, of at most `PART_BYTES_MAX` and `KEY_BYTES_MAX` bytes.
     Back ends refuse all other keys. So no key names a file outside its store's folder, and a back
     end may give its own files names with other characters.
@@ -122,7 +122,7 @@ def is_key(key: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Return the key if every back end can hold it; else raise `KeyRefused`."""
+    """Returns the key if every back end can hold it; else raise `KeyRefused`."""
     if not is_key(key):
         raise KeyRefused(
             f"object key {key[:80]!r}: use parts of [A-Za-z0-9._=-] joined by single '/', "
@@ -132,7 +132,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if keys can start with it; else raise `KeyRefused`."""
+    """Returns the prefix if keys can start with it; else raise `KeyRefused`."""
     refused = not _PREFIX.fullmatch(prefix) or prefix.startswith("/") or "//" in prefix
     if refused or not {".", ".."}.isdisjoint(prefix.split("/")[:-1]):
         raise KeyRefused(f"object prefix {prefix!r}: no object's key can start with it")
@@ -140,7 +140,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def content_hash(data: Data) -> str:
-    """Return the hash by which stored contents are compared and verified: the xxh3-128 of the
+    """Returns the hash by which stored contents are compared and verified: the xxh3-128 of the
     bytes, as 32 hex digits.
 
     It detects damage and distinguishes contents, at 10 GB/s on one core. It does not protect

@@ -233,7 +233,7 @@ class FileStore:
                 self._root.rmdir()
 
     def path(self, key: str) -> Path:
-        """Return the path of the object's file, which callers may read but never write to."""
+        """Returns the path of the object's file, which callers may read but never write to."""
         return self._root / check_key(key)
 
     @contextmanager
@@ -343,7 +343,7 @@ class ForeignFile(OSError):
 
 
 def is_own_file(there: os.stat_result) -> bool:
-    """Return whether the status `there` is that of an ordinary file of this user."""
+    """Returns whether the status `there` is that of an ordinary file of this user."""
     return stat.S_ISREG(there.st_mode) and there.st_uid == os.getuid()
 
 

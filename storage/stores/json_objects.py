@@ -33,12 +33,12 @@ class _Numbered(msgspec.Struct):
 
 
 def encode_json(value: Any) -> bytes:
-    """Return the value's canonical JSON, indented for people."""
+    """Returns the value's canonical JSON, indented for people."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
 
 
 def decode_json(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
-    """Return the value in `data`, which was read from `key`. Raises `CorruptObject` if the data is
+    """Returns the value in `data`, which was read from `key`. Raises `CorruptObject` if the data is
     not a value of `type_`, and `NewerRelease` if the number of its format is above `known`.
     """
     try:
@@ -62,7 +62,7 @@ class _Sealed(msgspec.Struct):
 
 
 def seal(value: Any) -> bytes:
-    """Return a JSON object of the value and its hash, for objects whose hash is stored nowhere
+    """Returns a JSON object of the value and its hash, for objects whose hash is stored nowhere
     else.
     """
     body = msgspec.json.encode(value, order="sorted")
@@ -70,8 +70,8 @@ def seal(value: Any) -> bytes:
 
 
 def unseal(data: bytes, type_: type[_T], key: str, known: int = FORMAT) -> _T:
-    """Return the value of an object that `seal` made. Raises `CorruptObject` if the value's hash is
-    not the one in the object, and the errors of `decode_json`.
+    """Returns the value of an object that `seal` made. Raises `CorruptObject` if the value's hash
+    is not the one in the object, and the errors of `decode_json`.
     """
     sealed = decode_json(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:

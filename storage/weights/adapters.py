@@ -122,7 +122,7 @@ def publish_adapter(
 
 
 def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Return the tensors of the base that this adapter names, every one verified."""
+    """Returns the tensors of the base that this adapter names, every one verified."""
     assert manifest.adapter, "only an adapter has a base"
     held = ResidentWeights()
     held.update(store, manifest.anchor, manifest.adapter.base_hash)
@@ -130,7 +130,7 @@ def fetch_base(store: ObjectStore, manifest: Manifest) -> dict[str, torch.Tensor
 
 
 def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
-    """Return the same tensors as `fetch_base`, for an engine that copies each of them once. The
+    """Returns the same tensors as `fetch_base`, for an engine that copies each of them once. The
     fetched bytes are in a temporary file, and only a segment of one tensor at a time is in memory.
     """
     assert manifest.adapter, "only an adapter has a base"
@@ -140,7 +140,7 @@ def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
 def whole_tensors(
     store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights of a version as one model: its own `tensors`, or for an adapter those of
+    """Returns the weights of a version as one model: its own `tensors`, or for an adapter those of
     the base with the adapter's `tensors` merged in.
     """
     if not manifest.adapter:

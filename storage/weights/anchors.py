@@ -41,7 +41,7 @@ class AnchorRule:
 
     @property
     def length_max(self) -> int:
-        """Return the length at which a chain ends. Two complete chains always fit in
+        """Returns the length at which a chain ends. Two complete chains always fit in
         `versions_max`, so retention keeps the believed version together with any version of the
         previous chain that a rollout still holds.
         """
@@ -60,7 +60,7 @@ class AnchorChain:
 
 
 def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool:
-    """Return whether version `number` must be an anchor. `chain` ends with the version before it;
+    """Returns whether version `number` must be an anchor. `chain` ends with the version before it;
     None if there is no version before it.
     """
     if chain is None or chain.length >= rule.length_max:
@@ -72,7 +72,7 @@ def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool
 
 
 def is_kept_beside(delta_bytes: int, full_bytes: int) -> bool:
-    """Return whether an anchor also holds its delta."""
+    """Returns whether an anchor also holds its delta."""
     return delta_bytes <= BESIDE_SHARE * full_bytes
 
 
@@ -96,7 +96,7 @@ def find_fetch_paths(
     held: HeldTensors | None = None,
     broken: BrokenSteps = (),
 ) -> dict[str, FetchPath]:
-    """Return the cheapest path to each of these tensors, whose names are those under which the
+    """Returns the cheapest path to each of these tensors, whose names are those under which the
     manifest stores them. `held` are the reader's tensors, `broken` the steps that a path must not
     use.
 
@@ -132,8 +132,8 @@ def find_other_paths(
     broken: BrokenSteps,
     held: HeldTensors | None = None,
 ) -> dict[str, FetchPath]:
-    """Return paths without the broken steps to the tensors that failed; raises the first failure if
-    one of them has no such path.
+    """Returns paths without the broken steps to the tensors that failed; raises the first failure
+    if one of them has no such path.
     """
     try:
         return find_fetch_paths(store, manifest, tuple(failed), held, broken)
@@ -142,7 +142,7 @@ def find_other_paths(
 
 
 def chain_of(store: ObjectStore, manifest: Manifest) -> AnchorChain:
-    """Return the chain whose newest version is `manifest`; raises as `lineage` does."""
+    """Returns the chain whose newest version is `manifest`; raises as `lineage` does."""
     length, delta_bytes = 0, 0
     for ancestor in lineage(store, manifest):
         length += 1

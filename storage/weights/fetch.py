@@ -41,8 +41,9 @@ def fetch_tensors(
     manifest_hash: str | None = None,
     tensors: Iterable[str] | None = None,
 ) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """Return the manifest of a version and its tensors named in `tensors` (default: all), verified.
-    If the version is a delta, each tensor is made from the anchor's and the changes since.
+    """Returns the manifest of a version and its tensors named in `tensors` (default: all),
+    verified. If the version is a delta, each tensor is made from the anchor's and the changes
+    since.
 
     Pass the manifest's hash from the announcement to get exactly the announced version. The caller
     owns the memory; the names of tied weights share it. Raises `ObjectMissing` if the version, one
@@ -55,7 +56,7 @@ def fetch_tensors(
 
 
 def fetch_model_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
-    """Return one of the model's files (`config.json`, the tokenizer's), verified. The store keeps
+    """Returns one of the model's files (`config.json`, the tokenizer's), verified. The store keeps
     these files with the anchor of the version.
     """
     entry = next((entry for entry in manifest.model_files if entry.name == name), None)

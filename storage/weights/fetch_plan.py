@@ -47,7 +47,7 @@ class FetchStep:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the step replaces every element, so that nothing before it is needed."""
+        """Returns whether the step replaces every element, so that nothing before it is needed."""
         return self.delta is None or self.delta.coding == "dense"
 
 
@@ -97,7 +97,7 @@ class FetchPlanner:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether older manifests cannot improve any path."""
+        """Returns whether older manifests cannot improve any path."""
         return not self._open or self._examined >= CHAIN_MAX
 
     def examine(self, manifest: Manifest) -> None:
@@ -110,7 +110,7 @@ class FetchPlanner:
         self._open = [search for search in self._open if not search.closed]
 
     def paths(self) -> dict[str, FetchPath | None]:
-        """Return the cheapest path to each tensor; None if the examined manifests have none."""
+        """Returns the cheapest path to each tensor; None if the examined manifests have none."""
         return {search.name: search.best for search in self._searches}
 
 

@@ -76,7 +76,7 @@ class TensorEntry:
 
     @property
     def bytes(self) -> int:
-        """Return the tensor's size."""
+        """Returns the tensor's size."""
         return self.end - self.start
 
 
@@ -92,21 +92,21 @@ class TensorFiles:
     tied: dict[str, str]
 
     def owner(self, name: str) -> str:
-        """Return the name under which a tensor is stored, for any of its names."""
+        """Returns the name under which a tensor is stored, for any of its names."""
         return self.tied.get(name, name)
 
     def entry(self, name: str) -> TensorEntry:
-        """Return a tensor's entry, by any of its names; raises `KeyError` if it is unknown."""
+        """Returns a tensor's entry, by any of its names; raises `KeyError` if it is unknown."""
         return self.tensors[self.owner(name)]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return all names of all tensors."""
+        """Returns all names of all tensors."""
         return (*self.tensors, *self.tied)
 
     @property
     def combined_hash(self) -> str:
-        """Return one hash of all tensors (the function `combined_hash`), whichever files hold
+        """Returns one hash of all tensors (the function `combined_hash`), whichever files hold
         them.
         """
         return combined_hash({name: entry.hash for name, entry in self.tensors.items()}, self.tied)
@@ -134,7 +134,7 @@ class DeltaEntry:
 
     @property
     def bytes(self) -> int:
-        """Return the payload's size."""
+        """Returns the payload's size."""
         return self.end - self.start
 
 
@@ -151,7 +151,7 @@ class Delta:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the files."""
+        """Returns the size of the files."""
         return sum(entry.bytes for entry in self.files)
 
 
@@ -195,33 +195,33 @@ class Manifest:
 
     @property
     def base(self) -> Version | None:
-        """Return the version without which this one cannot be used; None for an anchor."""
+        """Returns the version without which this one cannot be used; None for an anchor."""
         return {"anchor": None, "delta": self.parent, "adapter": self.anchor}[self.kind]
 
     @property
     def hash(self) -> str:
-        """Return the hash of the manifest object, which identifies everything in the version."""
+        """Returns the hash of the manifest object, which identifies everything in the version."""
         return content_hash(encode_json(self))
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Return every object of the version's own folder except the manifest."""
+        """Returns every object of the version's own folder except the manifest."""
         own = self.model_files if self.kind == "anchor" else ()
         return (*self.weights.files, *(self.delta.files if self.delta else ()), *own)
 
     @property
     def bytes(self) -> int:
-        """Return the size of the objects in `files`."""
+        """Returns the size of the objects in `files`."""
         return sum(entry.bytes for entry in self.files)
 
     @property
     def full_bytes(self) -> int:
-        """Return the size of the complete tensors, wherever they are; tied ones count once."""
+        """Returns the size of the complete tensors, wherever they are; tied ones count once."""
         return sum(entry.bytes for entry in self.weights.tensors.values())
 
 
 def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
-    """Return one hash over the tensors' hashes and the tied names, in the order of names. It does
+    """Returns one hash over the tensors' hashes and the tied names, in the order of names. It does
     not depend on the order or the number of files, or on which process holds which tensor.
     """
     lines = [f"{name}={digest}" for name, digest in sorted(hashes.items())]
@@ -230,12 +230,12 @@ def combined_hash(hashes: Mapping[str, str], tied: Mapping[str, str]) -> str:
 
 
 def version_folder(version: Version) -> str:
-    """Return the prefix of the keys of a version's objects, without the last slash."""
+    """Returns the prefix of the keys of a version's objects, without the last slash."""
     return f"weights/{version}"
 
 
 def parse_version(name: str) -> Version | None:
-    """Return the version whose folder has this name, None for any other name."""
+    """Returns the version whose folder has this name, None for any other name."""
     match = _VERSION.fullmatch(name)
     return Version(int(match[1]), int(match[2])) if match else None
 
@@ -325,5 +325,5 @@ def _check_files(manifest: Manifest, key: str) -> None:
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the size of a tensor in bytes; raises `CorruptObject` for an unknown dtype."""
+    """Returns the size of a tensor in bytes; raises `CorruptObject` for an unknown dtype."""
     return math.prod(shape) * element_of(dtype).bits.itemsize

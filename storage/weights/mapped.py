@@ -55,7 +55,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return len(self.manifest.weights.names)
 
     def begin(self, tensor: torch.Tensor) -> int:
-        """Return where one of these tensors begins in the file, in bytes; 0 for a tensor without
+        """Returns where one of these tensors begins in the file, in bytes; 0 for a tensor without
         elements. Another process that maps the file finds the tensor there.
         """
         if not tensor.nbytes:
@@ -65,7 +65,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         return begin
 
     def damaged(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` whose bytes in the file no longer have the hash of the manifest.
+        """Returns those of `names` whose bytes in the file no longer have the hash of the manifest.
         This happens if the disk returns other bytes than were written to it.
         """
         return tuple(name for name in names if not self._is_intact(name))
@@ -95,7 +95,7 @@ class MappedWeights:
 
     @property
     def tensors(self) -> MappedTensors:
-        """Return the tensors of the held version, which must be whole (`version` is not None)."""
+        """Returns the tensors of the held version, which must be whole (`version` is not None)."""
         assert self.manifest is not None, "no version is held whole"
         assert self._file is not None, "it holds the version"
         return MappedTensors(self.manifest, self._file, dict(self._tensors))
@@ -216,7 +216,7 @@ class PatchParts:
         self.count = end
 
     def finish(self, name: str) -> TensorPatch:
-        """Return the patch of the elements added so far."""
+        """Returns the patch of the elements added so far."""
         kind = DTYPES[self.entry.dtype]
         indices, values = self.indices[: self.count], self.values[: self.count]
         return TensorPatch(name, self.entry.shape, kind, indices, values)
@@ -242,5 +242,5 @@ class PatchFile:
 
 
 def _patch_bytes(entry: TensorEntry) -> int:
-    """Return the bytes of one changed element in a patch."""
+    """Returns the bytes of one changed element in a patch."""
     return INDEX_BYTES + entry.bytes // max(1, prod(entry.shape))

@@ -81,7 +81,7 @@ class EncodedDifferences:
 
     @property
     def bytes(self) -> int:
-        """Return the size of all payloads."""
+        """Returns the size of all payloads."""
         return sum(len(coded.payload) for coded in self.coded.values())
 
 
@@ -110,7 +110,7 @@ def encode_version(
 
 
 def _base(name: str, tensor: torch.Tensor, parent: ParentVersion) -> TensorEntry | None:
-    """Return the parent's tensor if this one can be encoded as its difference, else None."""
+    """Returns the parent's tensor if this one can be encoded as its difference, else None."""
     if name not in parent.tensors or name not in parent.manifest.weights.names:
         return None
     entry = parent.manifest.weights.entry(name)
@@ -185,7 +185,7 @@ class NewVersion:
 
     @property
     def folder(self) -> str:
-        """Return the key prefix of the version's objects."""
+        """Returns the key prefix of the version's objects."""
         return version_folder(self.version)
 
 
@@ -284,7 +284,7 @@ def _anchor(
 
 
 def _create(store: ObjectStore, new: NewVersion, name: str, data: bytes) -> str:
-    """Return the hash of a file of the version, and create the file, unless another process
+    """Returns the hash of a file of the version, and create the file, unless another process
     completes the version.
     """
     if not new.completes:
@@ -293,7 +293,7 @@ def _create(store: ObjectStore, new: NewVersion, name: str, data: bytes) -> str:
 
 
 def shard_index(weights: TensorFiles) -> bytes:
-    """Return the index of the shards, which names the file of each tensor, in the form that
+    """Returns the index of the shards, which names the file of each tensor, in the form that
     transformers and vLLM read.
     """
     total = sum(entry.end - entry.start for entry in weights.tensors.values())
@@ -320,7 +320,7 @@ def complete_version(store: ObjectStore, manifest: Manifest) -> Manifest:
 
 
 def announcement(manifest: Manifest, time_s: float) -> WeightsAnnounced:
-    """Return the announcement of this manifest, the same from every caller except for the time."""
+    """Returns the announcement of this manifest, the same from every caller except for the time."""
     return WeightsAnnounced(
         run=manifest.run,
         version=manifest.version,

@@ -67,7 +67,7 @@ class ResidentWeights:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors by all names; tied names share memory. They change only in `update`
+        """Returns the tensors by all names; tied names share memory. They change only in `update`
         and belong to no version while `version` is None.
         """
         if self._last is None:
@@ -115,7 +115,9 @@ class ResidentWeights:
         return manifest.weights.names if self._names is None else self._names
 
     def _owners(self, manifest: Manifest) -> list[str]:
-        """Return the wanted tensors by the names that the manifest stores them under, each once."""
+        """Returns the wanted tensors by the names that the manifest stores them under, each
+        once.
+        """
         wanted = self._wanted(manifest)
         unknown = sorted(set(wanted).difference(manifest.weights.names))
         if unknown:
@@ -125,7 +127,7 @@ class ResidentWeights:
     def _prepare_memory(
         self, manifest: Manifest, owners: Iterable[str]
     ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """Return memory for every tensor (the held one where it fits), and the hashes of the held
+        """Returns memory for every tensor (the held one where it fits), and the hashes of the held
         tensors.
         """
         tied = self._last.weights.tied if self._last else {}
@@ -168,7 +170,7 @@ class ResidentWeights:
 
 
 def _empty(name: str, entry: TensorEntry) -> torch.Tensor:
-    """Return memory for a tensor. Raises `CorruptObject` if there can be none of this size: the
+    """Returns memory for a tensor. Raises `CorruptObject` if there can be none of this size: the
     manifest states it, and no byte of the tensor was read yet.
     """
     try:

@@ -98,7 +98,7 @@ def plan_retention(
 
 
 def _is_readable(version: Version, whole: dict[Version, StoredVersion]) -> bool:
-    """Return whether all bases of the version exist, down to its anchor."""
+    """Returns whether all bases of the version exist, down to its anchor."""
     return all(whole[v].base is None or whole[v].base in whole for v in _chain(version, whole))
 
 
@@ -127,7 +127,7 @@ def _by_importance(
 
 
 def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Version]:
-    """Return the version and all bases below it, down to its anchor."""
+    """Returns the version and all bases below it, down to its anchor."""
     chain: set[Version] = set()
     step: Version | None = version
     while step is not None and step in stored and step not in chain:
@@ -137,7 +137,7 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def listed_versions(store: ObjectStore) -> list[Version]:
-    """Return the versions of which any object is in the store, oldest first. A file of another
+    """Returns the versions of which any object is in the store, oldest first. A file of another
     program in a version's folder is no object of it.
     """
     keys = (entry.key for entry in store.list("weights/"))
@@ -148,7 +148,7 @@ def listed_versions(store: ObjectStore) -> list[Version]:
 def stored_versions(
     store: ObjectStore, known: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
-    """Return the versions in the store, oldest first. It lists the store and reads a manifest per
+    """Returns the versions in the store, oldest first. It lists the store and reads a manifest per
     version, so only the trainer, evaluation and commands that show versions call it; a rollout
     follows announcements.
 
@@ -159,7 +159,7 @@ def stored_versions(
 
 
 def is_whole(store: ObjectStore, version: Version) -> bool:
-    """Return whether the version is complete. It reads one manifest."""
+    """Returns whether the version is complete. It reads one manifest."""
     return _stored(store, version).whole
 
 
@@ -193,7 +193,7 @@ def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
 
 
 def _names_of(store: ObjectStore, listed: Collection[str]) -> frozenset[str]:
-    """Return the names of the model's files that the versions' manifests name, if the listing has
+    """Returns the names of the model's files that the versions' manifests name, if the listing has
     such files that only a manifest tells from a user's.
     """
     names: set[str] = set()

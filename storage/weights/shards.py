@@ -62,7 +62,7 @@ class ShardPart:
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Return the names of the tensors of each shard, in their order. A shard has at most
+    """Returns the names of the tensors of each shard, in their order. A shard has at most
     `shard_bytes`, unless it holds a single larger tensor.
     """
     shards: list[list[str]] = []
@@ -77,7 +77,7 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Return one safetensors file of these parts in their order, and the byte range `[start, end)`
+    """Returns one safetensors file of these parts in their order, and the byte range `[start, end)`
     of each part in the file.
     """
     header: dict[str, object] = {"__metadata__": METADATA}
@@ -104,7 +104,7 @@ def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, 
 def pack_tensors(
     tensors: Mapping[str, torch.Tensor], file: str, hashes: Mapping[str, str] = NO_HASHES
 ) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Return one safetensors file, which will have the name `file`, and the manifest's entry of
+    """Returns one safetensors file, which will have the name `file`, and the manifest's entry of
     each tensor. Equal tensors give equal bytes. A tensor whose hash is in `hashes` is not hashed
     again.
     """
@@ -179,7 +179,7 @@ class FetchRange:
 
 
 def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
-    """Return the requests that fetch these ranges. Ranges of one file share a request if at most
+    """Returns the requests that fetch these ranges. Ranges of one file share a request if at most
     `GAP_BYTES_MAX` lie between them and the request stays within `RANGE_BYTES_MAX`.
     """
     ranges: list[FetchRange] = []
@@ -196,7 +196,7 @@ def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
 def read_shards(
     store: ObjectStore, folder: str, source: TensorFiles, names: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Return these tensors, each verified against its hash; tied names share one tensor.
+    """Returns these tensors, each verified against its hash; tied names share one tensor.
 
     Raises `CorruptObject`, which names the tensor and the file. The caller owns the memory.
     """
@@ -212,12 +212,12 @@ _PART = re.compile(r"(.+)\[(\d+):(\d+)\]")
 
 
 def part_name(name: str, start: int, stop: int) -> str:
-    """Return the name of rows `[start, stop)` of a tensor that is stored in parts."""
+    """Returns the name of rows `[start, stop)` of a tensor that is stored in parts."""
     return f"{name}[{start}:{stop}]"
 
 
 def has_parts(source: TensorFiles) -> bool:
-    """Return whether any of the tensors is stored in parts."""
+    """Returns whether any of the tensors is stored in parts."""
     return any(_PART.fullmatch(name) for name in source.tensors)
 
 
@@ -257,7 +257,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return torch.cat([self._read(part) for _, _, part in parts])
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a whole tensor; None if there is no such tensor, or if a part of it
+        """Returns the shape of a whole tensor; None if there is no such tensor, or if a part of it
         is missing.
         """
         parts = self._parts.get(name)
@@ -271,7 +271,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return (ends[-1], *shape[1:]) if gapless else None
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Return rows `[start, stop)` of a tensor; reads only the parts that have some of them."""
+        """Returns rows `[start, stop)` of a tensor; reads only the parts that have some of them."""
         found: list[torch.Tensor] = []
         for first, last, part in self._parts[name]:
             low, high = max(start, first), min(stop, last)
@@ -280,7 +280,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _read(self, name: str) -> torch.Tensor:
-        """Return one tensor or part as it is stored. All tensors of its request are kept until the
+        """Returns one tensor or part as it is stored. All tensors of its request are kept until the
         next request to the store, because callers ask for neighbours one after the other.
         """
         owner = self.files.owner(name)

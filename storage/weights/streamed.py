@@ -106,26 +106,26 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return name in self.manifest.weights.tensors or name in self.manifest.weights.tied
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a tensor that needs no base, in memory of its own."""
+        """Returns a tensor that needs no base, in memory of its own."""
         return self.tensor(name)
 
     @property
     def uses_base(self) -> bool:
-        """Return whether any tensor is made from the reader's tensor or is equal to it."""
+        """Returns whether any tensor is made from the reader's tensor or is equal to it."""
         return any(not (path.steps and path.steps[0].is_whole) for path in self._paths.values())
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the size of each tensor in bytes, by all names."""
+        """Returns the size of each tensor in bytes, by all names."""
         weights = self.manifest.weights
         return {name: weights.entry(name).bytes for name in weights.names}
 
     def differs(self, name: str) -> bool:
-        """Return whether the tensor differs from the reader's."""
+        """Returns whether the tensor differs from the reader's."""
         return bool(self._path(name).steps)
 
     def changes_max(self, name: str) -> int:
-        """Return an upper bound of the number of elements in which the tensor differs from the
+        """Returns an upper bound of the number of elements in which the tensor differs from the
         reader's. Returns 0 also if more than half of the elements may differ.
         """
         path = self._path(name)
@@ -135,7 +135,7 @@ class StreamedTensors(Mapping[str, torch.Tensor]):
         return changed if 2 * changed <= prod(path.entry.shape) else 0
 
     def tensor(self, name: str, base: ReadElements | None = None) -> torch.Tensor:
-        """Return the complete tensor in memory of its own; raises as `parts` does."""
+        """Returns the complete tensor in memory of its own; raises as `parts` does."""
         entry = self.manifest.weights.entry(name)
         bits = np.empty(prod(entry.shape), element_of(entry.dtype).bits)
         for part in self.parts(name, base):
@@ -276,7 +276,7 @@ class ScratchFile:
 
     @property
     def path(self) -> str:
-        """Return the path at which other processes of this machine open the file while this object
+        """Returns the path at which other processes of this machine open the file while this object
         exists.
         """
         return path_of_open_file(self._file)

@@ -32,13 +32,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's row-major bytes; a contiguous one in host memory is not copied."""
+    """Returns the tensor's row-major bytes; a contiguous one in host memory is not copied."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
-    """Return the hash of a tensor: xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype
+    """Returns the hash of a tensor: xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype
     name, no spaces) followed by its little-endian row-major bytes. Any language can verify it.
     """
     hasher = tensor_hasher(dtype, shape)
@@ -47,12 +47,14 @@ def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
 
 
 def tensor_hasher(dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
-    """Return a hasher whose digest is `tensor_hash`, once `update` has taken the bytes in order."""
+    """Returns a hasher whose digest is `tensor_hash`, once `update` has taken the bytes in
+    order.
+    """
     return xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]".encode())
 
 
 def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the xxh3-128 over names and bytes, in the order of the names."""
+    """Returns the xxh3-128 over names and bytes, in the order of the names."""
     hasher = xxhash.xxh3_128()
     for name, tensor in sorted(tensors.items()):
         hasher.update(name.encode())
@@ -61,7 +63,7 @@ def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor with these bytes, sharing their memory."""
+    """Returns the tensor with these bytes, sharing their memory."""
     if not data.nbytes:
         return torch.empty(shape, dtype=DTYPES[dtype])
     flat = torch.from_numpy(  # pyright: ignore[reportUnknownMemberType]
@@ -71,8 +73,8 @@ def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Ten
 
 
 def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return each tensor once, under its first name, and a map from the names that share its memory
-    to the first name.
+    """Returns each tensor once, under its first name, and a map from the names that share its
+    memory to the first name.
     """
     kept: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
@@ -119,7 +121,7 @@ class DistributedTensors(ABC):
 
     @abstractmethod
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the hashes by name, and the names that share another tensor's memory."""
+        """Returns the hashes by name, and the names that share another tensor's memory."""
 
 
 class DistributedDifferences(ABC):
@@ -139,13 +141,13 @@ Tensors = Mapping[str, torch.Tensor] | DistributedTensors
 
 
 def local_tensors(tensors: Tensors) -> Mapping[str, torch.Tensor]:
-    """Return the tensors if one process holds them; distributed ones are a programmer error."""
+    """Returns the tensors if one process holds them; distributed ones are a programmer error."""
     assert not isinstance(tensors, DistributedTensors), "these tensors are in several processes"
     return tensors
 
 
 def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the hash of each tensor by name, tied ones once, and the tied names."""
+    """Returns the hash of each tensor by name, tied ones once, and the tied names."""
     if isinstance(tensors, DistributedTensors):
         return tensors.identities()
     kept, tied = untie(tensors)
@@ -157,7 +159,7 @@ def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
-    """Return the files of all processes as one."""
+    """Returns the files of all processes as one."""
     found = list(parts)
     return TensorFiles(
         tuple(chain.from_iterable(part.files for part in found)),
@@ -167,14 +169,14 @@ def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
 
 
 def merge_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
-    """Return the delta files of all processes as one."""
+    """Returns the delta files of all processes as one."""
     found = list(parts)
     files = tuple(chain.from_iterable(part.files for part in found))
     return Delta(parent.hash, files, merge_disjoint(part.tensors for part in found))
 
 
 def merge_disjoint(parts: Iterable[Mapping[str, _V]]) -> dict[str, _V]:
-    """Return the union of disjoint parts."""
+    """Returns the union of disjoint parts."""
     found: dict[str, _V] = {}
     for part in parts:
         assert found.keys().isdisjoint(part), "two processes hold the same tensor"

@@ -60,7 +60,7 @@ def compare_versions(
 
 
 def _form(manifest: Manifest, name: str) -> tuple[object, ...]:
-    """Return dtype and shape of a tensor."""
+    """Returns dtype and shape of a tensor."""
     entry = manifest.weights.entry(name)
     return entry.dtype, entry.shape
 
@@ -84,7 +84,7 @@ def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:
 
 
 def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
-    """Return the version's manifest, None if it cannot be read, and a text: "" if the version is
+    """Returns the version's manifest, None if it cannot be read, and a text: "" if the version is
     correct, else the first problem, with the names of tensor and object.
 
     1. Compare every file of the version with its hash. If they differ, compare the hashes of its

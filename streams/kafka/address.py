@@ -79,11 +79,11 @@ class KafkaAddress:
     """
 
     def __str__(self) -> str:
-        """Return the URL without options, for messages."""
+        """Returns the URL without options, for messages."""
         return f"kafka://{','.join(self.servers)}" + (f"/{self.prefix}" if self.prefix else "")
 
     def topic(self, name: str) -> str:
-        """Return the name that a topic or consumer group of the run has on the cluster."""
+        """Returns the name that a topic or consumer group of the run has on the cluster."""
         return f"{self.prefix}.{name}" if self.prefix else name
 
 
@@ -100,7 +100,7 @@ class Secrets:
 
 
 def parse_kafka_url(url: str) -> KafkaAddress:
-    """Return the address of a URL. Raises `ConfigurationError`, which names the wrong part of the
+    """Returns the address of a URL. Raises `ConfigurationError`, which names the wrong part of the
     URL but repeats no user, password or value of an unknown option.
     """
     try:
@@ -130,7 +130,7 @@ def parse_kafka_url(url: str) -> KafkaAddress:
 
 
 def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets:
-    """Return the secrets in `environment`. Raises `ConfigurationError`, which names the missing
+    """Returns the secrets in `environment`. Raises `ConfigurationError`, which names the missing
     variables, if the address needs a secret that is not there.
     """
     secrets = Secrets(
@@ -155,7 +155,7 @@ def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secre
 
 
 def _password(address: KafkaAddress, environment: Mapping[str, str]) -> str:
-    """Return the password that a variable holds, or else the content of the file it names."""
+    """Returns the password that a variable holds, or else the content of the file it names."""
     file = environment.get(PASSWORD_FILE, "")
     if PASSWORD in environment or not file:
         return environment.get(PASSWORD, "")
@@ -168,7 +168,7 @@ def _password(address: KafkaAddress, environment: Mapping[str, str]) -> str:
 
 
 def msk_region(address: KafkaAddress) -> str:
-    """Return the AWS region for `msk-iam`. Raises `ConfigurationError` if neither the option nor
+    """Returns the AWS region for `msk-iam`. Raises `ConfigurationError` if neither the option nor
     the host name of the first broker has it.
     """
     found = _MSK_HOST.search(address.servers[0])
@@ -184,7 +184,7 @@ CONNECT_TRIES = 2  # to connect again, after 1 and 3 s; the connection has faile
 
 
 def socket_options() -> list[tuple[int, int, int]]:
-    """Return the options of connections, by which a client notices within seconds that its network
+    """Returns the options of connections, by which a client notices within seconds that its network
     was cut, and that it is back.
 
     By default the system sends unacknowledged bytes, and requests to connect, again after pauses
@@ -199,7 +199,7 @@ def socket_options() -> list[tuple[int, int, int]]:
 
 
 def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Return kafka-python's settings: the brokers, encryption, authentication and timeouts. The
+    """Returns kafka-python's settings: the brokers, encryption, authentication and timeouts. The
     provider of OAuth tokens is missing; `client.py` adds it.
     """
     settings: dict[str, Any] = {
@@ -235,8 +235,8 @@ def _is_server(server: str) -> bool:
 
 
 def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return the options by name, in their types. An error about an unknown option repeats only its
-    name, because its value may be a secret.
+    """Returns the options by name, in their types. An error about an unknown option repeats only
+    its name, because its value may be a secret.
     """
     known = {
         f.name: f for f in dataclasses.fields(KafkaAddress) if f.name not in ("servers", "prefix")
@@ -260,7 +260,7 @@ def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]
 
 
 def _number(where: str, name: str, text: str) -> int:
-    """Return the option's number; sizes in bytes must be at least 16 KiB."""
+    """Returns the option's number; sizes in bytes must be at least 16 KiB."""
     least = {"replication": -1, "min_isr": 0, "linger_ms": 0}.get(name, 1 << 14)
     try:
         number = int(text)

@@ -37,7 +37,7 @@ class BrokersUnreachable(OSError):
 
 
 def closed_doors(addresses: Sequence[tuple[str, int]]) -> list[str]:
-    """Return the addresses that accept no connection from here, each with the reason."""
+    """Returns the addresses that accept no connection from here, each with the reason."""
     closed: list[str] = []
     for host, port in addresses:
         try:
@@ -51,7 +51,7 @@ def closed_doors(addresses: Sequence[tuple[str, int]]) -> list[str]:
 def call_with_retries(
     what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
-    """Return the result of `once`. While it fails because the cluster does not answer, call
+    """Returns the result of `once`. While it fails because the cluster does not answer, call
     `repair` with the error, pause, and call `once` again. `what` names the request in errors.
 
     Raises `BusTimeout` when `answer_s` have passed. Raises at once a `BusError` of `once`, and
@@ -128,7 +128,7 @@ class RetryingAdmin:
         self._admin: Admin | None = None
 
     def call(self, what: str, request: Callable[[Admin], T]) -> T:
-        """Return the result of `request`, which gets the client; retries and raises as
+        """Returns the result of `request`, which gets the client; retries and raises as
         `call_with_retries` does. `what` names the request in errors.
         """
         with self._lock:

@@ -223,8 +223,8 @@ class KafkaBus:
         )
 
     def metric_values(self) -> MetricValues:
-        """Return the number of repeated requests, and the metrics of the prefetch consumer that all
-        polling loops of this process share (`prefetch.py`).
+        """Returns the number of repeated requests, and the metrics of the prefetch consumer that
+        all polling loops of this process share (`prefetch.py`).
         """
         return {
             "bus_retries_total": self._control.retries + self._read_retries,
@@ -253,7 +253,7 @@ class KafkaBus:
         return client.Consumer(self._settings, self._address.topic, fetch_wait_ms=fetch_wait_ms)
 
     def _group(self, group: str, topic: str) -> str:
-        """Return Kafka's name of our group of a topic. Kafka's groups span topics and ours do not,
+        """Returns Kafka's name of our group of a topic. Kafka's groups span topics and ours do not,
         so each (group, topic) is a Kafka group of its own.
         """
         return self._address.topic(f"{group}.{topic}")
@@ -266,7 +266,7 @@ class KafkaBus:
         )
 
     def _topic(self, topic: str) -> Topic:
-        """Return the topic's settings, looked up once; another process may have created it."""
+        """Returns the topic's settings, looked up once; another process may have created it."""
         if os.getpid() != self._process:
             raise BusError(f"{self._address} was opened before a fork; open it in this process")
         if topic not in self._topics:
@@ -301,7 +301,7 @@ class KafkaBus:
                 log.warning("%s: %s", self._address, lacking)
 
     def _described(self, topics: Sequence[str]) -> dict[str, topic_settings.BrokerTopic]:
-        """Return the topics that exist, with their settings on the broker."""
+        """Returns the topics that exist, with their settings on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
         copies = self._control.call("look up topics", lambda a: a.copies(names.values()))
         present = {topic: name for topic, name in names.items() if name in copies}
@@ -322,16 +322,16 @@ class KafkaBus:
 
 
 def _format_fence(fence: Fence) -> str:
-    """Return the fence as the metadata of a commit; "" for an empty one. `presumed` is written only
-    if it is set: release 0.1.0 reads two numbers.
+    """Returns the fence as the metadata of a commit; "" for an empty one. `presumed` is written
+    only if it is set: release 0.1.0 reads two numbers.
     """
     numbers = [fence.term, fence.sequence, *([True] if fence.presumed else [])]
     return json.dumps(numbers) if fence != Fence() else ""
 
 
 def _parse_fence(text: str) -> Fence:
-    """Return the fence in a commit's metadata; an empty one if the metadata has none, as in commits
-    of foreign tools.
+    """Returns the fence in a commit's metadata; an empty one if the metadata has none, as in
+    commits of foreign tools.
     """
     try:
         term, sequence, *presumed = parse_json(text, list[int | bool])

@@ -41,7 +41,7 @@ Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored besid
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Return the settings that all clients share. Also limits kafka-python's log."""
+    """Returns the settings that all clients share. Also limits kafka-python's log."""
     limit_kafka_log()
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
@@ -69,7 +69,7 @@ class Admin:
         self._offsets: Any = None
 
     def copies(self, names: Collection[str]) -> dict[str, list[int]]:
-        """Return by topic the number of replicas of each partition; topics that do not exist are
+        """Returns by topic the number of replicas of each partition; topics that do not exist are
         absent.
         """
         found = self._client.describe_topics(list(names))
@@ -112,11 +112,11 @@ class Admin:
         return refused
 
     def advertised(self) -> list[tuple[str, int]]:
-        """Return host and port by which each broker of the cluster wants to be reached."""
+        """Returns host and port by which each broker of the cluster wants to be reached."""
         return [(at.host, at.port) for at in self._client._manager.cluster.brokers()]
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
-        """Return the first kept offset of each partition, or with `ends` the offset of its next
+        """Returns the first kept offset of each partition, or with `ends` the offset of its next
         record. A consumer is asked because it caches the partition leaders; kafka-python's admin
         client looks them up before each such request.
         """
@@ -130,20 +130,20 @@ class Admin:
         return {at.partition: offset for at, offset in found.items()}
 
     def topic_names(self) -> list[str]:
-        """Return all topics of the cluster."""
+        """Returns all topics of the cluster."""
         return list(self._client.list_topics())
 
     def group_names(self) -> list[str]:
-        """Return all consumer groups of the cluster."""
+        """Returns all consumer groups of the cluster."""
         return [group["group_id"] for group in self._client.list_groups()]
 
     def members(self, groups: Collection[str]) -> dict[str, int]:
-        """Return the number of members of each group."""
+        """Returns the number of members of each group."""
         found: dict[str, Any] = self._client.describe_groups(list(groups)) if groups else {}
         return {name: len(group["members"]) for name, group in found.items()}
 
     def log_bytes(self, topics: Collection[str]) -> dict[str, int]:
-        """Return the size of each topic on all brokers together, replicas included."""
+        """Returns the size of each topic on all brokers together, replicas included."""
         sizes = dict.fromkeys(topics, 0)
         brokers = self._client.describe_log_dirs(list(topics))
         for topic in (t for b in brokers for folder in b["log_dirs"] for t in folder["topics"]):
@@ -299,7 +299,7 @@ class Consumer:
         self._consumer.seek(TopicPartition(self._cluster_name(place[0]), place[1]), offset)
 
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
-        """Return the records that came within `wait_s`, in order per partition. Raises
+        """Returns the records that came within `wait_s`, in order per partition. Raises
         `OffsetOutOfRange` or `NoCommittedPosition` if a partition has no valid position.
         """
         try:
@@ -316,7 +316,7 @@ class Consumer:
         ]
 
     def _partitions_of(self, error: Exception) -> list[PartitionId]:
-        """Return the partitions that the error names; both errors carry a mapping by partition."""
+        """Returns the partitions that the error names; both errors carry a mapping by partition."""
         named: Any = error.args[0] if error.args else ()
         return [
             (self._topic_by_cluster_name[at.topic], at.partition)

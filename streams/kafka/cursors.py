@@ -39,7 +39,7 @@ class Cursor:
         self._pending: dict[int, deque[Message]] = {}
 
     def continues_at(self, positions: Mapping[int, int]) -> bool:
-        """Return whether a read at these positions needs no seek."""
+        """Returns whether a read at these positions needs no seek."""
         return self._next == positions
 
     def read(
@@ -78,7 +78,7 @@ class Cursor:
 
     @property
     def consumer(self) -> Consumer:
-        """Return the consumer, which another cursor may use once this one no longer reads."""
+        """Returns the consumer, which another cursor may use once this one no longer reads."""
         return self._consumer
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class Cursor:
         return bool(messages)
 
     def _is_at_end(self, positions: Mapping[int, int]) -> bool:
-        """Return whether there is nothing after these positions. A position beyond the end
+        """Returns whether there is nothing after these positions. A position beyond the end
         raises.
         """
         ends = self._bus.end(self._topic)
@@ -205,7 +205,7 @@ class CursorPool:
             return chosen[1]
 
     def _spare_consumer(self) -> Consumer | None:
-        """Return the consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
+        """Returns the consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
         with self._lock:
             return self._free.pop(0)[1].consumer if len(self._free) >= CURSORS_MAX else None
 

@@ -103,7 +103,7 @@ class KafkaGroupReader:
         return lost
 
     def _next_offsets(self) -> dict[int, int]:
-        """Return the next offset of each partition: after the records that this member polled,
+        """Returns the next offset of each partition: after the records that this member polled,
         else the group's committed position.
         """
         committed = self._bus.committed(self._group, self._topic)
@@ -117,7 +117,7 @@ class KafkaGroupReader:
         self.drop_partitions([*self._read])
 
     def _due(self, before: Mapping[int, int]) -> dict[int, int]:
-        """Return the positions that are to be committed: after the polled records and not above
+        """Returns the positions that are to be committed: after the polled records and not above
         `before`, of partitions still held, where they differ from what this member committed last.
         """
         with self._lock:
@@ -161,7 +161,7 @@ class KafkaGroupReader:
                 check_position(self._topic, p, offset, begins[p], ends[p])
 
     def _joined_consumer(self) -> Consumer:
-        """Return the client; makes one that joins the group if there is none."""
+        """Returns the client; makes one that joins the group if there is none."""
         if self._consumer is None:
             consumer = self._make()
             try:

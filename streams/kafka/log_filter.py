@@ -39,7 +39,7 @@ class RateLimitedHandler(logging.Handler):
 
 
 def _is_retry(record: logging.LogRecord) -> bool:
-    """Return whether a record of the network code is no error, or one that a reconnect repairs. A
+    """Returns whether a record of the network code is no error, or one that a reconnect repairs. A
     certificate that is refused will be refused again, and no other message names it.
     """
     raised = record.exc_info[1] if record.exc_info else None

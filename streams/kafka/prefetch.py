@@ -55,7 +55,7 @@ class _TopicBuffer:
         return self.lost is None and self.bytes < WAITING_BYTES_MAX
 
     def continues_at(self, positions: Mapping[int, int]) -> bool:
-        """Return whether the positions are in exactly the reader's partitions, at its offsets or
+        """Returns whether the positions are in exactly the reader's partitions, at its offsets or
         after them.
         """
         return self.at.keys() == positions.keys() and all(
@@ -63,7 +63,7 @@ class _TopicBuffer:
         )
 
     def take(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
-        """Return fetched records from these positions on, partition after partition."""
+        """Returns fetched records from these positions on, partition after partition."""
         taken: list[Message] = []
         for partition, offset in positions.items():
             waiting = self.waiting.get(partition, ())
@@ -141,7 +141,7 @@ class PrefetchConsumer:
             thread.join(2 * POLL_S + 5.0)
 
     def _acquire_feed(self, topic: str, positions: Mapping[int, int]) -> bool:
-        """Return whether this reader has the topic's feed. A feed without recent use is given to
+        """Returns whether this reader has the topic's feed. A feed without recent use is given to
         the new reader.
         """
         now_s, feed = time.monotonic(), self._feeds.get(topic)
@@ -188,7 +188,7 @@ class PrefetchConsumer:
             consumer.close()
 
     def _wait_for_growing(self) -> dict[str, _TopicBuffer]:
-        """Return the feeds that may grow now, waiting for one; drops feeds without a reader."""
+        """Returns the feeds that may grow now, waiting for one; drops feeds without a reader."""
         with self._changed:
             while not self._closed:
                 now_s = time.monotonic()

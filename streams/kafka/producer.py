@@ -56,7 +56,7 @@ SLACK_S = 30.0  # waited beyond DELIVERY_S, when a living producer gives up by i
 
 
 def record_cost_bytes(record: RecordToSend) -> int:
-    """Return the bytes of memory that a record takes until it is acknowledged."""
+    """Returns the bytes of memory that a record takes until it is acknowledged."""
     return RECORD_COST_BYTES + COPIES * (len(record[1]) + len(record[2] or b""))
 
 

@@ -125,7 +125,7 @@ ADVICE = {name: advice for advice, names in _NAMES.items() for name in names.spl
 
 
 def lift_time_limits(topic: str) -> str:
-    """Return the command that lifts both limits of a topic, by its name on the cluster."""
+    """Returns the command that lifts both limits of a topic, by its name on the cluster."""
     limits = ",".join(f"{name}={UNLIMITED_MS}" for name in TIME_LIMITS)
     return (
         "kafka-configs --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
@@ -138,7 +138,7 @@ _CODE = re.compile(r"^\[Error -?\d+\] ")
 
 
 def open_client(make: Any, settings: Mapping[str, Any]) -> Any:
-    """Return a new client of kafka-python's class `make`. A login or a certificate that is refused
+    """Returns a new client of kafka-python's class `make`. A login or a certificate that is refused
     is raised as such: kafka-python connects again until a time-out, whose text names neither.
     """
     failures: list[Exception] = []
@@ -165,7 +165,7 @@ def open_client(make: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def is_permanent(error: Exception) -> bool:
-    """Return whether a broker rejected the request, and would reject it again. Not so for a topic
+    """Returns whether a broker rejected the request, and would reject it again. Not so for a topic
     that it cannot place because no broker sent a heartbeat since a start or a pause of all.
     """
     is_answer = hasattr(error, "description")  # of kafka-python's `BrokerResponseError` alone
@@ -174,7 +174,7 @@ def is_permanent(error: Exception) -> bool:
 
 
 def explain_error(error: Exception, topic: str = "") -> str:
-    """Return what happened, in the broker's own words as far as they are short, and what to do.
+    """Returns what happened, in the broker's own words as far as they are short, and what to do.
     `topic` is the topic's name on the cluster.
     """
     if isinstance(error, OSError):
@@ -192,7 +192,7 @@ def explain_error(error: Exception, topic: str = "") -> str:
 
 
 def _words_of(error: Exception) -> str:
-    """Return the error's text in one line, without the dump of a request that some have."""
+    """Returns the error's text in one line, without the dump of a request that some have."""
     text = _CODE.sub("", str(error))
     short = _DUMP.sub("", text).rstrip(" :'.")
     if not short or short == type(error).__name__:

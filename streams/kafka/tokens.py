@@ -12,7 +12,7 @@ from rollstream.streams.kafka.address import KafkaAddress, Secrets, msk_region
 
 
 def token_source(address: KafkaAddress, secrets: Secrets) -> Callable[[], str]:
-    """Return a function that gives the token of a new connection."""
+    """Returns a function that gives the token of a new connection."""
     if address.mechanism == "msk-iam":
         return functools.partial(signed_token, msk_region(address))
     if address.token:
@@ -21,7 +21,7 @@ def token_source(address: KafkaAddress, secrets: Secrets) -> Callable[[], str]:
 
 
 def signed_token(region: str) -> str:
-    """Return a token for Amazon MSK in `region`, signed with the credentials of boto3's own chain.
+    """Returns a token for Amazon MSK in `region`, signed with the credentials of boto3's own chain.
     It holds for 15 minutes; a connection that lives longer authenticates itself again with the
     next. Raises `ConfigurationError` if AWS's signer is not installed or finds no credentials.
     """

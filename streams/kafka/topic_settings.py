@@ -43,7 +43,7 @@ class BrokerTopic:
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
-    """Return the broker's settings that give the topic its guarantees. None of them is left to the
+    """Returns the broker's settings that give the topic its guarantees. None of them is left to the
     broker's default, except `min.insync.replicas` if `min_isr` is 0. Raises `BusError` for a topic
     that Kafka cannot hold.
     """
@@ -82,7 +82,7 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
 
 
 def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-    """Return the topic with these settings on the broker. Any program may have created it, so the
+    """Returns the topic with these settings on the broker. Any program may have created it, so the
     caller compares it with the topic that it wants (`check_same_settings`).
     """
     policy, retention_ms = configs["cleanup.policy"], int(configs["retention.ms"])
@@ -111,7 +111,7 @@ def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
 
 
 def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Topic:
-    """Return the topic with the number of partitions that keys are spread over since the run's
+    """Returns the topic with the number of partitions that keys are spread over since the run's
     start: `partitions`, or the catalogue's number if None. If the broker has fewer, its smaller
     number stays, so that `check_same_settings` refuses the topic.
     """
@@ -123,14 +123,14 @@ def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Top
 
 
 def clock_s_of(configs: Mapping[str, str]) -> float:
-    """Return how many seconds the time of a record may differ from the broker's clock. Brokers
+    """Returns how many seconds the time of a record may differ from the broker's clock. Brokers
     before Kafka 3.6 lack both settings and have no limit by default.
     """
     return min(int(configs.get(name) or UNLIMITED_MS) for name in TIME_LIMITS) / 1000
 
 
 def clock_bound_topics(found: Mapping[str, BrokerTopic], on_cluster: Mapping[str, str]) -> str:
-    """Return a warning about topics that refuse the records of a machine whose clock differs by
+    """Returns a warning about topics that refuse the records of a machine whose clock differs by
     less than a week; "" if there are none. `on_cluster` has the names of the topics on the cluster.
     """
     bound = [name for name, topic in found.items() if topic.clock_s < CLOCK_S]
@@ -145,7 +145,7 @@ def clock_bound_topics(found: Mapping[str, BrokerTopic], on_cluster: Mapping[str
 
 
 def unreplicated_topics(found: Mapping[str, BrokerTopic], brokers: int) -> str:
-    """Return a warning about topics that have one replica, or whose records are acknowledged once
+    """Returns a warning about topics that have one replica, or whose records are acknowledged once
     one replica has them; "" if there are no such topics, or if there is only one broker.
     """
     single = {

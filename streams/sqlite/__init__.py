@@ -4,12 +4,3 @@
 `database` opens a file, runs its transactions and translates its errors; `read_only` reads a bus
 that may come from another user.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.streams.sqlite.bus import SqliteBus as SqliteBus
-
-__getattr__ = lazy_exports(__name__)

@@ -97,7 +97,7 @@ class SqliteTopics:
         raise NotImplementedError
 
     def _log(self, topic: str) -> TopicLog:
-        """Return the topic's file, which is opened at the first call; another process may have
+        """Returns the topic's file, which is opened at the first call; another process may have
         created it. Raises `TopicMissing` if there is none.
         """
         log = self._logs.get(topic)

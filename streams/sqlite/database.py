@@ -235,7 +235,7 @@ NETWORK_FUSE = frozenset(
 
 
 def network_file_system(folder: str, mounts: str) -> str | None:
-    """Return the type of the file system that holds the absolute path `folder` if it is a network
+    """Returns the type of the file system that holds the absolute path `folder` if it is a network
     file system, else None.
 
     `mounts` is the text of Linux's /proc/self/mounts. Of the mount points that contain `folder` the
@@ -254,7 +254,7 @@ def network_file_system(folder: str, mounts: str) -> str | None:
 
 
 def _unescaped(point: str) -> str:
-    """Return a mount point without the octal escapes that /proc/self/mounts uses for blanks, tabs,
+    """Returns a mount point without the octal escapes that /proc/self/mounts uses for blanks, tabs,
     newlines and backslashes.
     """
     for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
@@ -263,7 +263,7 @@ def _unescaped(point: str) -> str:
 
 
 def read_mounts() -> str:
-    """Return the text of /proc/self/mounts. It is empty on a system without that file, where every
+    """Returns the text of /proc/self/mounts. It is empty on a system without that file, where every
     folder then counts as local.
     """
     return MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""

@@ -139,9 +139,9 @@ def claim_partitions(
     partitions: int,
     now_s: float,
 ) -> PartitionClaim:
-    """Return which partitions `member` holds and which it releases, without I/O. `members` maps the
-    names of all members to their expiry times, and `member` itself counts as alive; `leases` are by
-    partition.
+    """Returns which partitions `member` holds and which it releases, without I/O. `members` maps
+    the names of all members to their expiry times, and `member` itself counts as alive; `leases`
+    are by partition.
 
     Each live member has a share: the partitions are dealt to the live members in turn, in the order
     of their names. A member takes a partition of its share only if no other member has a valid
@@ -168,7 +168,7 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 def read_commits(database: Database, group: str, topic: str) -> dict[int, Position]:
-    """Return the group's positions in the file by partition; a file of release 0.1.0 lacks the
+    """Returns the group's positions in the file by partition; a file of release 0.1.0 lacks the
     column `presumed`.
     """
     with database.reading("read") as connection:
@@ -204,7 +204,7 @@ class SqliteGroups:
             _store_commits(connection, group, topic, positions)
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Return the group's stored positions by partition."""
+        """Returns the group's stored positions by partition."""
         return read_commits(self._database, group, topic)
 
     def claim(self, group: str, topic: str, member: str, partitions: int) -> frozenset[int]:

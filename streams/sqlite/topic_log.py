@@ -70,7 +70,7 @@ def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
 
 
 def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
-    """Return all records of a row. Those of a row of several are copies, so a record that is kept
+    """Returns all records of a row. Those of a row of several are copies, so a record that is kept
     does not keep the whole row in memory. Raises `BusError` for a row that `pack_rows` does not
     make: SQLite keeps values of any type in any column, so a file of another program may have such
     a row.
@@ -99,7 +99,7 @@ def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
 
 
 def _sizes_of(count: int, keys: bytes, values: object, sizes: object) -> tuple[int, ...] | None:
-    """Return the lengths of a row's keys and values; None if they do not describe the row."""
+    """Returns the lengths of a row's keys and values; None if they do not describe the row."""
     if type(count) is not int or type(values) is not bytes or type(sizes) is not bytes:
         return None
     if not count > 0 or len(sizes) != 8 * count:
@@ -206,7 +206,7 @@ class TopicLog:
         return offsets
 
     def read(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
-        """Return records from these offsets on, partition by partition, within both bounds, but at
+        """Returns records from these offsets on, partition by partition, within both bounds, but at
         least one if there is any. Raises `PositionLost` for an offset that was truncated.
         """
         messages: list[Message] = []
@@ -227,13 +227,13 @@ class TopicLog:
             return {p: self._offset(begins.get(p)) for p in range(self.settings.partitions)}
 
     def end(self) -> dict[int, int]:
-        """Return the offset after the last record of each partition."""
+        """Returns the offset after the last record of each partition."""
         with self._database.reading("read") as connection:
             ends = {p: _end(connection, p) for p in range(self.settings.partitions)}
             return {partition: self._offset(end) for partition, end in ends.items()}
 
     def changes(self) -> tuple[int, int]:
-        """Return two numbers by which a reader notices a write without a query (3 µs): the first
+        """Returns two numbers by which a reader notices a write without a query (3 µs): the first
         changes when another connection writes, the second when this one does.
 
         Both are read under the connection's lock. Otherwise, while another thread of this process
@@ -301,7 +301,7 @@ class TopicLog:
         check_position(self.settings.name, partition, offset, begin, self._offset(end))
 
     def _offset(self, stored: object) -> int:
-        """Return an offset that the file holds; raises `BusError` for a value that is none."""
+        """Returns an offset that the file holds; raises `BusError` for a value that is none."""
         if type(stored) is not int or not 0 <= stored < OFFSET_END:
             raise BusError(
                 f"{self._database.path}: a partition begins or ends at {str(stored)[:40]!r}, "
@@ -311,7 +311,7 @@ class TopicLog:
 
 
 def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
-    """Return the first messages of `found` that together take at most `bytes_max`, but at least
+    """Returns the first messages of `found` that together take at most `bytes_max`, but at least
     `at_least`.
     """
     for index, message in enumerate(found):
@@ -322,7 +322,7 @@ def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Seque
 
 
 def _stored_settings(connection: sqlite3.Connection, path: Path, created: Deadline) -> Topic:
-    """Return the settings in the file. Another process may have just created the file: then its
+    """Returns the settings in the file. Another process may have just created the file: then its
     first commit writes them, for which this waits until `created`. Raises `TopicMissing` if the
     file has none, and `BusError` if they are not those of a topic of this name.
     """
@@ -374,7 +374,7 @@ def _create_tables(connection: sqlite3.Connection, topic: Topic) -> None:
 
 
 def _end(connection: sqlite3.Connection, partition: int) -> int:
-    """Return the offset after the partition's last record."""
+    """Returns the offset after the partition's last record."""
     last = connection.execute(
         f"SELECT first + count FROM log_{partition} ORDER BY first DESC LIMIT 1"
     ).fetchone()

@@ -33,7 +33,7 @@ DEPTHS = (3, 60, 127, 200, 900)
 
 
 def hostile_body(seed: int, number: int) -> tuple[str, bytes]:
-    """Return a route and the body of a request for a turn."""
+    """Returns a route and the body of a request for a turn."""
     drawn = _drawn(seed, "body", number)
     route = drawn.choice(ROUTES)
     body: Any = _BODIES[route](drawn)
@@ -43,7 +43,7 @@ def hostile_body(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def hostile_tools(seed: int, number: int) -> bytes:
-    """Return the body of a request for a chat whose tools are odd."""
+    """Returns the body of a request for a chat whose tools are odd."""
     drawn = _drawn(seed, "tools", number)
     body = _chat(drawn)
     tools: Any = [_tool(drawn) for _ in range(drawn.randint(1, 3))]
@@ -53,7 +53,7 @@ def hostile_tools(seed: int, number: int) -> bytes:
 
 
 def hostile_chat(seed: int, number: int) -> bytes:
-    """Return the body of a request for a chat whose messages are odd."""
+    """Returns the body of a request for a chat whose messages are odd."""
     drawn = _drawn(seed, "chat", number)
     body = _chat(drawn)
     messages: Any = body["messages"]
@@ -63,7 +63,7 @@ def hostile_chat(seed: int, number: int) -> bytes:
 
 
 def hostile_end(seed: int, number: int) -> bytes:
-    """Return the body of a request that sets a reward or ends a session."""
+    """Returns the body of a request that sets a reward or ends a session."""
     drawn = _drawn(seed, "end", number)
     body: Any = {
         "reward": drawn.choice((0.5, 1.0, *NUMBERS)),
@@ -75,7 +75,7 @@ def hostile_end(seed: int, number: int) -> bytes:
 
 
 def hostile_state(seed: int, number: int) -> str:
-    """Return the state of an episode as a partial holds it: any text that UTF-8 can encode."""
+    """Returns the state of an episode as a partial holds it: any text that UTF-8 can encode."""
     drawn = _drawn(seed, "state", number)
     state: Any = {"reward": 0.5, "scores": {"style": 1.0}, "ended": "", "abandoned": [0]}
     for name in drawn.sample(sorted(state), drawn.randint(0, 3)):
@@ -86,7 +86,7 @@ def hostile_state(seed: int, number: int) -> str:
 
 
 def partial(name: str, environment: str, **changed: Any) -> Partial:
-    """Return a partial of an episode without a token, with this state."""
+    """Returns a partial of an episode without a token, with this state."""
     fields: dict[str, Any] = {
         "trajectory": name, "group": int(name.partition(".")[0]), "attempt": 1, "rollout": "r",
         "rollout_term": 1, "previous": None, "start": 0, "tokens": np.empty(0, np.uint32),
@@ -97,7 +97,7 @@ def partial(name: str, environment: str, **changed: Any) -> Partial:
 
 
 def hostile_partial(seed: int, name: str, number: int, **changed: Any) -> Partial:
-    """Return a partial with an odd state, in one of three cases with an odd turn, too."""
+    """Returns a partial with an odd state, in one of three cases with an odd turn, too."""
     drawn = _drawn(seed, "partial", number)
     turns: tuple[Turn, ...] = ()
     if drawn.random() < 0.33:
@@ -109,7 +109,7 @@ def hostile_partial(seed: int, name: str, number: int, **changed: Any) -> Partia
 
 
 def hostile_text(seed: int, number: int) -> str:
-    """Return a text that a model might have written."""
+    """Returns a text that a model might have written."""
     drawn = _drawn(seed, "text", number)
     kind = drawn.randrange(4)
     if kind == 0:
@@ -160,7 +160,7 @@ def _nested(drawn: random.Random) -> Any:
 
 
 def _changed(drawn: random.Random, value: Any) -> Any:
-    """Return the value with one place, at any depth, that holds something else."""
+    """Returns the value with one place, at any depth, that holds something else."""
     if isinstance(value, dict) and value and drawn.random() < 0.9:
         table = cast("dict[str, Any]", value)
         name = drawn.choice(sorted(table))
@@ -177,7 +177,7 @@ def _changed(drawn: random.Random, value: Any) -> Any:
 
 
 def _damaged(drawn: random.Random, value: Any) -> bytes:
-    """Return the JSON of the value, in one of ten cases cut, or with bytes that belong nowhere."""
+    """Returns the JSON of the value, in one of ten cases cut, or with bytes that belong nowhere."""
     data = json.dumps(value, ensure_ascii=drawn.random() < 0.5).encode(errors="surrogatepass")
     if drawn.random() < 0.9:
         return data

@@ -56,7 +56,7 @@ class LivingRun:
         self._kills = 0
 
     def run(self) -> LivingCounts:
-        """Return the counts, once the run has ended."""
+        """Returns the counts, once the run has ended."""
         settings = [
             *SETTINGS, f"model.path={random_model(self._base / 'model')}", "trainer.steps=100000",
             "task.retries=1", "agent.episode_s=15", "agent.setup_s=15", "rollouts.status_s=0.2",

@@ -28,7 +28,7 @@ PIECES = (
 
 
 def changed_json(drawn: Random, value: Any) -> Any:
-    """Return a copy of a JSON value in which a few parts are odd, missing, moved or added."""
+    """Returns a copy of a JSON value in which a few parts are odd, missing, moved or added."""
     value = json.loads(json.dumps(value))
     for _ in range(drawn.randint(1, 3)):
         path = drawn.choice(list(_places(value)))
@@ -54,7 +54,7 @@ def changed_json(drawn: Random, value: Any) -> Any:
 
 
 def changed_bytes(drawn: Random, data: bytes) -> bytes:
-    """Return a copy of the bytes with a few of them flipped, cut out, doubled or replaced."""
+    """Returns a copy of the bytes with a few of them flipped, cut out, doubled or replaced."""
     changed = bytearray(data)
     for _ in range(drawn.randint(1, 4)):
         at = drawn.randint(0, len(changed))
@@ -75,7 +75,7 @@ def changed_bytes(drawn: Random, data: bytes) -> bytes:
 
 
 def changed_text(drawn: Random, text: str, pieces: Sequence[str] = PIECES) -> str:
-    """Return the text with up to three pieces put in, each in place of up to three characters."""
+    """Returns the text with up to three pieces put in, each in place of up to three characters."""
     for _ in range(drawn.choice((0, 1, 1, 1, 2, 3))):
         at = drawn.randint(0, len(text))
         text = text[:at] + drawn.choice(pieces) + text[at + drawn.randint(0, 3) :]
@@ -83,7 +83,7 @@ def changed_text(drawn: Random, text: str, pieces: Sequence[str] = PIECES) -> st
 
 
 def damaged_json(drawn: Random, value: Any) -> bytes:
-    """Return the JSON text of a value, damaged as a value or, in one of four cases, as bytes."""
+    """Returns the JSON text of a value, damaged as a value or, in one of four cases, as bytes."""
     if drawn.randrange(4):
         return json.dumps(changed_json(drawn, value)).encode()
     return changed_bytes(drawn, json.dumps(value).encode())

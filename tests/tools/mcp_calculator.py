@@ -36,7 +36,7 @@ def end() -> str:
 
 @server.tool()
 def flood(count: int) -> str:
-    """Return a long text."""
+    """Returns a long text."""
     return "x" * count
 
 

@@ -9,8 +9,8 @@ import pytest
 from rollstream.config.config import load
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.base import EngineOptions
-from rollstream.producers.engines.vllm import VllmEngine
 from rollstream.producers.engines.vllm.core import own_arguments
+from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.engines.vllm.environment import VllmShape, require_vllm
 from rollstream.producers.settings import OWN_ARGUMENTS, EngineArgument, VllmSettings
 from rollstream.roles.rollout import measure_profile

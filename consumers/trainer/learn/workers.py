@@ -148,7 +148,7 @@ class BufferPool:
         return copy
 
     def release(self, copy: object) -> None:
-        """Return a copy that is no longer read to the pool; a copy from elsewhere is ignored."""
+        """Returns a copy that is no longer read to the pool; a copy from elsewhere is ignored."""
         with self._lock:
             for index, mine in enumerate(self._used):
                 if mine is copy:

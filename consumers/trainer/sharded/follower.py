@@ -179,11 +179,11 @@ class FollowerLoop(StepLoop[TakeFollower]):
         return self.take_feeder.ledger.ended
 
     def metric_values(self) -> MetricValues:
-        """Return only the follower's step; rank 0 returns the metrics of the trainer."""
+        """Returns only the follower's step; rank 0 returns the metrics of the trainer."""
         return {"trainer_step": self.step}
 
     def checkpoint_state(self, step: int) -> Mapping[str, Any]:
-        """Return {}: only rank 0 writes the state beside the tensors into a checkpoint."""
+        """Returns {}: only rank 0 writes the state beside the tensors into a checkpoint."""
         return {}
 
 

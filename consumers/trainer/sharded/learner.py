@@ -71,7 +71,7 @@ class _Pass:
 
 
 def split_samples(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """Return the samples of a micro-batch in parts, as `divide` cuts those with a trained token.
+    """Returns the samples of a micro-batch in parts, as `divide` cuts those with a trained token.
     Each part has such a sample or is empty; the first is not empty, and has all other samples.
     """
     trained = [sample for sample in samples if sample.mask.any()]
@@ -167,14 +167,14 @@ class ShardedLearner:
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
     def snapshot(self, dtype: str, pool: BufferPool | None = None) -> RankTensors | AdapterTensors:
-        """Return a copy of the weights to publish: of a whole model this rank's share of the
+        """Returns a copy of the weights to publish: of a whole model this rank's share of the
         tensors, of an adapter all of it. The copy is in new memory: `pool` is not used.
         """
         with self._ranks.collective():
             return self._shard.snapshot(dtype)
 
     def state(self, pool: BufferPool | None = None) -> RankTensors:
-        """Return this rank's rows of all tensors that the next update depends on: a copy, or the
+        """Returns this rank's rows of all tensors that the next update depends on: a copy, or the
         state itself if `lends_state`. `pool` is not used.
         """
         return RankTensors(self._shard.state(), self._ranks)
@@ -194,8 +194,8 @@ class ShardedLearner:
         return self._shard.lends_state
 
     def state_hash(self) -> str:
-        """Return one xxh3-128 hash of the master weights and optimiser states of all ranks. Another
-        number of ranks gives another hash for the same state.
+        """Returns one xxh3-128 hash of the master weights and optimiser states of all ranks.
+        Another number of ranks gives another hash for the same state.
         """
         with self._ranks.collective():
             return self._shard.state_hash()
@@ -220,7 +220,7 @@ class ShardedLearner:
             raise ComputeFailed(numbers, error) from error
 
     def _passes(self, waiting: Sequence[_MicroBatch], mine: RankTurn) -> list[_Pass]:
-        """Return the passes of this rank in a round: one over its micro-batch, or one over each
+        """Returns the passes of this rank in a round: one over its micro-batch, or one over each
         part of it if memory ran out on the round before. The number of passes is equal on all
         ranks; a rank with fewer parts trains a sample again at weight zero.
 

@@ -27,7 +27,7 @@ class RankTurn:
 
 
 def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
-    """Return the rounds of an update with this number of micro-batches: in each round every rank
+    """Returns the rounds of an update with this number of micro-batches: in each round every rank
     computes one micro-batch, and element r of a round is the turn of rank r. Micro-batch k is
     trained in round k // `ranks` by rank k % `ranks`. Micro-batches are numbered from 0 within
     their update, in the order of the takes that name them.
@@ -47,7 +47,7 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
 
 
 def parts_of_round(samples: Sequence[int], shortages: int) -> int:
-    """Return the number of parts in which each rank trains its micro-batch of a round, if memory
+    """Returns the number of parts in which each rank trains its micro-batch of a round, if memory
     ran out `shortages` times on the round: whole, halves, quarters. `samples` are the numbers of
     samples in the round's micro-batches; no round has more parts than its largest one has samples.
     """
@@ -55,7 +55,7 @@ def parts_of_round(samples: Sequence[int], shortages: int) -> int:
 
 
 def divide(samples: int, parts: int) -> list[tuple[int, int]]:
-    """Return `start` and `end` of each part of a micro-batch: all samples in their order, in parts
+    """Returns `start` and `end` of each part of a micro-batch: all samples in their order, in parts
     whose sizes differ by at most one. The first part is never empty; others are if there are
     more parts than samples.
     """
@@ -80,7 +80,7 @@ def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def rows_per_rank(rows: int, ranks: int) -> int:
-    """Return the number of rows in a rank's slice of a tensor with `rows` rows, padding included:
+    """Returns the number of rows in a rank's slice of a tensor with `rows` rows, padding included:
     `rows` / `ranks`, rounded up. The slices of the last ranks may hold fewer rows or none
     (the rule of `torch.chunk`, which FSDP follows).
     """
@@ -88,7 +88,7 @@ def rows_per_rank(rows: int, ranks: int) -> int:
 
 
 def slice_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return `start` and `end`: of a tensor with `rows` rows, this rank holds `[start, end)`."""
+    """Returns `start` and `end`: of a tensor with `rows` rows, this rank holds `[start, end)`."""
     each = rows_per_rank(rows, ranks)
     return min(rows, rank * each), min(rows, (rank + 1) * each)
 
@@ -100,7 +100,7 @@ and the host and port at which the ranks find each other.
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process was started as one rank of a group: whether `RANK` or
+    """Returns whether this process was started as one rank of a group: whether `RANK` or
     `WORLD_SIZE` is set. Raises `ConfigurationError` if another one of `VARIABLES` is then missing.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
@@ -116,5 +116,5 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the rank of this process; 0 if it was not started as a rank (`is_launched`)."""
+    """Returns the rank of this process; 0 if it was not started as a rank (`is_launched`)."""
     return int(environment["RANK"]) if is_launched(environment) else 0

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 def rank_stem(stem: str, rank: int) -> str:
-    """Return the file name stem of one rank: ranks write different files to the same folder."""
+    """Returns the file name stem of one rank: ranks write different files to the same folder."""
     return f"{stem}-rank{rank}"
 
 
@@ -219,7 +219,7 @@ class FrozenTensors(DistributedTensors):
         return merge_disjoint(part[0] for part in found), merge_disjoint(part[1] for part in found)
 
     def _whole(self, name: str, owner: int) -> Tensor | None:
-        """Return the whole tensor at rank `owner`, None at the others. A collective of the
+        """Returns the whole tensor at rank `owner`, None at the others. A collective of the
         publishing threads.
         """
         rows = self._rows[name].detach()

@@ -144,7 +144,7 @@ class Ranks:
         return msgspec.json.decode(self.store.get(START_KEY), type=TermStart)
 
     def has_ended(self) -> bool:
-        """Return whether rank 0 has ended without an error. Raises `RankLost` if rank 0 is gone or
+        """Returns whether rank 0 has ended without an error. Raises `RankLost` if rank 0 is gone or
         silent.
         """
         return self._is_set(END_KEY)
@@ -251,7 +251,7 @@ class Ranks:
             raise RankLost(f"{what}; all ranks end and restart together ({error})") from error
 
     def _is_set(self, key: str) -> bool:
-        """Return whether the key is in the store. A separate thread asks, because the store's
+        """Returns whether the key is in the store. A separate thread asks, because the store's
         client has no timeout for this call (torch 2.13), and rank 0 may hang.
         """
         answers: SimpleQueue[bool | RuntimeError] = SimpleQueue()
@@ -273,7 +273,7 @@ class Ranks:
         return answer
 
     def _roll_call(self) -> list[int]:
-        """Return the ranks whose connection is closed. A rank whose probe times out is not one of
+        """Returns the ranks whose connection is closed. A rank whose probe times out is not one of
         them: it may only be too busy to receive the probe in time.
         """
 
@@ -327,7 +327,7 @@ def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
 
 
 def _device(name: str) -> tuple[torch.device, str]:
-    """Return the device of this process, and the backend of its default process group. Raises
+    """Returns the device of this process, and the backend of its default process group. Raises
     `ConfigurationError` if its machine has more ranks than GPUs.
     """
     if name == "cpu":

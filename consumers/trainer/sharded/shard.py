@@ -223,7 +223,7 @@ class Shard:
         }
 
     def snapshot(self, dtype: str) -> RankTensors | AdapterTensors:
-        """Return a copy of the tensors to publish, as `dtype` in host memory. Each tensor is whole
+        """Returns a copy of the tensors to publish, as `dtype` in host memory. Each tensor is whole
         on one rank, its owner; a tied tensor (one tensor with several names) has all its names. Of
         a model with adapters, every rank returns the whole adapter.
         """
@@ -237,7 +237,7 @@ class Shard:
         return AdapterTensors(adapter_state(factors), config, scaling, lambda: self._base(wanted))
 
     def _base(self, dtype: torch.dtype) -> FrozenTensors:
-        """Return this rank's part of the frozen base. Not a collective. The model is trained while
+        """Returns this rank's part of the frozen base. Not a collective. The model is trained while
         the base is written, so only `_frozen`, which no update changes, is read.
         """
         owned = self._ownership
@@ -246,7 +246,7 @@ class Shard:
         return FrozenTensors(rows, shapes, owned.tied, dtype, self._ranks)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's rows of the state (masters, moments, counters), in host memory. With
+        """Returns this rank's rows of the state (masters, moments, counters), in host memory. With
         several ranks a name contains the rows (`part_name`), so that readers can join them. The
         tensors are the state itself where `lends_state`, else a copy. Not a collective.
         """
@@ -284,7 +284,7 @@ class Shard:
                 self._critic.load_state(tensors, updates)
 
     def _rows(self, name: str) -> tuple[int, int]:
-        """Return start and end of the rows of a parameter that this rank holds."""
+        """Returns start and end of the rows of a parameter that this rank holds."""
         return slice_of(self._ownership.shapes[name][0], self._ranks.rank, self._ranks.size)
 
     @property
@@ -300,7 +300,7 @@ class Shard:
         return lends_state(self.state_bytes, self._home)
 
     def state_hash(self) -> str:
-        """Return one xxh3-128 hash of the masters and optimiser states of all ranks. It covers the
+        """Returns one xxh3-128 hash of the masters and optimiser states of all ranks. It covers the
         slices, so another number of ranks gives another hash for the same state.
         """
         flat = {
@@ -319,7 +319,7 @@ class Shard:
         return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
 
     def _single(self) -> dict[str, Tensor]:
-        """Return the tensors of the state that every rank holds whole: the numbers of updates, a
+        """Returns the tensors of the state that every rank holds whole: the numbers of updates, a
         critic's head, and, with adapters, the hash of their base.
         """
         counters = torch.tensor([self.updates, self._optimiser.applied])
@@ -334,7 +334,7 @@ def _state_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _local(sharded: Tensor) -> Tensor:
-    """Return this rank's rows of a sharded tensor; they share its memory."""
+    """Returns this rank's rows of a sharded tensor; they share its memory."""
     return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 

@@ -36,7 +36,7 @@ def gather_rows(
     ranks: Ranks,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor | None:
-    """Return the whole tensor of this shape, in new host memory, at rank `owner`, and None at the
+    """Returns the whole tensor of this shape, in new host memory, at rank `owner`, and None at the
     others. `mine` are this rank's rows of it. The ranks communicate through the process group of
     training, or through `group`, which works in host memory: then `mine` must be there.
     """
@@ -56,7 +56,7 @@ def gather_everywhere(
     dtype: torch.dtype,
     ranks: Ranks,
 ) -> dict[str, Tensor]:
-    """Return the whole tensors as `dtype`, in new host memory at every rank. `slices` are this
+    """Returns the whole tensors as `dtype`, in new host memory at every rank. `slices` are this
     rank's rows of the tensors with these `shapes`. A single collective sends all of them, so they
     must be small together, as an adapter's are.
     """
@@ -73,7 +73,7 @@ def gather_everywhere(
 
 
 def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
-    """Return the rows of a tensor of this shape, padded to the number that every rank sends."""
+    """Returns the rows of a tensor of this shape, padded to the number that every rank sends."""
     each = rows_per_rank(shape[0], ranks.size)
     if rows.shape[0] == each:
         return rows.contiguous()
@@ -101,7 +101,7 @@ class TensorOwnership:
         self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
 
     def gather(self, slices: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the whole parameters that this rank owns, as `dtype`, for a model without
+        """Returns the whole parameters that this rank owns, as `dtype`, for a model without
         adapters. `slices` are this rank's slices of all parameters. A collective: it rounds and
         gathers one tensor at a time, so it needs little memory besides the result.
         """
@@ -115,7 +115,7 @@ class TensorOwnership:
     def named(
         self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """Return the tensors that this rank contributes to a version: `parameters` (the result of
+        """Returns the tensors that this rank contributes to a version: `parameters` (the result of
         `gather`) and the buffers that this rank owns, under all their names. Not a collective.
         """
         mine, values = dict(parameters), model.state_dict()
@@ -171,7 +171,7 @@ def shard_model(
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the model's decoder layers in order: the modules of the classes that transformers
+    """Returns the model's decoder layers in order: the modules of the classes that transformers
     lists as not to be split (`_no_split_modules`). Without such a list there are none, so the model
     is a single FSDP group and is gathered as a whole.
     """

@@ -64,8 +64,8 @@ class PacedSequence(QueuedSequence):
         return kept
 
     def take(self) -> tuple[Tokens, Floats]:
-        """Return all tokens that were not emitted yet, with their log-probabilities, and count them
-        as emitted.
+        """Returns all tokens that were not emitted yet, with their log-probabilities, and count
+        them as emitted.
         """
         tokens = self._tokens(self.emitted, self.length)
         self.emitted = self.length
@@ -159,7 +159,7 @@ class PacedBatch:
         return lost
 
     def steps_max(self, emit_every: int) -> int:
-        """Return the number of steps until the next event: a turn ends, a row has `emit_every`
+        """Returns the number of steps until the next event: a turn ends, a row has `emit_every`
         tokens that were not emitted, or the cache is full. Call `make_room` before.
         """
         soonest = min(min(row.end - row.length, emit_every - row.pending) for row in self.rows)
@@ -176,7 +176,7 @@ class PacedBatch:
         sequence.cached = 0
 
     def _fits(self, sequence: PacedSequence) -> bool:
-        """Return whether a waiting sequence fits, with the token that every row, also the new one,
+        """Returns whether a waiting sequence fits, with the token that every row, also the new one,
         caches in the next step.
         """
         spare = int(SPARE_SHARE * self.capacity) if self.rows else 0

@@ -43,7 +43,7 @@ class EngineClock(Protocol):
         ...
 
     def now(self) -> float:
-        """Return the accelerator seconds since an arbitrary start."""
+        """Returns the accelerator seconds since an arbitrary start."""
         ...
 
     def wait_until(self, at_s: float) -> None:
@@ -136,7 +136,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._batch.rows
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """Return new emissions as `Engine.poll` does: make up the steps that have ended since the
+        """Returns new emissions as `Engine.poll` does: make up the steps that have ended since the
         last poll, and if there are no emissions then, wait for further steps until `deadline_s`
         from now, at least for one, even if it ends after that.
         """
@@ -150,7 +150,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         return self._sent()
 
     def stats(self) -> EngineStats:
-        """Return the statistics. `busy_s` is the time that prefill and decode took, in seconds of
+        """Returns the statistics. `busy_s` is the time that prefill and decode took, in seconds of
         the caller's clock.
         """
         return replace(super().stats(), busy_s=self._busy_s / self._pace.scale)
@@ -239,7 +239,7 @@ class PacedEngine(QueuedEngine[PacedSequence]):
 
 
 def _served(tensors: Mapping[str, torch.Tensor], version: Version) -> ServedWeights:
-    """Return copies of all tensors, in the form in which weights are served and compared."""
+    """Returns copies of all tensors, in the form in which weights are served and compared."""
     kept, tied = untie(tensors)
     places = {
         name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()

@@ -34,7 +34,7 @@ class LengthDistribution(Protocol):
     """Describes how long answers are, by quantiles; the three classes below implement it."""
 
     def quantile(self, share: float) -> float:
-        """Return the length that this share of all answers does not exceed, `share` in (0, 1)."""
+        """Returns the length that this share of all answers does not exceed, `share` in (0, 1)."""
         ...
 
 
@@ -56,7 +56,7 @@ class LogNormal:
         return self.median * exp(self.spread * NORMAL.inv_cdf(share))
 
     def share(self, length: float) -> float:
-        """Return the share of answers that are at most this long."""
+        """Returns the share of answers that are at most this long."""
         if not self.spread:
             return float(length >= self.median)
         return NORMAL.cdf(log(length / self.median) / self.spread)
@@ -101,7 +101,7 @@ class LengthSampler:
     correlation: float
 
     def draw(self, seed: int, prompt: Tokens, trajectory: str, begin: int) -> int:
-        """Return the length, at least 1, of the turn whose first token has index `begin` in this
+        """Returns the length, at least 1, of the turn whose first token has index `begin` in this
         trajectory.
         """
         own = np.array([trajectory_key(seed, trajectory)], np.uint64)
@@ -133,7 +133,7 @@ def read_trace(path: str) -> LengthTrace:
 
 
 def mixture_of(parts: Sequence[tuple[float, LogNormal]]) -> LengthDistribution:
-    """Return the mixture of these weighted parts; a single part is returned itself."""
+    """Returns the mixture of these weighted parts; a single part is returned itself."""
     return parts[0][1] if len(parts) == 1 else LogNormalMixture(tuple(parts))
 
 

@@ -7,12 +7,3 @@ computes the Llama and Qwen families, `hf_decoder` any other model; `engine.open
 `weights` loads, patches and reads back the served weights; `streamed_weights` does so without a
 copy of them, by `view_elements`. `adapters` serves LoRA adapters of several versions in one batch.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.producers.engines.torch.engine import TorchEngine as TorchEngine
-
-__getattr__ = lazy_exports(__name__)

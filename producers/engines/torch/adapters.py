@@ -109,7 +109,7 @@ class AdapterRoutes:
         out.add_(terms.index_select(0, self.places))
 
     def _by_version(self, rows: Tensor, outputs: int, layer: int, product: int) -> Tensor:
-        """Return the low-rank products of the gathered rows, computed part by part."""
+        """Returns the low-rank products of the gathered rows, computed part by part."""
         terms = rows.new_empty(rows.shape[0], outputs)
         for adapter, begin, end in self.parts:
             factors, part = adapter.layers[layer][product], terms[begin:end]
@@ -142,7 +142,7 @@ class ServedAdapters:
     _stack: AdapterStack | None = None
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with its adapter in the served layout, as `prepared`. Raises
+        """Returns the update with its adapter in the served layout, as `prepared`. Raises
         `EngineRefused`, which names a tensor that is wrong, missing or unknown.
         """
         assert update.scaling is not None, "whole weights are no adapter"
@@ -184,7 +184,7 @@ class ServedAdapters:
     def routes(
         self, versions: Sequence[Version | None], repeats: int | Sequence[int] = 1
     ) -> AdapterRoutes | None:
-        """Return the routes of a batch whose sequences name these `versions`. Each sequence has
+        """Returns the routes of a batch whose sequences name these `versions`. Each sequence has
         `repeats` rows (more than one if drafts are verified). None while no adapter is loaded.
         """
         if not self.loaded or not versions:
@@ -218,8 +218,8 @@ class ServedAdapters:
         return torch.from_numpy(values).to(self.device)  # pyright: ignore[reportUnknownMemberType]
 
     def _stacked(self, adapters: tuple[LoadedAdapter, ...]) -> AdapterStack | None:
-        """Return the factors of these adapters stacked; None if their shapes differ. The last stack
-        is kept for later calls, because adapters change far less often than rows.
+        """Returns the factors of these adapters stacked; None if their shapes differ. The last
+        stack is kept for later calls, because adapters change far less often than rows.
         """
         if self._stack is None or self._stack.adapters != adapters:
             layers = _stacked_layers([adapter.layers for adapter in adapters])
@@ -235,7 +235,7 @@ class ServedAdapters:
         scaling: float,
         views: dict[str, tuple[WeightView, ...]],
     ) -> list[LowRankFactors | None]:
-        """Return the factors of one layer's products, in the order `QKV`, `OUTPUT`, `GATE_UP`,
+        """Returns the factors of one layer's products, in the order `QKV`, `OUTPUT`, `GATE_UP`,
         `DOWN`, and add their views to `views`.
         """
         prefix = f"model.layers.{index}."
@@ -258,7 +258,7 @@ class ServedAdapters:
         scaling: float,
         views: dict[str, tuple[WeightView, ...]],
     ) -> LowRankFactors | None:
-        """Return the factors, not filled yet, of the product of the matrices `names`, before which
+        """Returns the factors, not filled yet, of the product of the matrices `names`, before which
         the model applies the norm `norm`; None if none of them has an adapter. Add views to
         `views`.
         """

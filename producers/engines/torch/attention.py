@@ -82,7 +82,7 @@ class KVCache:
         return start
 
     def read(self, row: int, start: int) -> torch.Tensor:
-        """Return a copy of a row's KV from column `start`, that of its first token, on:
+        """Returns a copy of a row's KV from column `start`, that of its first token, on:
         (2 · layers, heads, length, width).
         """
         return self.data[:, row, :, start : self.column].clone()
@@ -94,7 +94,7 @@ class KVCache:
         self.mask[target] = self.mask[source]
 
     def newest(self, layer: int, rows: int) -> torch.Tensor:
-        """Return a view (rows, heads, 2, width) of column `column`, into which the caller writes
+        """Returns a view (rows, heads, 2, width) of column `column`, into which the caller writes
         the key and value of each row's next token.
         """
         half, row, head, column, unit = self.data.stride()
@@ -103,7 +103,7 @@ class KVCache:
         return self.data.as_strided(size, (row, head, half, unit), offset)
 
     def coming(self, layer: int, rows: int, count: int) -> torch.Tensor:
-        """Return a view (rows, count, heads, 2, width) of the next `count` columns, to be written
+        """Returns a view (rows, count, heads, 2, width) of the next `count` columns, to be written
         likewise.
         """
         half, row, head, column, unit = self.data.stride()
@@ -120,13 +120,13 @@ class KVCache:
         window.masked_fill_(ahead >= kept[:, None], -torch.inf)
 
     def seen(self, row: int, start: int) -> torch.Tensor:
-        """Return a copy of a row's KV from column `start` on, without its hidden columns."""
+        """Returns a copy of a row's KV from column `start` on, without its hidden columns."""
         window = slice(start, self.column)
         shown = (self.mask[row, window] == 0).nonzero()[:, 0]
         return self.data[:, row, :, window].index_select(2, shown)
 
     def window(self, layer: int, segment: RowSegment, part: int, ahead: int = 1) -> torch.Tensor:
-        """Return a view (rows · heads, columns, width) of the keys (`part` 0) or values (1) of a
+        """Returns a view (rows · heads, columns, width) of the keys (`part` 0) or values (1) of a
         segment, the next `ahead` columns included.
         """
         half, row, head, column, unit = self.data.stride()
@@ -169,7 +169,7 @@ def attend(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Return the attention output (rows, heads · width) of one layer in a decode step. `queries`
+    """Returns the attention output (rows, heads · width) of one layer in a decode step. `queries`
     (rows, KV heads, queries per KV head, width) are multiplied by the attention scale already.
 
     `used` are the segments of all rows and `masks` their `segment_masks`. The keys and values of
@@ -186,9 +186,9 @@ def attend_ahead(
     used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Return the attention output (rows · ahead, heads · width) of one layer in a pass over `ahead`
-    new tokens per row. `queries` (rows, ahead, KV heads, queries per KV head, width) are multiplied
-    by the attention scale already.
+    """Returns the attention output (rows · ahead, heads · width) of one layer in a pass over
+    `ahead` new tokens per row. `queries` (rows, ahead, KV heads, queries per KV head, width) are
+    multiplied by the attention scale already.
 
     `masks` are those of `masks_ahead`. The keys and values of the new tokens must be in the cache
     already, from `cache.column` on.
@@ -201,7 +201,7 @@ def attend_ahead(
 
 
 def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Tensor]:
-    """Return a mask (rows of the segment, 1, 1, columns) per segment for `attend`; its last column
+    """Returns a mask (rows of the segment, 1, 1, columns) per segment for `attend`; its last column
     is that of the new tokens.
     """
     end = cache.column + 1
@@ -214,7 +214,7 @@ def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Te
 def masks_ahead(
     cache: KVCache, used: tuple[RowSegment, ...], ahead: int, group: int
 ) -> list[torch.Tensor]:
-    """Return a mask (rows of the segment, 1, ahead · group, columns) per segment for
+    """Returns a mask (rows of the segment, 1, ahead · group, columns) per segment for
     `attend_ahead`: of the next `ahead` columns a token attends to its own and the earlier ones.
     `group` is the number of queries per KV head.
     """
@@ -239,7 +239,7 @@ the segment, KV heads, queries, width) give (rows of the segment · KV heads, qu
 
 
 def _kind(queries: torch.Tensor) -> SegmentAttention:
-    """Return the faster form of attention on the device of `queries`. On a CPU plain matrix
+    """Returns the faster form of attention on the device of `queries`. On a CPU plain matrix
     products take about half the time of `scaled_dot_product_attention` at one query per row
     (measured at 64 rows × 64 columns: 80 µs against 175 µs); other devices use that function.
     """
@@ -255,7 +255,7 @@ def _by_segment(
     masks: list[torch.Tensor],
     ahead: int,
 ) -> torch.Tensor:
-    """Return the attention of all rows, in their order; the next `ahead` columns of the cache are
+    """Returns the attention of all rows, in their order; the next `ahead` columns of the cache are
     read too.
     """
     attended = [

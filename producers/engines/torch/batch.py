@@ -119,7 +119,7 @@ class DecodeBatch:
         self._composed = False
 
     def cached(self, sequence: TorchSequence) -> torch.Tensor:
-        """Return a copy of the KV of all the sequence's tokens but the newest."""
+        """Returns a copy of the KV of all the sequence's tokens but the newest."""
         return self.cache.read(sequence.row, int(self._starts[sequence.row]))
 
     def recache(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
@@ -128,7 +128,7 @@ class DecodeBatch:
         assert start == self._starts[sequence.row], "the KV of a running row changed its length"
 
     def collect(self, sequence: TorchSequence) -> tuple[Tokens, Floats]:
-        """Return the tokens that the sequence generated since its last `collect`, and their
+        """Returns the tokens that the sequence generated since its last `collect`, and their
         log-probabilities. It must be in the batch.
         """
         pieces = sequence.pieces
@@ -142,7 +142,7 @@ class DecodeBatch:
         return tokens, logprobs
 
     def drafted(self, sequence: TorchSequence) -> Drafts | None:
-        """Return the draft statistics of the sequence's newest collected tokens: None, as this
+        """Returns the draft statistics of the sequence's newest collected tokens: None, as this
         batch makes no drafts.
         """
         return None
@@ -238,7 +238,9 @@ class DecodeBatch:
             begin = end
 
     def _segments(self) -> tuple[RowSegment, ...]:
-        """Return the ranges of rows, each with the first column that attention must read for it."""
+        """Returns the ranges of rows, each with the first column that attention must read for
+        it.
+        """
         columns: list[int] = []
         begin = 0
         for count in self.order.counts:

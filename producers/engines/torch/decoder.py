@@ -85,7 +85,7 @@ class Decoder(Protocol):
         used: tuple[RowSegment, ...],
         routes: AdapterRoutes | None = None,
     ) -> torch.Tensor:
-        """Return the logits (n, vocabulary) after the newest token of each of n rows; `ids` and
+        """Returns the logits (n, vocabulary) after the newest token of each of n rows; `ids` and
         `positions` are (n,). The tokens' KV is written to column `cache.column`; the caller then
         advances `cache.column`. `routes` maps the rows to adapters.
         """
@@ -94,7 +94,7 @@ class Decoder(Protocol):
     def verify(
         self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]
     ) -> torch.Tensor:
-        """Return the logits (n, vocabulary) after each of the n tokens. Their KV is written to the
+        """Returns the logits (n, vocabulary) after each of the n tokens. Their KV is written to the
         `ahead` columns from `cache.column` on; the caller then advances `cache.column` and hides
         the columns of rejected tokens. A row with fewer than `ahead` tokens leaves finite values in
         the rest of these columns.
@@ -102,7 +102,7 @@ class Decoder(Protocol):
         ...
 
     def prefill(self, batch: PrefillBatch) -> torch.Tensor:
-        """Return the KV of the new tokens (2 · layers, m, heads, new, width), ordered as `past` is.
-        No cache is changed.
+        """Returns the KV of the new tokens (2 · layers, m, heads, new, width), ordered as `past`
+        is. No cache is changed.
         """
         ...

@@ -44,7 +44,7 @@ class RowDrafts(DraftedSequence):
             self.pending += len(tokens)
 
     def take(self) -> tuple[Tokens, Floats]:
-        """Return the tokens that were not collected, with log-probabilities, and reset them."""
+        """Returns the tokens that were not collected, with log-probabilities, and reset them."""
         tokens, logprobs = self.tokens, self.logprobs
         self.tokens, self.logprobs, self.pending = [], [], 0
         if not tokens:
@@ -76,7 +76,7 @@ class BatchSpeculation(Speculation):
         self.states.pop(sequence, None)
 
     def state(self, sequence: TorchSequence) -> RowDrafts:
-        """Return the state of a row; create it if there is none."""
+        """Returns the state of a row; create it if there is none."""
         state = self.states.get(sequence)
         if state is None:
             request, least = sequence.request, self.gate.rule.least
@@ -86,7 +86,7 @@ class BatchSpeculation(Speculation):
         return state
 
     def make_drafts(self, rows: Many[TorchSequence]) -> list[list[int]]:
-        """Return a draft for each row, perhaps empty. A draft has fewer tokens than the row may
+        """Returns a draft for each row, perhaps empty. A draft has fewer tokens than the row may
         still generate, because a pass gives one token more than it accepts.
         """
         began = self.clock()
@@ -134,7 +134,7 @@ class BatchSpeculation(Speculation):
         self.share_tokens(self.state(sequence), sequence.tokens[: sequence.length], least)
 
     def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
-        """Return the row's draft, cut to its window (the draft length that its earlier acceptance
+        """Returns the row's draft, cut to its window (the draft length that its earlier acceptance
         allows) and to its remaining length.
         """
         most = min(state.window, sequence.limit - sequence.length - 1)
@@ -142,7 +142,7 @@ class BatchSpeculation(Speculation):
         return self.propose(state, newest, most) if most > 0 else []
 
     def _newest(self, sequence: TorchSequence, end: int) -> list[int]:
-        """Return the newest of the first `end` tokens, as many as a look-up uses."""
+        """Returns the newest of the first `end` tokens, as many as a look-up uses."""
         return sequence.tokens[max(0, end - self.source.context) : end].tolist()
 
 
@@ -189,7 +189,7 @@ def pack_drafts(
 
 
 def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
-    """Return how many of the `drawn` tokens the row gains, and whether the last of these is a stop
+    """Returns how many of the `drawn` tokens the row gains, and whether the last of these is a stop
     token. The row gains the accepted tokens and the one drawn after them, but none after a stop
     token.
 

@@ -90,7 +90,7 @@ def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
 
 
 def _window(config: PreTrainedConfig) -> int | None:
-    """Return the smallest attention window of a layer in tokens, None for full attention."""
+    """Returns the smallest attention window of a layer in tokens, None for full attention."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
     local = "local" in (getattr(config, "attention_layers", None) or ())
@@ -105,7 +105,7 @@ def open_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Decoder, EngineWeights]:
-    """Return a decoder with these `tensors`, and its weights, which updates change. The decoder is
+    """Returns a decoder with these `tensors`, and its weights, which updates change. The decoder is
     the fused decode path if that serves the configuration, else transformers' forward pass. Raises
     `EngineRefused` with the reason if neither serves it.
     """
@@ -316,12 +316,12 @@ class TorchEngine(QueuedEngine[TorchSequence]):
 
 
 def _length(kv: torch.Tensor | None) -> int:
-    """Return the number of tokens whose KV this is."""
+    """Returns the number of tokens whose KV this is."""
     return 0 if kv is None else kv.shape[2]
 
 
 def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
-    """Return an empty batch; it verifies drafts if `options` has a source of drafts."""
+    """Returns an empty batch; it verifies drafts if `options` has a source of drafts."""
     sizes = options.slots, options.context_max, options.emit_every
     if options.drafts is None:
         return DecodeBatch(decoder, *sizes)

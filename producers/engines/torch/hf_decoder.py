@@ -263,7 +263,7 @@ class TransformersDecoder:
             )
 
     def _plain(self, tokens: Tokens, position: int = -1) -> torch.Tensor:
-        """Return the logits (1, vocabulary) at this position of a forward without a cache."""
+        """Returns the logits (1, vocabulary) at this position of a forward without a cache."""
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
         return self.model(input_ids=ids, use_cache=False).logits[:, position]
 
@@ -291,7 +291,7 @@ def _refuse_positions(config: PreTrainedConfig, context_max: int) -> None:
 
 
 def _forward_arguments(model: PreTrainedModel) -> frozenset[str]:
-    """Return the names of the forward's arguments; raises `EngineRefused` if one is lacking."""
+    """Returns the names of the forward's arguments; raises `EngineRefused` if one is lacking."""
     arguments = frozenset(inspect.signature(model.forward).parameters)
     if not {"past_key_values", "attention_mask", "position_ids"} <= arguments:
         raise EngineRefused(
@@ -303,7 +303,7 @@ def _forward_arguments(model: PreTrainedModel) -> frozenset[str]:
 
 @torch.inference_mode()
 def _cached_shape(model: PreTrainedModel, context_max: int) -> KVShape:
-    """Return the shape of one token's keys and values, found by a forward over one token.
+    """Returns the shape of one token's keys and values, found by a forward over one token.
     Raises `EngineRefused` unless every layer caches keys and values of all tokens, in one
     shape.
     """
@@ -337,7 +337,7 @@ def _cached_shape(model: PreTrainedModel, context_max: int) -> KVShape:
 
 
 def _served_weights(model: PreTrainedModel) -> ServedWeights:
-    """Return the model's tensors, tied ones once; a checkpoint may hold a tied tensor under any of
+    """Returns the model's tensors, tied ones once; a checkpoint may hold a tied tensor under any of
     its names.
     """
     kept, tied = untie(model.state_dict())

@@ -52,7 +52,9 @@ class FusedShape:
 
 
 def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
-    """Return the shape of a model, or a text with the reason why the fused path cannot serve it."""
+    """Returns the shape of a model, or a text with the reason why the fused path cannot serve
+    it.
+    """
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
     rope = config.rope_parameters
@@ -83,7 +85,7 @@ def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
 
 
 def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Tensor:
-    """Return the factors of the rotary position embedding, complex64 of shape (positions,
+    """Returns the factors of the rotary position embedding, complex64 of shape (positions,
     width / 2): at each position, each pair of a head's dimensions is multiplied by one factor.
     """
     rope = config.rope_parameters
@@ -164,7 +166,7 @@ class FusedWeights:
 def _layer_views(
     layer: FusedLayer, shape: FusedShape, prefix: str
 ) -> dict[str, tuple[WeightView, ...]]:
-    """Return the views of one layer, whose checkpoint names begin with `prefix`."""
+    """Returns the views of one layer, whose checkpoint names begin with `prefix`."""
     attention, mlp, middle = f"{prefix}self_attn.", f"{prefix}mlp.", shape.intermediate
     in_norm, post_norm = (
         f"{prefix}input_layernorm.weight",
@@ -199,14 +201,14 @@ def _layer_views(
 
 
 def attention_scale(shape: FusedShape) -> float | None:
-    """Return the scale of attention (1 / √width), which is multiplied into the projection to
+    """Returns the scale of attention (1 / √width), which is multiplied into the projection to
     queries. None with head norms: there the decode path leaves it out (`_layer_views`).
     """
     return None if shape.head_norms else shape.width**-0.5
 
 
 def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
-    """Return views of the queries, keys and values in a served projection (matrix or bias), with
+    """Returns views of the queries, keys and values in a served projection (matrix or bias), with
     the outputs as first dimensions and in the checkpoint's order.
 
     The memory has another order: for each kv head its queries, its key, its value. So the products
@@ -219,7 +221,7 @@ def head_views(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, .
 
 
 def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
-    """Return a view in which the dimensions of a head have the checkpoint's order. In the memory
+    """Returns a view in which the dimensions of a head have the checkpoint's order. In the memory
     dimension i + width / 2 follows dimension i, because the two are rotated as a pair. So the
     rotation by position is one complex product. Queries and keys have the same order, so attention
     scores do not change.
@@ -228,7 +230,7 @@ def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
 
 
 def expected_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every checkpoint tensor that the model needs, by name."""
+    """Returns the shape of every checkpoint tensor that the model needs, by name."""
     query, key = shape.heads * shape.width, shape.kv_heads * shape.width
     outputs = {"q": query, "k": key, "v": key}
     expected: dict[str, tuple[int, ...]] = {

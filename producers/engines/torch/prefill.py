@@ -39,7 +39,7 @@ class CacheExtension:
 def extend_caches(
     decoder: Decoder, extensions: Sequence[CacheExtension]
 ) -> list[torch.Tensor | None]:
-    """Return the KV of each sequence, of its past and new tokens together; None for a sequence
+    """Returns the KV of each sequence, of its past and new tokens together; None for a sequence
     without tokens. Sequences with similar numbers of new tokens share a forward pass.
     """
     found: list[torch.Tensor | None] = [extension.past for extension in extensions]
@@ -69,7 +69,7 @@ def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[
 
 
 def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatch:
-    """Return the input of one pass. New tokens are padded on the left, so every newest token is in
+    """Returns the input of one pass. New tokens are padded on the left, so every newest token is in
     the last column. A token attends to the past, to itself, and to the new tokens before it;
     padding attends to itself, so that its values stay finite.
     """
@@ -104,7 +104,7 @@ def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatc
 def _packed_past(
     decoder: Decoder, extensions: Sequence[CacheExtension], before: int
 ) -> torch.Tensor:
-    """Return the past of all extensions in one tensor, padded on the left to `before` tokens."""
+    """Returns the past of all extensions in one tensor, padded on the left to `before` tokens."""
     shape = decoder.kv
     packed = torch.zeros(
         2 * shape.layers,
@@ -152,7 +152,7 @@ class PrefixCache:
         self._tokens = 0
 
     def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
-        """Return the KV of the first of these waiting sequences, without its newest token; None if
+        """Returns the KV of the first of these waiting sequences, without its newest token; None if
         it has no other token. A miss also prefills sequences that wait behind it.
         """
         first = _key(next(iter(waiting)))

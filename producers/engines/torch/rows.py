@@ -46,11 +46,11 @@ class TokenBuffer:
         return self.column == self.steps
 
     def inputs(self, rows: int) -> torch.Tensor:
-        """Return the (rows,) input tokens of the next step."""
+        """Returns the (rows,) input tokens of the next step."""
         return self.tokens[self.column, :rows]
 
     def next_uniforms(self, rows: int) -> torch.Tensor:
-        """Return the (rows, 1) uniform numbers with which the next step draws its tokens."""
+        """Returns the (rows, 1) uniform numbers with which the next step draws its tokens."""
         return self._uniforms[self.column + 1, :rows, None]
 
     def append(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
@@ -96,7 +96,7 @@ class TokenBuffer:
             self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
 
     def read(self, pieces: list[tuple[int, int, int]]) -> tuple[Tokens, Floats]:
-        """Return the tokens and log-probabilities of one sequence, which are in these pieces
+        """Returns the tokens and log-probabilities of one sequence, which are in these pieces
         `(row, first column, last column)`: in several if its row was moved.
         """
         if self._on_host is None:
@@ -137,7 +137,7 @@ class RowSegment:
 
 
 def length_classes(context_max: int) -> tuple[int, ...]:
-    """Return the largest length of every length class, ascending, without that of the last class,
+    """Returns the largest length of every length class, ascending, without that of the last class,
     which has no bound.
     """
     bounds: list[int] = []
@@ -167,7 +167,7 @@ class RowLayout:
         self.spare = spare
 
     def region(self, length: int) -> int:
-        """Return the region for a row of this length."""
+        """Returns the region for a row of this length."""
         return max(r for r, ceiling in enumerate(self.ceilings) if length <= ceiling)
 
     def insert(self, region: int) -> tuple[int, list[RowMove]]:
@@ -210,8 +210,8 @@ class RowLayout:
 def row_segments(
     counts: Sequence[int], columns: Sequence[int], overhead_tokens: int
 ) -> tuple[RowSegment, ...]:
-    """Return the segments, for each of which attention is called once. `counts` holds the number of
-    rows of each region, `columns` the column in which its longest row begins.
+    """Returns the segments, for each of which attention is called once. `counts` holds the number
+    of rows of each region, `columns` the column in which its longest row begins.
 
     A region is a segment of its own, or joins the segment of the region before it. That segment
     begins in an earlier column, so the region's rows are then read with padding. A region joins if

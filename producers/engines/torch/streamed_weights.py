@@ -96,11 +96,11 @@ class StreamedWeights:
     """The served version's manifest; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with `prepared` set. Each tensor that differs from the served version's
-        is decoded and compared with its hash; so is a matrix if the norm before it differs, because
-        its served elements are multiplied by the norm's. Raises `WrongBase`, which names the
-        tensors that do not have their hashes after their deltas, and `EngineRefused`, which names a
-        tensor that the model cannot serve.
+        """Returns the update with `prepared` set. Each tensor that differs from the served
+        version's is decoded and compared with its hash; so is a matrix if the norm before it
+        differs, because its served elements are multiplied by the norm's. Raises `WrongBase`, which
+        names the tensors that do not have their hashes after their deltas, and `EngineRefused`,
+        which names a tensor that the model cannot serve.
         """
         return replace(update, prepared=_Pass(self, _streamed(update)).collect())
 
@@ -137,7 +137,7 @@ class StreamedWeights:
         return WeightComparison(len(asked), tuple(differing))
 
     def stored(self, name: str, tensors: StreamedTensors) -> tuple[str, TensorEntry]:
-        """Return the name under which the version of `tensors` stores the engine's tensor `name`,
+        """Returns the name under which the version of `tensors` stores the engine's tensor `name`,
         and its entry in the manifest. Raises `EngineRefused` if the version lacks it.
         """
         weights = tensors.manifest.weights
@@ -147,7 +147,7 @@ class StreamedWeights:
         return held, weights.tensors[held]
 
     def reader(self, name: str, dtype: str) -> ReadElements:
-        """Return a function that reads ranges of a served tensor, as the checkpoint's elements:
+        """Returns a function that reads ranges of a served tensor, as the checkpoint's elements:
         from the engine's copy if there is one, else back from the served memory.
         """
         kept, element = self.kept.get(name), element_of(dtype)
@@ -164,7 +164,7 @@ class StreamedWeights:
         return read
 
     def exact_view(self, name: str, dtype: str, norms: Mapping[str, Tensor]) -> WeightView | None:
-        """Return a view from which the tensor can be read bit for bit; None if there is none, so
+        """Returns a view from which the tensor can be read bit for bit; None if there is none, so
         that the engine must keep a copy.
 
         A served element is the checkpoint's element, times factors, in the type of the layers. It
@@ -238,7 +238,7 @@ class _WriteFile:
         self._writes.append(lambda _: write)
 
     def writes(self) -> tuple[TensorWrite | PartWrite, ...]:
-        """Return the writes in the order in which they were added. The caller may then close the
+        """Returns the writes in the order in which they were added. The caller may then close the
         file: the mapping stays.
         """
         self._file.write(bytes(1))  # an empty file cannot be mapped
@@ -267,7 +267,7 @@ class _Pass:
                 )
 
     def collect(self) -> StreamedWrites:
-        """Return the writes of all tensors that change, after their verification. The served
+        """Returns the writes of all tensors that change, after their verification. The served
         weights do not change. Norms come first: they are factors of the other tensors.
         """
         wrong: set[str] = set()
@@ -294,7 +294,7 @@ class _Pass:
             return StreamedWrites(file.writes(), norms, kept)
 
     def _kept_from_now(self, name: str, norms: Mapping[str, Tensor]) -> Tensor | None:
-        """Return memory for the engine's copy of a tensor if the new weights need one, else None:
+        """Returns memory for the engine's copy of a tensor if the new weights need one, else None:
         the present copy, or new memory, which a write fills.
         """
         _, entry = self._own[name]
@@ -341,7 +341,9 @@ class _Pass:
             yield part
 
     def _norm(self, name: str) -> Tensor:
-        """Return the new values of a tensor without served memory, a norm: small, so it is kept."""
+        """Returns the new values of a tensor without served memory, a norm: small, so it is
+        kept.
+        """
         _, entry = self._own[name]
         norm = torch.empty(prod(entry.shape), dtype=DTYPES[entry.dtype])
         for part in self._parts(name):
@@ -349,7 +351,7 @@ class _Pass:
         return norm.view(entry.shape)
 
     def _changed_columns(self, name: str, norms: Mapping[str, Tensor]) -> Indices:
-        """Return the columns of a matrix whose factors change because the norm before it does."""
+        """Returns the columns of a matrix whose factors change because the norm before it does."""
         found = [
             np.flatnonzero((bits_of_elements(norms[view.norm]) != bits_of_elements(before)).numpy())
             for view in self._weights.served.views[name]
@@ -386,7 +388,7 @@ def _streamed(update: WeightUpdate) -> StreamedTensors:
 
 
 def _tensor(values: Bits, dtype: str) -> Tensor:
-    """Return bits as a tensor of this dtype, in the same memory."""
+    """Returns bits as a tensor of this dtype, in the same memory."""
     return torch.from_numpy(values.view(np.uint8)).view(DTYPES[dtype])  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -395,7 +397,7 @@ def _device_indices(indices: Indices, beside: Tensor) -> Tensor:
 
 
 def _in_columns(part: TensorPart, columns: Indices, width: int) -> Indices:
-    """Return the positions within a part of the elements in these columns of a matrix."""
+    """Returns the positions within a part of the elements in these columns of a matrix."""
     end = part.begin + len(part.values)
     rows = np.arange(part.begin // width, -(-end // width), dtype=np.int64)
     positions = (rows[:, None] * width + columns).reshape(-1) - part.begin

@@ -18,7 +18,7 @@ BLOCK_ELEMENTS = 1 << 19  # 2 MiB in fp32
 
 
 def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) -> bool:
-    """Return whether checkpoint elements of `dtype` can be read from the view bit for bit. `norms`
+    """Returns whether checkpoint elements of `dtype` can be read from the view bit for bit. `norms`
     has the tensor from which the view's factor is computed.
 
     A 16-bit element times a factor keeps 24 bits in fp32, so the quotient rounds to the same
@@ -33,7 +33,7 @@ def is_exact(view: WeightView, dtype: torch.dtype, norms: Mapping[str, Tensor]) 
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return whether all of these elements are finite numbers."""
+    """Returns whether all of these elements are finite numbers."""
     if not values.is_floating_point():
         return True
     begins = range(0, len(values), BLOCK_ELEMENTS)
@@ -78,7 +78,7 @@ def _placed(
 def read_elements(
     view: WeightView, begin: int, end: int, dtype: torch.dtype, factor: Tensor | None
 ) -> Tensor:
-    """Return the checkpoint's elements `[begin, end)`, contiguous; bit for bit if `is_exact`."""
+    """Returns the checkpoint's elements `[begin, end)`, contiguous; bit for bit if `is_exact`."""
     elements = torch.empty(end - begin, dtype=dtype, device=view.view.device)
     for own, block, columns in _placed(view, begin, end - begin, factor):
         exact = block
@@ -97,7 +97,7 @@ def write_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor 
 
 
 def serves_elements(view: WeightView, begin: int, values: Tensor, factor: Tensor | None) -> bool:
-    """Return whether the view serves these elements, bit for bit."""
+    """Returns whether the view serves these elements, bit for bit."""
     return all(
         torch.equal(
             bits_of_elements(block),

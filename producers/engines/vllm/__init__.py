@@ -6,12 +6,3 @@ of an engine. `weights`, `staging`, `transfer` and `parameter_map` load and read
 `adapters` does so with LoRA versions side by side. `drafts`, `proposer` and `proposer_speculation`
 make drafts. `worker` and `transfer` run inside vLLM's workers.
 """
-
-from typing import TYPE_CHECKING
-
-from rollstream.exports import lazy_exports
-
-if TYPE_CHECKING:
-    from rollstream.producers.engines.vllm.engine import VllmEngine as VllmEngine
-
-__getattr__ = lazy_exports(__name__)

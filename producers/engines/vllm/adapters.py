@@ -47,15 +47,15 @@ further versions wait inside vLLM.
 
 
 def adapter_name(version: Version) -> tuple[str, int]:
-    """Return the name and the id of this version's adapter (a LoRA request) in vLLM: the version as
-    text, and an integer with the term in its upper bits and the number in the lower 32.
+    """Returns the name and the id of this version's adapter (a LoRA request) in vLLM: the version
+    as text, and an integer with the term in its upper bits and the number in the lower 32.
     """
     assert version.term >= 1, "term 0 is the base"
     return str(version), version.term << 32 | version.number
 
 
 def adapter_sizes(needed: ExpectedTensors, vocabulary: int, rank: int, slots: int) -> AdapterSizes:
-    """Return the room that vLLM must have for adapters of this rank: on all matrices of the model
+    """Returns the room that vLLM must have for adapters of this rank: on all matrices of the model
     but the embeddings and the head, and for as many versions as an engine with these slots can have
     in use.
     """
@@ -140,7 +140,7 @@ class VllmAdapters:
         self._load(update, *name)
 
     def of(self, version: Version | None) -> ServedAdapter | None:
-        """Return the adapter of a request for `version`; None while the base alone is served."""
+        """Returns the adapter of a request for `version`; None while the base alone is served."""
         named = version or self.followed
         return None if named is None else self.loaded[named]
 

@@ -138,7 +138,7 @@ class LocalCore:
         self._keys.add(request.key)
 
     def step(self, wait_s: float) -> list[StepOutput]:
-        """Return the outputs of one step; [] if a core process finished no step in `wait_s`."""
+        """Returns the outputs of one step; [] if a core process finished no step in `wait_s`."""
         if self.has_process and not self._has_output(wait_s):
             with self._locked():
                 self._engine.engine_core.ensure_alive()
@@ -184,11 +184,11 @@ class LocalCore:
         self.load, self.is_free = CoreLoad(), True
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return the result of a worker's method; with several workers, that of the first."""
+        """Returns the result of a worker's method; with several workers, that of the first."""
         return self.call_all(method, *arguments)[0]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Return the results of a method of all workers (`worker.py`)."""
+        """Returns the results of a method of all workers (`worker.py`)."""
         with self._locked():
             return list(self._engine.collective_rpc(method, args=arguments))
 
@@ -199,8 +199,8 @@ class LocalCore:
         tensors: NamedTensors,
         held: MappedTensors | None = None,
     ) -> list[Any]:
-        """Return the results of a method of all workers; its last argument is `tensors`. Workers in
-        another process read them from shared memory, or from the file that has them (`held`).
+        """Returns the results of a method of all workers; its last argument is `tensors`. Workers
+        in another process read them from shared memory, or from the file that has them (`held`).
         """
         if not self.has_process:
             return self.call_all(method, *arguments, tensors)
@@ -280,7 +280,7 @@ class LocalCore:
 
 
 def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
-    """Return a released core of this model and shape, else a new one. Raises `EngineRefused` for a
+    """Returns a released core of this model and shape, else a new one. Raises `EngineRefused` for a
     model that vLLM cannot serve on this machine, `ConfigurationError` for an unknown argument.
     """
     for core in _CORES:
@@ -319,7 +319,7 @@ def check_arguments(args: Mapping[str, Any]) -> None:
 
 
 def _engine_arguments(folder: str, shape: VllmShape) -> Any:
-    """Return vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
+    """Returns vLLM's `EngineArgs` for the model in `folder`, with dummy weights."""
     from rollstream.producers.engines.vllm.release import EngineArgs
 
     return EngineArgs(**own_arguments(folder, shape) | _typed_arguments(shape.args))
@@ -332,7 +332,9 @@ def _lora_request(adapter: ServedAdapter, load_inplace: bool = False) -> Any:
 
 
 def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
-    """Return the arguments for LoRA adapters, with the smallest sufficient rank of `LORA_RANKS`."""
+    """Returns the arguments for LoRA adapters, with the smallest sufficient rank of
+    `LORA_RANKS`.
+    """
     return {
         "enable_lora": sizes is not None,
         "max_lora_rank": 16 if sizes is None else min(r for r in LORA_RANKS if r >= sizes.rank),
@@ -343,7 +345,7 @@ def _adapter_arguments(sizes: AdapterSizes | None) -> dict[str, Any]:
 
 
 def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's arguments; a table that vLLM does not convert itself becomes its class."""
+    """Returns the user's arguments; a table that vLLM does not convert itself becomes its class."""
     from rollstream.producers.engines.vllm.release import KVTransferConfig
 
     typed = dict(args)
@@ -353,7 +355,7 @@ def _typed_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_arguments(folder: str, shape: VllmShape) -> dict[str, Any]:
-    """Return Rollstream's own arguments; users may not set those in `settings.OWN_ARGUMENTS`."""
+    """Returns Rollstream's own arguments; users may not set those in `settings.OWN_ARGUMENTS`."""
     from rollstream.producers.engines.vllm.release import WeightTransferConfig
 
     return {

@@ -135,7 +135,7 @@ class WorkerDrafts:
         return self._counters.stats()
 
     def open_stay(self, stay: int, others: Iterable[StayDrafts | None]) -> StayDrafts:
-        """Return statistics for a new stay, in a place of the counters that no other stay uses."""
+        """Returns statistics for a new stay, in a place of the counters that no other stay uses."""
         taken = {other.place for other in others if other is not None}
         place = next(place for place in count() if place not in taken)
         return StayDrafts(self._counters, place, stay)
@@ -158,7 +158,7 @@ def open_drafts(
 
 
 def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:
-    """Return the source from which the workers draft. vLLM's core in this process drafts from
+    """Returns the source from which the workers draft. vLLM's core in this process drafts from
     `source` itself. A core in a process of its own can read only the part of it that is the node's
     history, a file that it maps by the returned path. Raises `EngineRefused` if there is none.
     """
@@ -221,7 +221,7 @@ class VllmEngine(QueuedEngine[VllmSequence]):
         return self._adapters is not None and bool(self._adapters.loaded)
 
     def stats(self) -> EngineStats:
-        """Return the statistics of `Engine.stats`; sequences that wait inside vLLM count as
+        """Returns the statistics of `Engine.stats`; sequences that wait inside vLLM count as
         waiting.
         """
         stats, load = super().stats(), self._core.load

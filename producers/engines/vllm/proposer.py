@@ -27,7 +27,7 @@ _ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rolls
 
 
 def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
-    """Return the extra arguments of a request to vLLM. `prompt` and `group` select the earlier
+    """Returns the extra arguments of a request to vLLM. `prompt` and `group` select the earlier
     answers to draft from; `stay` is the number of this request to vLLM (a trajectory may make
     several) and `place` where its draft counters are (`DraftCounters`).
     """
@@ -35,8 +35,8 @@ def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[st
 
 
 def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
-    """Return vLLM's `speculative_config` for drafts of at most `drafts` tokens and batches of up to
-    `slots` rows; None if `drafts` is 0: no speculative decoding.
+    """Returns vLLM's `speculative_config` for drafts of at most `drafts` tokens and batches of up
+    to `slots` rows; None if `drafts` is 0: no speculative decoding.
 
     vLLM pads a request that enters with a single token to compute: it adds drafts of −1, so that
     CUDA graphs fit. On the CPU this would cost time for nothing. vLLM does not pad if the number of
@@ -91,7 +91,7 @@ class HistoryProposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Return the next draft of each row of the batch, [] for a row without one.
+        """Returns the next draft of each row of the batch, [] for a row without one.
         `sampled_token_ids` are the tokens of the last step; row i of `token_ids_cpu` begins with
         the `num_tokens_no_spec[i]` tokens of its sequence. vLLM passes the arguments by position.
         """
@@ -108,7 +108,7 @@ class HistoryProposer:
         )
 
     def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> SteppedRequest:
-        """Return the request in this row as it is after the step. Tokens after a stop token are
+        """Returns the request in this row as it is after the step. Tokens after a stop token are
         left out, because vLLM drops them; so are drafts of −1, with which vLLM pads.
         """
         batch = self._runner.input_batch

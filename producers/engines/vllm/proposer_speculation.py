@@ -46,7 +46,7 @@ class DraftCounters:
             self._words[at] = number
 
     def stats(self) -> DraftStats:
-        """Return the totals."""
+        """Returns the totals."""
         *counts, lookup_s = self._words[:_ALL].tolist()
         return DraftStats(*map(int, counts), lookup_s=lookup_s)
 
@@ -66,7 +66,7 @@ class DraftCounters:
         words[at + 5] += drafts.lookup_s
 
     def of(self, place: int, stay: int) -> list[float]:
-        """Return the counts of a stay: accepted tokens, drafted tokens, look-ups, drafts found,
+        """Returns the counts of a stay: accepted tokens, drafted tokens, look-ups, drafts found,
         look-up seconds. All are 0 if the place has none of this stay yet.
         """
         at = _ALL + place * _EACH
@@ -112,7 +112,7 @@ class StayDrafts:
         self.statistics.add_pass(0, accepted, count)
 
     def take(self) -> Drafts:
-        """Return the statistics since the last call. If the worker is a step ahead, its counts
+        """Returns the statistics since the last call. If the worker is a step ahead, its counts
         already include drafts for tokens that have not arrived here yet.
         """
         now = self._counted()
@@ -127,7 +127,7 @@ class StayDrafts:
         return self.statistics.take()
 
     def _counted(self) -> list[float]:
-        """Return the worker's counts of this stay (`DraftCounters.of`)."""
+        """Returns the worker's counts of this stay (`DraftCounters.of`)."""
         return self.counters.of(self.place, self.stay)
 
 
@@ -183,8 +183,9 @@ class ProposerSpeculation(Speculation):
     """Steps of vLLM since that call, if the next one is not skipped."""
 
     def can_skip(self, keys: Sequence[str]) -> bool:
-        """Return whether the caller may leave out `step` for these requests, to save time: drafting
-        is off, the batch is that of the last call of `step`, and few steps were left out since.
+        """Returns whether the caller may leave out `step` for these requests, to save time:
+        drafting is off, the batch is that of the last call of `step`, and few steps were left out
+        since.
         """
         is_awake = self.gate.on or self.gate.probing
         if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
@@ -193,7 +194,7 @@ class ProposerSpeculation(Speculation):
         return True
 
     def step(self, batch: Sequence[SteppedRequest]) -> list[list[int]]:
-        """Return the drafts for the next step, some or all of them empty.
+        """Returns the drafts for the next step, some or all of them empty.
 
         1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
         whether to draft.  4. Make the next drafts, or trial drafts.  5. Write the counts.
@@ -248,7 +249,7 @@ class ProposerSpeculation(Speculation):
     def _make_drafts(
         self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]
     ) -> dict[str, list[int]]:
-        """Return a draft for each request, of the length that saves most time. A draft leaves room
+        """Returns a draft for each request, of the length that saves most time. A draft leaves room
         for one more token, which the model samples after the accepted ones.
         """
         longest: list[list[int]] = []
@@ -280,5 +281,5 @@ class ProposerSpeculation(Speculation):
             self.counters.write(self.stats())
 
     def _newest(self, seen: SteppedRequest) -> list[int]:
-        """Return the newest tokens of the request, as many as a look-up uses."""
+        """Returns the newest tokens of the request, as many as a look-up uses."""
         return seen.tokens[-self.source.context :].tolist()

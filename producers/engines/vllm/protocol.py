@@ -94,7 +94,7 @@ class EngineCore(Protocol):
     def add(self, request: CoreRequest) -> None: ...
 
     def step(self, wait_s: float) -> list[StepOutput]:
-        """Return the outputs of one step; [] if no step finishes within `wait_s` seconds."""
+        """Returns the outputs of one step; [] if no step finishes within `wait_s` seconds."""
         ...
 
     def pause(self) -> PauseResult:

@@ -85,7 +85,7 @@ class StagedFile:
 
 
 def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that `entries` describe in the file at `path`, for a worker. They share
+    """Returns the tensors that `entries` describe in the file at `path`, for a worker. They share
     the file's memory and must not be written.
     """
     if not entries:
@@ -176,28 +176,30 @@ def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:
 
 
 def patch_parts(patches: Sequence[TensorPatch]) -> list[tuple[str, torch.Tensor]]:
-    """Return the patches as named tensors: for each patch its positions, then its values, both
+    """Returns the patches as named tensors: for each patch its positions, then its values, both
     under the name of the tensor that it changes.
     """
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 
 
 def describe_patches(patches: Sequence[TensorPatch]) -> tuple[tuple[list[int], str], ...]:
-    """Return the shape and the type of the tensor that each patch changes."""
+    """Returns the shape and the type of the tensor that each patch changes."""
     return tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
 
 
 def read_staged_patches(
     path: str, entries: Sequence[StagedTensor], patched: Sequence[tuple[list[int], str]]
 ) -> list[TensorPatch]:
-    """Return the patches in a staged file, for a worker; the arguments are the message's fields."""
+    """Returns the patches in a staged file, for a worker; the arguments are the message's
+    fields.
+    """
     return patches_from_parts(staged_tensors(path, entries), patched)
 
 
 def patches_from_parts(
     parts: NamedTensors, patched: Sequence[tuple[list[int], str]]
 ) -> list[TensorPatch]:
-    """Return the patches of which `patch_parts` made these parts and `describe_patches` made
+    """Returns the patches of which `patch_parts` made these parts and `describe_patches` made
     `patched`.
     """
     return [

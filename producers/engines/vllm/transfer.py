@@ -145,7 +145,7 @@ class VersionTransfer(release.WeightTransferEngine[NoInitInfo, WeightChunk]):
 
 
 def _tied_layers(model: torch.nn.Module) -> list[Any]:
-    """Return the layers that share their weight with an earlier layer."""
+    """Returns the layers that share their weight with an earlier layer."""
     seen: set[int] = set()
     tied: list[Any] = []
     for layer in model.modules():
@@ -159,7 +159,7 @@ def _tied_layers(model: torch.nn.Module) -> list[Any]:
 
 
 def is_elsewhere(model: Any, name: str) -> bool:
-    """Return whether the layer of this tensor is in another pipeline stage."""
+    """Returns whether the layer of this tensor is in another pipeline stage."""
     layers = model.named_modules()
     absent = {path for path, layer in layers if isinstance(layer, release.PPMissingLayer)}
     return not absent.isdisjoint(accumulate(name.split("."), "{}.{}".format))
@@ -167,7 +167,7 @@ def is_elsewhere(model: Any, name: str) -> bool:
 
 @torch.no_grad()
 def loaded_part(model: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a whole tensor that this worker would serve after loading it, with which
+    """Returns the part of a whole tensor that this worker would serve after loading it, with which
     `worker.py` compares the served part. vLLM's own loader cuts it into a scratch parameter on the
     CPU, which replaces the served parameter during the call: no step may run beside it.
     """

@@ -104,7 +104,7 @@ def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterato
 
 
 def _named(update: WeightUpdate, needed: ExpectedTensors) -> tuple[list[TensorPatch], set[str]]:
-    """Return the patches of an update, and the names of its whole tensors, both under the names by
+    """Returns the patches of an update, and the names of its whole tensors, both under the names by
     which vLLM loads them: a delta holds tied tensors once, under any of their names. Tensors that
     the model does not have are left out.
     """
@@ -125,7 +125,7 @@ def _named(update: WeightUpdate, needed: ExpectedTensors) -> tuple[list[TensorPa
 
 
 def _as_patch(name: str, tensor: torch.Tensor) -> TensorPatch:
-    """Return a whole tensor as a patch of all its elements: vLLM does not take whole tensors and
+    """Returns a whole tensor as a patch of all its elements: vLLM does not take whole tensors and
     patches in one update.
     """
     flat = tensor.reshape(-1)
@@ -133,7 +133,7 @@ def _as_patch(name: str, tensor: torch.Tensor) -> TensorPatch:
 
 
 def _is_mostly_whole(update: WeightUpdate, own: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether the update's whole tensors are more than `WHOLE_SHARE_MAX` of the weights."""
+    """Returns whether the update's whole tensors are more than `WHOLE_SHARE_MAX` of the weights."""
     elements = sum(update.tensors[name].numel() for name in update.whole if name in update.tensors)
     return elements > WHOLE_SHARE_MAX * sum(tensor.numel() for tensor in own.values())
 
@@ -149,7 +149,7 @@ class VllmWeights:
         """The version whose weights are served whole; None during a load and after a failed one."""
 
     def prepare(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update with `prepared` set. Raises `EngineRefused`, which names the wrong
+        """Returns the update with `prepared` set. Raises `EngineRefused`, which names the wrong
         tensor.
 
         All work that can run beside decoding is done here: the checks, and if vLLM's core is in
@@ -201,8 +201,8 @@ class VllmWeights:
         return WeightComparison(read, differing)
 
     def _is_applicable(self, prepared: PreparedUpdate) -> bool:
-        """Return whether the prepared update can be applied to the weights that are served now: its
-        staged files are unused, and patches are of the served version.
+        """Returns whether the prepared update can be applied to the weights that are served now:
+        its staged files are unused, and patches are of the served version.
         """
         is_used = prepared.chunks is not None and prepared.chunks.is_used
         return not is_used and (prepared.patches is None or prepared.base == self.held)
@@ -226,7 +226,7 @@ class VllmWeights:
             yield from (stage_tensors(chunk, held) for chunk in chunks)
 
     def _state(self, name: str, tensor: torch.Tensor, held: MappedTensors | None) -> PartState:
-        """Return the combined result of all workers for one tensor, under all its names."""
+        """Returns the combined result of all workers for one tensor, under all its names."""
         names, tensors = [name, *self._needed.tied.get(name, ())], [(name, tensor)]
         states = self._core.call_with_tensors("compare_part", names, tensors=tensors, held=held)
         return combined(states)

@@ -194,7 +194,7 @@ class WorkerExtension(DraftingWorker):
         return combined([_compared(part.copies(), wanted) for part in parts])
 
     def differing_factors(self, adapter: int, scaling: float, factors: NamedTensors) -> list[str]:
-        """Return the names of those factors of an adapter whose served bits differ from the ones
+        """Returns the names of those factors of an adapter whose served bits differ from the ones
         that this worker would serve after loading `factors`. vLLM multiplies the second factor by
         `scaling`, and pads factors to its largest adapter rank; the padding must be zero.
         """
@@ -229,6 +229,6 @@ def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits as integers, so that −0 differs from +0."""
+    """Returns the bits as integers, so that −0 differs from +0."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(widths[tensor.element_size()])

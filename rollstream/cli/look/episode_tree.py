@@ -12,7 +12,7 @@ TEXT_MAX = 100  # characters of a turn's texts
 
 
 def episode_lines(record: Trajectory, decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """Return lines per turn, indented by the number of forks on its path, and a last one about the
+    """Returns lines per turn, indented by the number of forks on its path, and a last one about the
     whole episode.
     """
     lines: list[str] = []

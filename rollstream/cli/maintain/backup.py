@@ -81,8 +81,8 @@ def show_part(part: str) -> None:
 
 
 def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -> Path:
-    """Return the run's folder, whose `config.json` the backup includes. If the run was named by the
-    URL of its store, there is no folder: return a temporary one with a `config.json` of the
+    """Returns the run's folder, whose `config.json` the backup includes. If the run was named by
+    the URL of its store, there is no folder: return a temporary one with a `config.json` of the
     settings that the trainer recorded in the store. It is deleted when `opened` closes.
     """
     if place.folder is not None:
@@ -99,7 +99,7 @@ def _settings_folder(place: RunPlace, bus: str, store: str, opened: ExitStack) -
 
 
 def recovery_lines(backup: Backup) -> tuple[str, ...]:
-    """Return lines of text that state the recovery point. `backup.step` is the newest version; a
+    """Returns lines of text that state the recovery point. `backup.step` is the newest version; a
     restored run loads the newest checkpoint and repeats the steps after it from the ledger, or
     starts again if there is no checkpoint.
     """

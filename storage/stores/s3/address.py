@@ -54,7 +54,7 @@ class S3Address:
 
 
 def parse_s3_url(url: str) -> S3Address:
-    """Return the place that an `s3:` URL names. Raises `ConfigurationError`, with the expected
+    """Returns the place that an `s3:` URL names. Raises `ConfigurationError`, with the expected
     form, if the URL is wrong.
     """
     try:

@@ -87,7 +87,7 @@ _STATUSES = {
 
 
 def advice(code: str, status: int = 0) -> str:
-    """Return what to do about a failed request, by its error code, else by its HTTP status."""
+    """Returns what to do about a failed request, by its error code, else by its HTTP status."""
     if code in _ADVICE:
         return _ADVICE[code]
     if status in _STATUSES:

@@ -55,12 +55,12 @@ class ByteRange:
 
 
 def split_range(start: int, end: int, bytes_max: int) -> list[ByteRange]:
-    """Return `[start, end)` cut into ranges of `bytes_max` in order; the last may be shorter."""
+    """Returns `[start, end)` cut into ranges of `bytes_max` in order; the last may be shorter."""
     return [ByteRange(at, min(end, at + bytes_max)) for at in range(start, end, bytes_max)]
 
 
 def plan_parts(size: int) -> list[ByteRange]:
-    """Return the parts of a multipart upload: of 16 MiB, or larger where that would give more than
+    """Returns the parts of a multipart upload: of 16 MiB, or larger where that would give more than
     `PARTS_MAX` parts.
     """
     least = -(-size // PARTS_MAX)
@@ -101,7 +101,7 @@ class ListingPage:
 
 
 def _session() -> Session:
-    """Return a new session with the present credentials."""
+    """Returns a new session with the present credentials."""
     core = get_session()
     core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
     return Session(botocore_session=core)
@@ -109,7 +109,7 @@ def _session() -> Session:
 
 @functools.cache
 def _loader(path: str | None) -> Any:
-    """Return botocore's service descriptions, which all sessions share. They are 1.5 MB of JSON
+    """Returns botocore's service descriptions, which all sessions share. They are 1.5 MB of JSON
     that each session would parse again: creating a client then takes 13 ms instead of 140.
     """
     return create_loader(path)
@@ -177,7 +177,7 @@ class S3Client:
         return ObjectHead(size, _field(answer, "ETag"), answer.get("Metadata", {}))
 
     def get_empty(self, name: str) -> ObjectHead:
-        """Return the head of an empty object, of which no range can be requested. Raises an
+        """Returns the head of an empty object, of which no range can be requested. Raises an
         `S3Failure` of kind `CONFLICT` if the object has bytes.
         """
         with self._request():
@@ -242,7 +242,7 @@ class S3Client:
             self._s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
 
     def list_page(self, prefix: str, more: str | None) -> ListingPage:
-        """Return the first page of the objects under `prefix`, or the page of the token `more`."""
+        """Returns the first page of the objects under `prefix`, or the page of the token `more`."""
         token = {"ContinuationToken": more} if more else {}
         with self._request():
             answer = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **token)
@@ -311,7 +311,7 @@ def _field(answer: Mapping[str, Any], name: str) -> str:
 
 
 def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
-    """Return the range that a response holds, and the size of the whole object."""
+    """Returns the range that a response holds, and the size of the whole object."""
     match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
     if match is None:
         raise S3Failure(
@@ -333,7 +333,7 @@ def _read(body: Any, take: Callable[[bytes], None]) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's error below those of botocore and urllib3, whose texts do not have it:
+    """Returns the system's error below those of botocore and urllib3, whose texts do not have it:
     a name that is unknown, or no more file descriptors.
     """
     below: list[BaseException] = [error]

@@ -74,7 +74,7 @@ _STATUSES = {
 
 
 def classify_failure(status: int, code: str, message: str) -> S3Failure:
-    """Return the failure for an HTTP response with an error; `code` and `message` are those in its
+    """Returns the failure for an HTTP response with an error; `code` and `message` are those in its
     body. A retried server error (5xx) is in doubt.
     """
     kind = _CODES.get(code) or _STATUSES.get(status)
@@ -135,7 +135,7 @@ class TimeLimits:
 
 
 def time_limits(deadline_s: float) -> TimeLimits:
-    """Return the limits for an operation with this deadline: a quarter of it each, at most
+    """Returns the limits for an operation with this deadline: a quarter of it each, at most
     `CONNECT_S_MAX` for connecting and `SILENCE_S_MAX` for waiting; the rest for beginning requests.
     """
     connect_s = min(CONNECT_S_MAX, deadline_s / 4)
@@ -144,12 +144,12 @@ def time_limits(deadline_s: float) -> TimeLimits:
 
 
 def allowance_s(begin_s: float, size: int) -> float:
-    """Return the seconds within which an operation on `size` bytes may begin requests."""
+    """Returns the seconds within which an operation on `size` bytes may begin requests."""
     return begin_s + size / SLOWEST_BYTES_S
 
 
 def pause_s(failures: int, draw: float) -> float:
-    """Return the pause after this number of failures: between half and all of the longest one,
+    """Returns the pause after this number of failures: between half and all of the longest one,
     which doubles up to `PAUSE_S_MAX`. `draw` in [0, 1) picks the pause, so clients spread out.
     """
     longest = min(PAUSE_S_MAX, PAUSE_S_FIRST * 2.0 ** min(failures - 1, 10))
@@ -173,7 +173,7 @@ class Attempts:
         self._draw, self._sleep = draw, sleep
 
     def run(self, step: Callable[[], _T], again: Collection[FailureKind] = RETRIED_KINDS) -> _T:
-        """Return the result of `step`, which sends a request. It is repeated while it fails with a
+        """Returns the result of `step`, which sends a request. It is repeated while it fails with a
         kind in `again` and time is left; on `IN_THE_WAY` only within the first `BLOCKED_MAX`
         failures. Raises the last `S3Failure`.
         """

@@ -169,7 +169,7 @@ class S3Writer:
             return etag
 
     def _own_etag(self, name: str, nonce: str, deadline: Deadline) -> str | None:
-        """Return the object's etag if it has this nonce, else None."""
+        """Returns the object's etag if it has this nonce, else None."""
         try:
             found = self._reader.head(name, deadline)
         except S3Failure as failure:
@@ -288,7 +288,7 @@ class S3Store:
                     self._attempts().run(lambda name=name: self._client.delete(name))
 
     def metric_values(self) -> MetricValues:
-        """Return the requests that failed in a way that passes, and the writes in doubt."""
+        """Returns the requests that failed in a way that passes, and the writes in doubt."""
         return {
             "store_retries_total": self._client.retries,
             "store_in_doubt_total": self._client.in_doubt,
@@ -346,7 +346,7 @@ class S3Store:
         return Attempts(Deadline(self._limits.begin_s))
 
     def _name(self, key: str) -> str:
-        """Return the object's name in the bucket: the prefix and the key."""
+        """Returns the object's name in the bucket: the prefix and the key."""
         name = self._folder + check_key(key)
         if len(name) > KEY_BYTES_MAX:
             raise KeyRefused(
@@ -356,7 +356,7 @@ class S3Store:
         return name
 
     def _where(self, key: str) -> str:
-        """Return the object's place as error messages name it."""
+        """Returns the object's place as error messages name it."""
         place = self._place
         at = f" at {place.endpoint}" if place.endpoint else ""
         return f"s3://{place.bucket}/{self._folder}{key}{at}"

@@ -35,7 +35,7 @@ SURELY_SPARSE = 4  # a sparse payload up to a fourth of the raw bytes is kept; d
 
 
 def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
-    """Return the difference between two tensors of one length and one dtype (safetensors' name):
+    """Returns the difference between two tensors of one length and one dtype (safetensors' name):
     `same`, `sparse` (the changed elements), or `dense` (all new bytes). Dense is tried only if the
     sparse payload is large, and chosen if its own is not larger.
     """
@@ -67,7 +67,7 @@ def encode_whole(new: Data, dtype: str) -> CodedTensor:
 
 
 def bits_of(data: Data, element: Element) -> Bits:
-    """Return the elements' raw bits as integers, which share the memory of `data`."""
+    """Returns the elements' raw bits as integers, which share the memory of `data`."""
     raw = memoryview(data).cast("B")
     assert raw.nbytes % element.bytes == 0, "not a whole number of elements"
     return np.frombuffer(raw, element.bits) if raw.nbytes else np.zeros(0, element.bits)

@@ -60,7 +60,7 @@ ELEMENTS = {
 
 
 def element_of(dtype: str) -> Element:
-    """Return the element of a dtype by its name in safetensors. Raises `CorruptObject` for an
+    """Returns the element of a dtype by its name in safetensors. Raises `CorruptObject` for an
     unknown name.
     """
     if dtype not in ELEMENTS:
@@ -112,7 +112,7 @@ PARAMETERS = zstandard.ZstdCompressionParameters(
 
 
 def corrupt_delta(what: str) -> CorruptObject:
-    """Return the error for a payload that is damaged, or that is applied to the wrong base. `what`
+    """Returns the error for a payload that is damaged, or that is applied to the wrong base. `what`
     describes what was found.
     """
     return CorruptObject(
@@ -170,7 +170,7 @@ class StreamWriter:
             self.stream(columns[:, plane])
 
     def finish(self) -> bytes:
-        """Return the payload: all fields in the order in which they were written."""
+        """Returns the payload: all fields in the order in which they were written."""
         return b"".join(self._parts)
 
 

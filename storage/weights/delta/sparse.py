@@ -26,7 +26,7 @@ from rollstream.storage.weights.delta.coding import (
 
 
 def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
-    """Return the steps from old to new: distances counted in representable numbers (ulps, units in
+    """Returns the steps from old to new: distances counted in representable numbers (ulps, units in
     the last place), modulo the element's width. An optimiser moves most changed weights by one or
     two steps, so steps compress well, while the new bits look random.
     """
@@ -34,14 +34,14 @@ def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
 
 
 def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
-    """Return the elements that are `steps` away from the old ones; inverts `ulp_differences`."""
+    """Returns the elements that are `steps` away from the old ones; inverts `ulp_differences`."""
     return _unordered(_ordered(old, element) + steps, element)
 
 
 def _ordered(bits: Bits, element: Element) -> Bits:
-    """Return the elements as unsigned integers in numeric order (−NaN … −0, +0 … +NaN). The mapping
-    is one to one, so every bit pattern is restored. Negative floats get all bits flipped, others
-    only the sign; an arithmetic shift makes the mask. Integers are their own order.
+    """Returns the elements as unsigned integers in numeric order (−NaN … −0, +0 … +NaN). The
+    mapping is one to one, so every bit pattern is restored. Negative floats get all bits flipped,
+    others only the sign; an arithmetic shift makes the mask. Integers are their own order.
     """
     if not element.is_float:
         return bits
@@ -134,7 +134,7 @@ def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
 
 
 def _escape(gaps: Indices) -> Bytes:
-    """Return each number as a byte below 255, after a byte 255 for every 255 in the number."""
+    """Returns each number as a byte below 255, after a byte 255 for every 255 in the number."""
     last = gaps.astype(np.uint8)
     far = np.flatnonzero(gaps >= ESCAPE)
     if not len(far):
@@ -182,7 +182,7 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding,
 
 
 def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Element) -> Changes:
-    """Return the changes that the payload makes to the elements of `base`; `base` is not written.
+    """Returns the changes that the payload makes to the elements of `base`; `base` is not written.
     All changes are in memory together, so that a caller writes none before the whole payload is
     found to fit. Raises `CorruptObject` if the payload does not fit the elements.
     """
@@ -204,7 +204,7 @@ def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Eleme
 def read_segment(
     reader: StreamReader, base: Bits, values: ValueCoding, element: Element
 ) -> Changes:
-    """Return the changes of the payload's next segment, at positions within the segment; `base`
+    """Returns the changes of the payload's next segment, at positions within the segment; `base`
     holds its old elements. Raises `CorruptObject` if the payload does not fit them.
     """
     changed = reader.number(len(base))
@@ -215,7 +215,7 @@ def read_segment(
 
 
 def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:
-    """Return the positions that differ, with old and new bits, reading each piece from memory
+    """Returns the positions that differ, with old and new bits, reading each piece from memory
     once.
     """
     differs = np.empty(COMPARED, np.bool_)
@@ -229,7 +229,7 @@ def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:
 
 
 def _cheaper(old: Bits, new: Bits, element: Element) -> ValueCoding:
-    """Return the coding that takes fewer bytes for these values."""
+    """Returns the coding that takes fewer bytes for these values."""
     sizes: dict[ValueCoding, int] = {}
     choices: tuple[ValueCoding, ...] = ("ulp", "absolute")
     for values in choices:

@@ -51,7 +51,7 @@ class ServerRoutes:
 
 
 def damaged_request(drawn: Random, server: ServerRoutes) -> bytes:
-    """Return one to three requests, one after the other, of which some parts are odd."""
+    """Returns one to three requests, one after the other, of which some parts are odd."""
     return b"".join(_request(drawn, server) for _ in range(drawn.choice((1, 1, 1, 2, 3))))
 
 
@@ -97,7 +97,7 @@ def is_alive(server: ServerRoutes) -> bool:
 
 
 def asked(server: ServerRoutes, target: str) -> int:
-    """Return the status of a plain request."""
+    """Returns the status of a plain request."""
     request = b"GET %s HTTP/1.1\r\n%s\r\nConnection: close\r\n\r\n"
     (status,) = exchange(server, request % (target.encode(), server.host), is_whole=True)
     return status

@@ -102,7 +102,7 @@ class RemoteCore:
         self._streams.close_all()
 
     def _progress(self) -> dict[str, int]:
-        """Return the number of generated tokens of each request that the workers have, by the
+        """Returns the number of generated tokens of each request that the workers have, by the
         client's name of the request.
         """
         inside = self.routes.call("progress")[0]

@@ -124,7 +124,7 @@ def _describe(routes: ServerRoutes) -> Mapping[str, Any]:
 def _find_lacks(
     found: Mapping[str, Any], config: PreTrainedConfig, slots: int, context_max: int
 ) -> list[str]:
-    """Return the properties of the server that do not fit, as parts of an error message."""
+    """Returns the properties of the server that do not fit, as parts of an error message."""
     wanted = architecture_of(config)
     checks = [
         (found["transfer"] == "rollstream", "loads weights in another way"),

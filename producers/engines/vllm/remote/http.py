@@ -63,7 +63,7 @@ _EVENTS = msgspec.json.Decoder(StreamEvent)
 
 
 def generate_body(request: CoreRequest, name: str) -> bytes:
-    """Return the body of a request for tokens with their log-probabilities, which the server sends
+    """Returns the body of a request for tokens with their log-probabilities, which the server sends
     as a stream of events. `name` is this client's name of the request.
     """
     s = request.sampling
@@ -112,7 +112,7 @@ def parse_output(key: str, data: bytes) -> StepOutput | None:
 
 
 def request_name(inside: str) -> str:
-    """Return the name that this client gave to a request; `inside` is vLLM's name of it. That is
+    """Returns the name that this client gave to a request; `inside` is vLLM's name of it. That is
     `REQUEST_PREFIX`, the client's name, which contains no dash, and, unless vLLM is configured
     otherwise, a dash and eight more characters.
     """
@@ -120,7 +120,7 @@ def request_name(inside: str) -> str:
 
 
 def parse_load(lines: Iterable[str]) -> CoreLoad:
-    """Return the load that the `lines` of the server's `/metrics` state (Prometheus' text format).
+    """Returns the load that the `lines` of the server's `/metrics` state (Prometheus' text format).
     Lines with the same name and other labels are added up.
     """
     sums = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
@@ -163,11 +163,11 @@ class ServerRoutes:
         )
 
     def get(self, path: str) -> httpx2.Response:
-        """Return the response to a GET request, whatever its status."""
+        """Returns the response to a GET request, whatever its status."""
         return self._send("GET", path)
 
     def probe(self, path: str) -> int:
-        """Return the status of the response to a POST request with an empty JSON object, which
+        """Returns the status of the response to a POST request with an empty JSON object, which
         shows whether the route exists and whether the API key is accepted.
         """
         return self._send("POST", path, json={}).status_code
@@ -203,7 +203,7 @@ class ServerRoutes:
         return results
 
     def is_alive(self) -> bool:
-        """Return whether the server answers and states that its engine runs."""
+        """Returns whether the server answers and states that its engine runs."""
         try:
             return self._client.get("/health", timeout=CONNECT_TIMEOUT_S).is_success
         except httpx2.HTTPError:

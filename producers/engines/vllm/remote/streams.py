@@ -79,11 +79,11 @@ class TokenStreams:
         stream.task = asyncio.run_coroutine_threadsafe(self._read(stream, body), self._loop)
 
     def names(self) -> dict[str, str]:
-        """Return the names of the open streams' requests, by key."""
+        """Returns the names of the open streams' requests, by key."""
         return {key: stream.name for key, stream in self._open.items()}
 
     def take(self, wait_s: float) -> list[StepOutput]:
-        """Return the outputs that have arrived; waits up to `wait_s` for the first one. Raises
+        """Returns the outputs that have arrived; waits up to `wait_s` for the first one. Raises
         `EngineRefused` if a stream broke and all outputs queued before are returned.
         """
         outputs: list[StepOutput] = []
@@ -181,7 +181,7 @@ class TokenStreams:
                         yield data
 
     def _connected(self) -> httpx2.AsyncClient:
-        """Return the HTTP client, which belongs to the thread's event loop."""
+        """Returns the HTTP client, which belongs to the thread's event loop."""
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 base_url=self.url,

@@ -130,7 +130,7 @@ class RemoteWeights:
         return WeightComparison(len(asked), tuple(differing))
 
     def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-        """Return dtype and hash of every copy that is served under each of these names."""
+        """Returns dtype and hash of every copy that is served under each of these names."""
         found: dict[str, list[tuple[str, str]]] = {}
         for begin in range(0, len(places), NAMES_AT_ONCE):
             some = places[begin : begin + NAMES_AT_ONCE]
@@ -174,7 +174,7 @@ class RemoteWeights:
 
 
 def _laid_out(parts: Parts) -> tuple[list[StagedTensor], list[str], int]:
-    """Return the place and the hash of each tensor of a chunk, and the chunk's size in bytes."""
+    """Returns the place and the hash of each tensor of a chunk, and the chunk's size in bytes."""
     entries: list[StagedTensor] = []
     hashes: list[str] = []
     end = 0
@@ -195,7 +195,7 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 def _differs(copies: Iterable[Sequence[str]], tensor: torch.Tensor) -> bool:
-    """Return whether any served copy (dtype and hash) differs in bits from this tensor, converted
+    """Returns whether any served copy (dtype and hash) differs in bits from this tensor, converted
     to the dtype of the copy.
     """
     for kind, wanted in copies:

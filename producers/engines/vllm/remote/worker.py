@@ -31,7 +31,7 @@ class ServerWorker(WorkerExtension):
     vllm_config: Any
 
     def describe(self) -> RpcAnswer:
-        """Return the properties that a rollout checks before it uses the server. `slots` is the
+        """Returns the properties that a rollout checks before it uses the server. `slots` is the
         most sequences that run at once, `kv_tokens` the capacity of the KV cache. A rollout refuses
         several `engines` (data or pipeline parallelism).
         """
@@ -80,8 +80,8 @@ class ServerWorker(WorkerExtension):
         return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 
     def progress(self) -> dict[str, int]:
-        """Return by vLLM's request id the number of generated tokens of each request that the model
-        runner has (of a resumed request, since vLLM received it).
+        """Returns by vLLM's request id the number of generated tokens of each request that the
+        model runner has (of a resumed request, since vLLM received it).
         """
         runner = self.model_runner
         if hasattr(runner, "requests"):
@@ -91,7 +91,7 @@ class ServerWorker(WorkerExtension):
         return {name: int(total[i]) - int(asked[i]) for name, i in states.req_id_to_index.items()}
 
     def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
-        """Return by tensor name the dtype and the hash of every copy of this worker's part that is
+        """Returns by tensor name the dtype and the hash of every copy of this worker's part that is
         served (on a CPU vLLM can have two copies of a matrix).
         """
         model = self.model_runner.get_model()
@@ -107,7 +107,7 @@ class ServerWorker(WorkerExtension):
 
 
 def _rpc_answer(do: Callable[[], None]) -> RpcAnswer:
-    """Return `{}` after `do` succeeded, or its error as a refusal."""
+    """Returns `{}` after `do` succeeded, or its error as a refusal."""
     try:
         do()
     except RollstreamError as error:
