@@ -7,6 +7,6 @@ from benchmarks.one_reading import claims_checked, folders, resume_settings, tem
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    # Claims first: a case that was measured makes the tables stale until the pages are written again.
+    # Claims first: a case that is measured makes the tables stale until pages are written again.
     for module in (claims_checked, templates, folders, resume_settings):
         yield from module.cases(quick)
