@@ -150,9 +150,7 @@ HEALTHY_MODELS: Mapping[str, Callable[[Path], object]] = {
     "linked": _write_linked,
     "others": _write_with_others,
     "padded": lambda folder: write_model(folder, config={**CONFIG, "vocab_size": 320}),
-    "text_config": lambda folder: write_model(
-        folder, config={**CONFIG, "text_config": {"vocab_size": 262}}
-    ),
+    "old_words": lambda folder: write_model(folder, config={**CONFIG, "torch_dtype": "float32"}),
 }
 """How each form of a model's folder that is whole is written."""
 
