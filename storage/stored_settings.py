@@ -9,12 +9,11 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import decode_json
 
 CONFIGURATION_KEY = re.compile(r"configurations/[0-9a-f]{32}\.json")
-_HASH = re.compile(r"[0-9a-f]{32}")
 
 
 def is_configuration_hash(text: str) -> bool:
     """Returns whether a record names a configuration by this text: runs of tests do not."""
-    return _HASH.fullmatch(text) is not None
+    return CONFIGURATION_KEY.fullmatch(configuration_key(text)) is not None
 
 
 def configuration_key(configuration_hash: str) -> str:

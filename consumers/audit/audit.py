@@ -25,6 +25,7 @@ from rollstream.consumers.audit.folds import (
     results_by_invariant,
 )
 from rollstream.consumers.audit.groups import GroupAudit
+from rollstream.consumers.audit.lags import LagAudit
 from rollstream.consumers.audit.origins import OriginAudit
 from rollstream.consumers.audit.repetitions import RepetitionAudit
 from rollstream.consumers.audit.settings_since import SettingsAudit
@@ -32,7 +33,6 @@ from rollstream.consumers.audit.source import AuditSource, RowFold, TrajectoryRo
 from rollstream.consumers.audit.spans import (
     AuditPolicy,
     ForeignCompletions,
-    LagAudit,
     OneVersionAudit,
     SpanAudit,
 )

@@ -17,6 +17,7 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
     SupersededTakes,
     TakeAttempts,
     TakeNumber,
+    number_of,
 )
 from rollstream.metric_values import LAG_BUCKETS, SECONDS_BUCKETS, MetricHistogram, MetricValues
 from rollstream.streams.admissible import REFUSAL_KINDS
@@ -77,10 +78,9 @@ class LedgerTail:
         match record:
             case Take() as take:
                 self.takes.setdefault((take.step, take.update), []).append(take)
-                number = (take.step, take.update, take.micro_batch)
                 now = self.configured
                 under = self.since_configuration if now is None else now.configuration_hash
-                self.taken_under[number] = under
+                self.taken_under[number_of(take)] = under
             case StepDone() as done:
                 self.done[done.step] = done
                 self.believed.setdefault(done.step, done.version)

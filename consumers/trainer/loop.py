@@ -210,9 +210,10 @@ class Trainer(StepLoop[TakeFeeder]):
         # Takes of later steps are before the ledger's end: a trainer that starts from this
         # checkpoint must read them again.
         ahead = self.recorded.goes_beyond(step)
-        position, configuration = feeder.ledger.position(), self.configuration_hash
         if ahead:
             position, configuration = self.recorded.since, self.recorded.since_configuration
+        else:
+            position, configuration = feeder.ledger.position(), self.configuration_hash
         state = trainer_state(
             step,
             feeder.learner.updates,

@@ -14,16 +14,12 @@ from dataclasses import dataclass
 import msgspec
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.program_output import OutputPipe
 from rollstream.producers.rewards.environment import NumberedAnswer, ReplyQuestion
 from rollstream.producers.rewards.worker import (
     READ_BYTES,
     START_S,
     STARTS_MAX,
-    STDERR,
-    end_process,
-    ended_reason,
-    spawn_process,
+    CodeProcess,
 )
 from rollstream.producers.settings import TaskSettings
 
@@ -161,7 +157,7 @@ class ReplyPool:
         self._waiting.extendleft(reversed(again))
 
 
-class _EnvironmentProcess:
+class _EnvironmentProcess(CodeProcess):
     """Exchanges lines with one process, without blocking."""
 
     def __init__(self, task: TaskSettings, now: float) -> None:
@@ -169,23 +165,13 @@ class _EnvironmentProcess:
         self.is_ready = False
         self.refusal = ""
         """Why the task could not be built."""
-        self._printed = OutputPipe(STDERR)
-        self._process = spawn_process(
-            "rollstream.producers.rewards.environment", task, stderr=self._printed.writer
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._into, False)
-        os.set_blocking(self._out, False)
-        self._outgoing, self._incoming = bytearray(), bytearray()
+        super().__init__("rollstream.producers.rewards.environment", task)
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(NumberedAnswer)
 
     def give(self, question: ReplyQuestion) -> None:
         """Queue a line for the process; `write` sends it."""
-        self._printed.output.allow()
-        self._outgoing += self._encoder.encode(question) + b"\n"
+        self.queue(self._encoder.encode(question) + b"\n")
 
     def write(self) -> None:
         """Write as many queued bytes as the pipe accepts."""
@@ -210,13 +196,3 @@ class _EnvironmentProcess:
             greeting = found.pop(0)
             self.is_ready, self.refusal = True, greeting.reason
         return found
-
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def ended_reason(self) -> str:
-        return ended_reason(self._process)
-
-    def kill(self) -> None:
-        end_process(self._process)
-        self._printed.close()

@@ -63,7 +63,43 @@ class PendingQuestion:
     limit_s: float
 
 
-class RewardWorker:
+class CodeProcess:
+    """Runs a module with a task's own code; the pipes to it and from it do not block. What the code
+    prints reaches the log of this role in printable lines, and as many bytes as `queue` makes room
+    for (`program_output.py`).
+    """
+
+    def __init__(self, module: str, task: TaskSettings, *arguments: str) -> None:
+        self._outgoing, self._incoming = bytearray(), bytearray()
+        self._printed = OutputPipe(STDERR)
+        self._process = spawn_process(module, task, *arguments, stderr=self._printed.writer)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        os.set_blocking(self._out, False)
+
+    def queue(self, line: bytes) -> None:
+        """Queue the line of a question, and make room for what is printed until its answer."""
+        self._printed.output.allow()
+        self._outgoing += line
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ended_reason(self) -> str:
+        """Returns how the process ended; to be called after `has_ended` returned True."""
+        return ended_reason(self._process)
+
+    def kill(self) -> None:
+        """End the process and all processes that it started (it leads a process group), and reap
+        it.
+        """
+        end_process(self._process)
+        self._printed.close()
+
+
+class RewardWorker(CodeProcess):
     """Runs one reward process and exchanges lines with it, without blocking. The process writes a
     first line when its task is built or cannot be built: `greeting`, b"" until then. After that it
     answers its questions in order. `held` are the unanswered ones, oldest first, so a process that
@@ -74,18 +110,8 @@ class RewardWorker:
         self.held: deque[PendingQuestion] = deque()
         self.greeting = b""
         self._progress_s = now
-        self._outgoing = bytearray()
-        self._incoming = bytearray()
         self._was_full = False
-        self._printed = OutputPipe(STDERR)
-        self._process = spawn_process(
-            "rollstream.producers.rewards.process", task, function, stderr=self._printed.writer
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._into, False)
-        os.set_blocking(self._out, False)
+        super().__init__("rollstream.producers.rewards.process", task, function)
 
     def give(self, question: PendingQuestion, now: float) -> None:
         """Queue a question for the process. If the process is idle its time limit runs from now,
@@ -93,9 +119,8 @@ class RewardWorker:
         """
         if self.greeting and not self.held:
             self._progress_s = now
-        self._printed.output.allow()
         self.held.append(question)
-        self._outgoing += question.line
+        self.queue(question.line)
 
     def write(self, now: float) -> None:
         """Write as many queued bytes as the pipe accepts. If the pipe was full and accepts bytes
@@ -129,13 +154,6 @@ class RewardWorker:
                 return
             yield self.held.popleft(), line
 
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def ended_reason(self) -> str:
-        """Returns how the process ended; to be called after `has_ended` returned True."""
-        return ended_reason(self._process)
-
     def overdue_reason(self, now: float) -> str:
         """Returns why the process must be replaced: it was not ready, or made no progress, within
         its time limit. Return "" if it need not be replaced.
@@ -146,13 +164,6 @@ class RewardWorker:
         if not self.held or now - self._progress_s <= self.held[0].limit_s:
             return ""
         return f"took longer than {self.held[0].limit_s:g} s"
-
-    def kill(self) -> None:
-        """End the process and all processes that it started (it leads a process group), and reap
-        it.
-        """
-        end_process(self._process)
-        self._printed.close()
 
 
 def spawn_process(

@@ -1,10 +1,10 @@
 """Loads and checks the configuration of a run, one frozen value with every role's settings, and
 decides whether a trainer may continue the run under a changed configuration.
 
-A change of an `INCIDENTAL` setting is always allowed, of most others with
-`--accept-config`, of a `FIXED` one never (`setting_scope`). The run's object store holds its
-configurations by hash, so a change is shown field by field on any machine. The ledger states the
-configuration of each term (`Configured`), and whether a change was accepted.
+A change of an `INCIDENTAL` setting is always allowed, of a `FIXED` one never, of all others with
+`--accept-config` (`setting_scope`). The run's object store holds its configurations by hash, so a
+change is shown field by field on any machine. The ledger states the configuration of each term
+(`Configured`), and whether a change was accepted.
 """
 
 import json

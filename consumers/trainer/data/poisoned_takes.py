@@ -28,6 +28,10 @@ TakeNumber = tuple[int, int, int]
 """Step, update and micro-batch of one take."""
 
 
+def number_of(take: records.Take) -> TakeNumber:
+    return take.step, take.update, take.micro_batch
+
+
 @dataclass(slots=True)
 class TakeAttempts:
     """Counts the recorded failures and the silent deaths of each take: a fold over the ledger from

@@ -26,6 +26,7 @@ from rollstream.consumers.trainer.data.poisoned_takes import (
     TakeKey,
     TakeNumber,
     error_text,
+    number_of,
 )
 from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.ready_groups import (
@@ -151,7 +152,7 @@ class TakeRepeater(ABC):
         """
         noted = fetch_annotations(self.bus, take.annotations)
         believed = BelievedVersions(0, self.terms).up_to(take.believed)
-        rule = self.earlier_rules.get((take.step, take.update, take.micro_batch), self.rule)
+        rule = self.earlier_rules.get(number_of(take), self.rule)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
