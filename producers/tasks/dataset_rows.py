@@ -178,8 +178,10 @@ def _row(
         if columns.reference:
             reference = _value(values, f"{columns.where}.reference", columns.reference)
         answer = _value(values, f"{columns.where}.answer", columns.answer) if columns.answer else ""
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            answer = str(answer)
         if not isinstance(answer, str):
-            raise _Unusable(f"{columns.answer} must be text, got {shown(answer)}")
+            raise _Unusable(f"{columns.answer} must be text or a whole number, got {shown(answer)}")
         return DatasetRow(
             path, place, prompt, _json_text(columns.reference, reference),
             _utf8(columns.answer, answer),

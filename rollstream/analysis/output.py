@@ -153,7 +153,7 @@ def _number(value: float) -> str:
 
 def _field(value: Any) -> Any:
     """Returns a value in the form that is written to CSV; NaN and infinities as `nan` and `inf`."""
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     value = json_value(value, is_exact=True)
     if isinstance(value, bool):

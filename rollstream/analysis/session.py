@@ -48,10 +48,7 @@ def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` if
     `sql` is wrong, has several statements, or has one that is no query.
     """
-    try:
-        sql.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"the query is not UTF-8: {sql.strip()[:80]!r}") from None
+    sql = _utf8(sql)
     try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
@@ -68,9 +65,31 @@ def single_query(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
     ):
         raise ConfigurationError(
             f"only queries are run here (SELECT, FROM, PIVOT, DESCRIBE, EXPLAIN), and this is "
-            f"{kind.name}: a log is never changed by a query"
+            f"{_verb(inner, kind.name)}: a log is never changed by a query"
         )
     return sql.strip().rstrip(";")
+
+
+def _utf8(sql: str) -> str:
+    """Returns the query as UTF-8 can carry it. Under an ASCII locale Python hands over the bytes of
+    an argument as surrogates.
+    """
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(sql).decode()
+        except UnicodeError:
+            raise ConfigurationError(f"the query is not UTF-8: {sql.strip()[:80]!r}") from None
+    return sql
+
+
+def _verb(sql: str, kind: str) -> str:
+    """Returns the first word of a statement, or its kind if a comment stands before it. DuckDB has
+    one kind for several words, such as INSTALL and LOAD.
+    """
+    word = re.match(r"\s*([a-zA-Z]+)", sql)
+    return word[1].upper() if word else kind
 
 
 def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
