@@ -28,7 +28,7 @@ def test_decimals_keep_their_scale(run, capsys):
     sql = "SELECT 1.50::DECIMAL(5,2) AS price, 12345678901234567890.12::DECIMAL(38,2) AS large"
     for form in ("--csv", "--rows=1"):
         assert main(["query", run, sql, form]) == 0
-        head, row = capsys.readouterr().out.splitlines()
+        _head, row = capsys.readouterr().out.splitlines()
         assert row.replace("\t", ",") == "1.50,12345678901234567890.12"
 
 
