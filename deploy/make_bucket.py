@@ -2,6 +2,7 @@
 there already is fine. Credentials come from the environment, as boto3 finds them.
 """
 
+import argparse
 import sys
 import time
 
@@ -32,5 +33,13 @@ def main(name: str, endpoint: str) -> int:
         return 0
 
 
+def _arguments() -> dict[str, str]:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("endpoint", metavar="ENDPOINT")
+    return vars(parser.parse_args())
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(**_arguments()))

@@ -176,16 +176,15 @@ def read_header(file: IO[bytes]) -> bytes:
     return file.read(min(size, HEADER_BYTES_MAX, os.fstat(file.fileno()).st_size))
 
 
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
+
+
 def _weight_paths(folder: Path) -> list[Path]:
     """Returns the weight files, which need not exist, in the order of names."""
     has_index, has_single = (folder / INDEX).is_file(), (folder / WEIGHTS).is_file()
     if not has_index and not has_single:
         _refuse_other_names(folder)
-        raise ConfigurationError(
-            f"model.path: {folder} has neither {WEIGHTS} nor {INDEX}: weights in other formats "
-            "(such as pickled ones) are not read; save the model once with transformers' "
-            "save_pretrained"
-        )
+        raise ConfigurationError(f"model.path: {folder} has {_other_weights(folder)}")
     names = set(_weight_map(folder).values()) if has_index else {WEIGHTS}
     if has_single and names != {WEIGHTS}:
         raise ConfigurationError(
@@ -193,6 +192,17 @@ def _weight_paths(folder: Path) -> list[Path]:
             "the one and vLLM the other; delete the one that is not the model"
         )
     return [folder / name for name in sorted(names)]
+
+
+def _other_weights(folder: Path) -> str:
+    """Returns what a folder without safetensors has in their place, and what to do."""
+    for pattern in _OTHER_WEIGHTS:
+        if path := next(iter(sorted(folder.glob(pattern))), None):
+            return (
+                f"{path.name} and neither {WEIGHTS} nor {INDEX}: weights in other formats (such as "
+                "pickled ones) are not read; save the model once with transformers' save_pretrained"
+            )
+    return f"no weights, neither {WEIGHTS} nor {INDEX}: fetch the rest of the model's files"
 
 
 def _refuse_other_names(folder: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # settings are checked in processes that need no torch
 
 ADAPTER_KEYS = ("model.lora.rank", "model.lora.alpha", "model.lora.targets")
 ALL_LINEAR = "all-linear"
+_PICKLED = "adapter_model.bin"
 _PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -43,6 +44,12 @@ def adapter_settings(given: str) -> LoraSettings:
     folder = Path(given).expanduser()
     for name in (ADAPTER_CONFIG, ADAPTER_TENSORS):
         if not (folder / name).is_file():
+            if name == ADAPTER_TENSORS and (folder / _PICKLED).is_file():
+                raise _refused(
+                    given,
+                    f"its tensors are in {_PICKLED}, and pickled ones are not read; load it once "
+                    "with PEFT and save it with save_pretrained",
+                )
             raise ConfigurationError(
                 f"model.lora.path: {given!r} has no {name}: name the folder of an adapter that "
                 "PEFT or `rollstream weights export` wrote"

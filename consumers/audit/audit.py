@@ -205,7 +205,9 @@ class Audit:
         else:
             StoreAudit(self.store, folds.versions, self.tell).check()
             self._note_skipped_rows(self.store)
-            checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
+            checkpoints = CheckpointAudit(
+                self.store, self.bus, folds.versions, self.policy, self.tell
+            )
             checkpoints.check()
             stored.append(checkpoints.result)
         return [self.reading, *results_by_invariant(folds.all, folds.fences.unknown), *stored]

@@ -6,14 +6,14 @@ what `VersionAudit` has read in the log, so they run after it. At most one file 
 time. A version or checkpoint that retention removes meanwhile is skipped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollstream.consumers.audit.folds import InvariantResult
 from rollstream.consumers.audit.spans import AuditPolicy
 from rollstream.consumers.audit.versions import VersionAudit
-from rollstream.consumers.trainer.checkpoint import TrainerState
-from rollstream.errors import CorruptObject, ObjectMissing, StoreError
+from rollstream.consumers.trainer.checkpoint import TrainerState, missing_records
+from rollstream.errors import CorruptObject, ObjectMissing, StoreError, TopicMissing
 from rollstream.storage.checkpoints import (
     CheckpointId,
     checkpoint_manifest,
@@ -30,6 +30,7 @@ from rollstream.storage.weights.manifest import (
 )
 from rollstream.storage.weights.pointer import POINTER_KEY, Pointer, read_pointer
 from rollstream.storage.weights.retention import listed_versions
+from rollstream.streams.bus import Bus
 from rollstream.streams.values import Version
 
 ProgressCallback = Callable[[str], None]
@@ -215,16 +216,17 @@ class StoreAudit:
 
 @dataclass(slots=True)
 class CheckpointAudit:
-    """Checks that every checkpoint with a manifest is whole, that its step is in the ledger, and
-    that the newest is not older than the run's settings imply. `check` must be called after
-    `versions` has received the whole log. A checkpoint without a manifest is only counted
-    (`begun`).
+    """Checks that every checkpoint with a manifest is whole, that its step is in the ledger, that
+    the log has what it has read, and that the newest is not older than the run's settings imply.
+    `check` must be called after `versions` has received the whole log. A checkpoint without a
+    manifest is only counted (`begun`).
 
     Whether a checkpoint's tensors have the state hash of the ledger is not checked here: a restart
     from the checkpoint checks it by repeating the steps after it.
     """
 
     store: ObjectStore
+    bus: Bus | None
     versions: VersionAudit
     policy: AuditPolicy
     tell: Callable[[str], None]
@@ -278,11 +280,20 @@ class CheckpointAudit:
             return str(error)
         if {manifest.step, state.step, one.step} != {one.step} or manifest.term != one.term:
             return f"its state is of step {state.step}, its manifest of step {manifest.step}"
+        if self.bus is not None and (missing := missing_records(state, self._end)):
+            return f"the log is another one, or was lost: {missing}"
         last = self.versions.last
         made = self.versions.states
         if last is not None and made and min(made) <= one.step <= last.step:
             return "" if one.step in made else f"the ledger has no step {one.step}"
         return ""
+
+    def _end(self, topic: str) -> Mapping[int, int]:
+        assert self.bus is not None
+        try:
+            return self.bus.end(topic)
+        except TopicMissing:
+            return {}
 
     def _is_kept(self, one: CheckpointId) -> bool:
         """Whether the checkpoint is still whole in the store; False if retention removed it

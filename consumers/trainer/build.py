@@ -18,6 +18,7 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import (
     TrainerState,
     ledger_begin,
+    missing_records,
     restore_intake,
     trainer_state,
 )
@@ -141,6 +142,11 @@ def build_trainer(
     past = PublishedVersions(lambda: (store,), plan.weights.dtype)
     learner = open_learner(initial.model, plan.trainer, past)
     state = load_first(store, learner, checkpoints, initial.ranks)  # 2
+    if state is not None and (missing := missing_records(state, bus.end)):
+        raise ConfigurationError(
+            f"the log is not that of the store, or was lost: {missing}; give the run's own log "
+            "(bus), restore a backup of the run, or fork the run from its store"
+        )
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
     recorded = ledger.open(*ledger_begin(state))  # 1 (`Opened`), 3

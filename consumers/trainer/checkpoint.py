@@ -7,7 +7,7 @@ later step is there. If takes were still to be repeated at that moment (`ahead`)
 older one, and finished takes are there too; they are recognised by their step number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,23 @@ def trainer_state(
         open_groups=tuple(intake.open),
         next_group=intake.next_group,
     )
+
+
+def missing_records(state: TrainerState, end: Callable[[str], Mapping[int, int]]) -> str:
+    """Returns which records that the trainer had read at its checkpoint the log does not have, as
+    the end of a sentence; "" if it has them. `end` gives the ends of a topic's partitions. These
+    never move back, so a log that ends before them is another one, or its files were lost.
+    """
+    read = {"ledger": {"0": state.ledger}, **state.positions}
+    for topic, by in read.items():
+        ends = end(topic)
+        for partition, at in by.items():
+            if at.offset > (has := ends.get(int(partition), 0)):
+                return (
+                    f"{topic}/{partition} ends at {has}, and the checkpoint of step {state.step} "
+                    f"has read it up to {at.offset}"
+                )
+    return ""
 
 
 def ledger_begin(state: TrainerState | None) -> tuple[Position, str]:

@@ -7,6 +7,7 @@ environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY). The topics are created h
 create any. Done again, it changes nothing.
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -134,9 +135,17 @@ def make_bucket(endpoint: str, bucket: str, run: str) -> None:
     client.put_bucket_policy(Bucket=bucket, Policy=text)
 
 
+def _arguments() -> dict[str, str]:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    for name in ("folder", "kafka", "endpoint", "bucket", "run"):
+        parser.add_argument(name, metavar=name.upper())
+    return vars(parser.parse_args())
+
+
 if __name__ == "__main__":
     try:
-        sys.exit(main(*sys.argv[1:]))
+        sys.exit(main(**_arguments()))
     except (BotoCoreError, RuntimeError) as error:
         print(f"grant: {error}", file=sys.stderr)
         sys.exit(1)

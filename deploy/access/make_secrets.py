@@ -10,6 +10,7 @@ gets a password of Kafka and a key of the object store, in files that its user a
 Does nothing where it was done before. No secret is an argument of a process or printed.
 """
 
+import argparse
 import json
 import os
 import secrets
@@ -90,5 +91,12 @@ def _write(file: Path, text: str) -> None:
     file.parent.chmod(0o700)
 
 
+def _arguments() -> dict[str, str]:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("folder", metavar="FOLDER")
+    return vars(parser.parse_args())
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(**_arguments()))

@@ -6,6 +6,7 @@ AWS (`iam_policy`), and the policy of a bucket whose accounts are named like the
     python deploy/access/policies.py everything BUCKET [PREFIX]  of one account for all roles
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -98,5 +99,14 @@ def main(role: str, bucket: str, prefix: str = "") -> int:
     return 0
 
 
+def _arguments() -> dict[str, str]:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("role", metavar="ROLE")
+    parser.add_argument("bucket", metavar="BUCKET")
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="")
+    return vars(parser.parse_args())
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(**_arguments()))

@@ -61,6 +61,7 @@ from rollstream.producers.agents.requests import (
     TurnRequest,
     failure_in,
     read_request,
+    refuse_unknown,
     reward_in,
     scores_in,
 )
@@ -141,6 +142,7 @@ class AgentEndpoint:
         """
         identity = self._identity(request)
         body = await self._body(request)
+        refuse_unknown(body, "reward", "scores")
         reward, scores = reward_in(body), scores_in(body)
         if reward is None:
             raise RequestRefused("reward is missing")
@@ -158,6 +160,7 @@ class AgentEndpoint:
         """
         identity = self._identity(request)
         body = await self._body(request)
+        refuse_unknown(body, "reward", "scores", "failed")
         reason, reward, scores = failure_in(body), reward_in(body), scores_in(body)
         if scores and reward is None:
             raise RequestRefused("scores without a reward: they are recorded beside it")

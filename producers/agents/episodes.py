@@ -75,6 +75,7 @@ from rollstream.streams.records import Trajectory
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.1  # between two checks of deadlines
+LEAVE_S = 10.0  # within which a program that has ended its episode ends itself
 VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What a value that nothing foresaw raises; a failure of a device or a network raises others."""
 
@@ -106,6 +107,8 @@ class AgentEpisodes:
     """Episodes whose program starts again once the log has their failure."""
     counts: AgentCounts = field(default_factory=AgentCounts)
     turns: EpisodeTurns = field(init=False)
+    _leaving: dict[str, float] = field(default_factory=dict[str, float])
+    """By key the time at which the program of an episode that has ended is killed."""
     _checked_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -201,11 +204,16 @@ class AgentEpisodes:
         self.inbox.close()
         self.programs.close()
 
-    def _close(self, episode: Episode, seal: Exception) -> None:
-        """Seal an episode: end its program, and drop its turns that are not in the trajectory."""
+    def _close(self, episode: Episode, seal: Exception, leaves: bool = False) -> None:
+        """Seal an episode: end its program, and drop its turns that are not in the trajectory. A
+        program that `leaves`, because it asked for the end, gets the answer and a while to finish.
+        """
         episode.seal = seal
         del self.open[episode.name]
-        self.programs.kill(episode.key)
+        if leaves and not isinstance(self.programs, ServicePrograms):
+            self._leaving[episode.key] = self.clock() + LEAVE_S
+        else:
+            self.programs.kill(episode.key)
         self.turns.close(episode, seal)
 
     def metric_values(self) -> MetricValues:
@@ -228,12 +236,16 @@ class AgentEpisodes:
             with self._boundary(ticket.episode, outcome):
                 self._handle(ticket)
         for ended in self.programs.poll():
+            self._leaving.pop(ended.key, None)
             if (episode := self._by_key(ended.key)) is not None:
                 with self._boundary(episode):
                     self._end(episode, ended.reward, ended.reason)
         now = self.clock()
         if now - self._checked_s >= CHECK_S:
             self._checked_s = now
+            for key in [key for key, until in self._leaving.items() if now >= until]:
+                del self._leaving[key]
+                self.programs.kill(key)
             for episode in list(self.open.values()):
                 if reason := overdue(episode, self.settings, now):
                     with self._boundary(episode):
@@ -345,7 +357,8 @@ class AgentEpisodes:
         def on_refused(why: str) -> None:
             fail(asked, TurnFailed(why))
 
-        self._close(episode, SessionSealed(f"episode {episode.name} has ended"))
+        seal = SessionSealed(f"episode {episode.name} has ended")
+        self._close(episode, seal, leaves=outcome is not None)
         running = episode.running
         running.abandoned = episode.abandoned()
         reason = failure_of(episode, reason)

@@ -5,12 +5,16 @@ SANDBOX has the settings of the sandboxes that the function opens, as JSON.
 Orders arrive as JSON lines on stdin, outcomes leave as JSON lines on stdout. The function is called
 as `episode(client, task)`: `client` is an `AsyncOpenAI` of the library openai whose requests belong
 to this episode, `task` a dictionary. It returns the reward, or None if the task judges. Each
-exception is an outcome with a reason. When stdin ends, the process exits.
+exception is an outcome with a reason. A cancelled episode has an outcome at once, though its code
+may go on: it shows that no episode blocks the loop which they share. SIGABRT prints where one does.
+When stdin ends, the process exits.
 """
 
 import asyncio
 import atexit
+import faulthandler
 import os
+import resource
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -133,11 +137,12 @@ class _EpisodeRunner:
         self._encode = msgspec.json.Encoder().encode
 
     def take(self, line: _Line) -> None:
-        """Start an episode, or cancel one."""
+        """Start an episode, or cancel one, which has then ended for whoever ordered it."""
         if line.cancel:
             task = self._running.get(line.cancel)
             if task is not None:
                 task.cancel()
+            self._send(EpisodeOutcome(line.cancel, reason="cancelled"))
             return
         self._printed.allow()
         task = asyncio.get_running_loop().create_task(self._run(line))
@@ -145,7 +150,9 @@ class _EpisodeRunner:
         task.add_done_callback(lambda _: self._running.pop(line.key, None))
 
     async def _run(self, line: _Line) -> None:
-        outcome = await run_episode(self._function, line, self._http)
+        self._send(await run_episode(self._function, line, self._http))
+
+    def _send(self, outcome: EpisodeOutcome) -> None:
         self._write(self._encode(outcome) + b"\n")
 
 
@@ -183,6 +190,8 @@ def main(path: str, sandbox: str) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     stderr = os.dup(2)
+    faulthandler.enable(stderr, all_threads=False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     printed = OutputPipe(stderr)
     for descriptor in (1, 2):  # what the user's code prints
         os.dup2(printed.writer, descriptor)

@@ -191,6 +191,8 @@ class _FunctionProcess:
 
     def __init__(self, function: str, named: Sequence[str], sandbox: str) -> None:
         self.keys: set[str] = set()
+        self.cancelled: dict[str, float] = {}  # by key when; until the process says that it is
+        self.aborted_s: float | None = None
         self._incoming = bytearray()
         self.outgoing = bytearray()
         self.process = subprocess.Popen(
@@ -223,6 +225,26 @@ class _FunctionProcess:
         self._incoming[:] = rest
         return lines
 
+    def end_if_blocked(self, now: float) -> None:
+        """End the process if a cancellation has had no answer for `BLOCKED_S`: an episode blocks
+        the loop, and each later one would wait in vain. SIGABRT prints the blocking line.
+        """
+        if self.aborted_s is None:
+            if any(now - asked > BLOCKED_S for asked in self.cancelled.values()):
+                self.aborted_s = now
+                self.process.send_signal(signal.SIGABRT)
+        elif now - self.aborted_s > ABORT_S:  # the user's code catches the signal
+            self.process.kill()
+
+    def reason(self) -> str:
+        """Returns why the process, which has ended, ended."""
+        if self.aborted_s is None:
+            return f"its process ended with code {self.process.returncode}"
+        return (
+            f"an episode blocked the process that they share for {BLOCKED_S:g} s: await what takes "
+            "long, e.g. by asyncio.to_thread (the rollout's log shows the line)"
+        )
+
     def end(self) -> None:
         _end_group(self.process)
         for pipe in (self.process.stdin, self.process.stdout):
@@ -230,6 +252,8 @@ class _FunctionProcess:
                 pipe.close()
 
 
+BLOCKED_S = 30.0  # without an answer of a process, which needs none but a turn of its loop
+ABORT_S = 5.0  # from SIGABRT to SIGKILL
 STARTS_MAX = 3  # processes in a row that end before an outcome
 
 
@@ -271,6 +295,7 @@ class FunctionPrograms:
         for process in self._slots:
             if process is not None and key in process.keys:
                 process.keys.discard(key)
+                process.cancelled[key] = time.monotonic()
                 process.outgoing += self._encode({"cancel": key}) + b"\n"
                 process.write()
 
@@ -308,22 +333,24 @@ class FunctionPrograms:
                 self.close()
                 raise ConfigurationError(outcome.refused)
             self._starts_failed = 0
+            process.cancelled.pop(outcome.key, None)
             if outcome.key in process.keys:
                 process.keys.discard(outcome.key)
                 ended.append(ProgramEnd(outcome.key, outcome.reward, outcome.reason))
-        if has_ended:
+        if not has_ended:
+            process.end_if_blocked(self._polled_s)
+            return ended
+        process.end()
+        self._slots[index] = None
+        self._starts_failed += process.aborted_s is None
+        if self._starts_failed > STARTS_MAX:
             code = process.process.returncode
-            process.end()
-            self._slots[index] = None
-            self._starts_failed += 1
-            if self._starts_failed > STARTS_MAX:
-                raise ConfigurationError(
-                    f"{self._starts_failed} processes of agent.episode in a row ended before an "
-                    f"episode did (the last with code {code}); see what {self._function} imports"
-                )
-            reason = f"its process ended with code {code}"
-            ended += [ProgramEnd(key, reason=reason) for key in sorted(process.keys)]
-        return ended
+            raise ConfigurationError(
+                f"{self._starts_failed} processes of agent.episode in a row ended before an "
+                f"episode did (the last with code {code}); see what {self._function} imports"
+            )
+        reason = process.reason()
+        return [*ended, *(ProgramEnd(key, reason=reason) for key in sorted(process.keys))]
 
 
 def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from rollstream.errors import RollstreamError
+from rollstream.import_path import nearest
 from rollstream.producers.agents.chat_format import JsonObject, text_of
 from rollstream.producers.agents.conversation import digest_of
 from rollstream.streams.admissible import LABEL_MAX, SCORES_MAX, is_bounded_number
@@ -325,6 +326,17 @@ def _count(parameters: JsonObject, *names: str) -> int | None:
             raise RequestRefused(f"{name} = {_shown(value)} is not a whole number above 0")
         return value
     return None
+
+
+def refuse_unknown(body: JsonObject, *known: str) -> None:
+    """Raise `RequestRefused` for a field that a route of sessions does not have: a misspelt one
+    would be an end without its reward or its failure, and trained.
+    """
+    for name in body:
+        if name not in known:
+            raise RequestRefused(
+                f"unknown field {_shown(name)}{nearest(name, known)}; known are {', '.join(known)}"
+            )
 
 
 def reward_in(body: JsonObject) -> float | None:

@@ -70,7 +70,7 @@ def survey_dataset(task: Dataset) -> DatasetSurvey:
     more = len(causes) - FAULTS_MAX
     first = next((row for part in parts for row in part.usable), None)
     return DatasetSurvey(
-        name=task.options.path,
+        name=" and ".join(part.skipped.name for part in parts),
         rows=sum(part.rows for part in parts),
         is_counted=not any(part.sampling.has_ended for part in parts),
         sampled=sum(part.sampled for part in parts),
@@ -123,6 +123,7 @@ class _Part:
     def _render(self, task: Dataset, option: str) -> Iterator[LongPrompt]:
         """Yields the rows with the longest texts; a row that the template refuses is a fault."""
         other = task.options.held_out
+        rendered: set[tuple[int, ...]] = set()
         sizes = sorted(self.usable, key=lambda row: len(row.question_key), reverse=True)
         for row in sizes[:COUNTED_ROWS]:
             try:
@@ -133,3 +134,10 @@ class _Part:
                 continue
             is_held_out = option == other if other else task.is_held_out(row)
             yield LongPrompt(len(tokens), f"{row.path}, {row.place}", is_held_out)
+            rendered.add(tokens)
+        questions = {" ".join(row.question_key.split()) for row in sizes[:COUNTED_ROWS]}
+        if len(rendered) == 1 < len(questions):
+            raise ConfigurationError(
+                f"{task.tokenizer().where}: the chat template gives the {len(questions)} longest "
+                f"prompts of {option} the same tokens: it leaves the messages out (task.template)"
+            )

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -88,7 +88,9 @@ def data_files(option: str) -> list[Path]:
     if path.is_dir():
         files = [file for file in sorted(path.iterdir()) if _is_data(file)]
         if not files:
-            raise ConfigurationError(f"data set {option}: the folder has no file of {KINDS}")
+            raise ConfigurationError(
+                f"data set {option}: the folder has no file of {KINDS}{_below(path)}"
+            )
         return files
     if has_magic(str(path)):
         files = [Path(name) for name in sorted(glob(str(path), recursive=True))]
@@ -99,6 +101,21 @@ def data_files(option: str) -> list[Path]:
         f"data set {option}: no such file; paths are relative to the working directory "
         f"({Path.cwd()})"
     )
+
+
+_BELOW_MAX = 2_000  # of a tree that may be a whole disk
+
+
+def _below(folder: Path) -> str:
+    """Returns the end of an error message that names the pattern of data files in subfolders, which
+    are often splits and not read by themselves; "" if there are none.
+    """
+    looked_at = sorted(islice(folder.rglob("*"), _BELOW_MAX))
+    first = next((file for file in looked_at if _is_data(file)), None)
+    if first is None:
+        return ""
+    pattern = first.parent / f"*{first.suffix}"
+    return f"; subfolders are not read, so name their files: {pattern}"
 
 
 def _is_data(path: Path) -> bool:
@@ -143,15 +160,20 @@ def open_text(path: Path, begin: bytes) -> Generator[IO[bytes]]:
             with gzip.open(file) as lines:
                 yield cast(IO[bytes], lines)
         elif packed == "zst":
-            from zstandard import ZstdDecompressor, ZstdError
-
-            try:
-                with ZstdDecompressor().stream_reader(file, read_across_frames=True) as stream:
-                    yield io.BufferedReader(stream)
-            except ZstdError as error:
-                raise ConfigurationError(f"data set {path} cannot be read: {error}") from error
+            with _zstd_stream(file) as stream:
+                yield io.BufferedReader(stream)
         else:
             yield file
+
+
+def _zstd_stream(file: IO[bytes]) -> io.RawIOBase:
+    """Returns the decompressed bytes. Unlike zstandard's reader, that of pyarrow raises `OSError`
+    for a frame that is cut.
+    """
+    import pyarrow
+
+    arrow: Any = pyarrow  # it has no types
+    return arrow.CompressedInputStream(arrow.PythonFile(file, mode="r"), "zstd")
 
 
 def _text_rows(
@@ -162,14 +184,21 @@ def _text_rows(
         delimiter = "\t" if bare.suffix == ".tsv" else ","
         yield from _csv_rows(path, lines, columns, delimiter, sampling)
         return
-    numbered = enumerate(lines, start=1)
-    first = next(((n, line) for n, line in numbered if line.removeprefix(BOM).strip()), None)
+    numbered = (
+        (n, line) for n, line in enumerate(lines, start=1) if line.removeprefix(BOM).strip()
+    )
+    first = next(numbered, None)
     if first is None:
         return
-    begin = first[1].removeprefix(BOM).lstrip()
-    if begin.startswith(b"[") and (bare.suffix == ".json" or not _is_json(begin)):
-        yield from _list_rows(path, begin + lines.read(), columns)
-        return
+    begin, second = first[1].removeprefix(BOM).lstrip(), []
+    if begin.startswith(b"["):
+        second = list(islice(numbered, 1))
+        # A whole list on a line is a row, and no good one, if further rows follow it.
+        if bare.suffix == ".json" or not second or not _is_json(begin):
+            yield from _list_rows(
+                path, begin + b"".join(line for _, line in second) + lines.read(), columns
+            )
+            return
     if not begin.startswith((b"{", b"[")) and bare.suffix not in (".jsonl", ".ndjson", ".json"):
         raise ConfigurationError(f"data set {path}: only {KINDS} files are read")
     if begin.strip() == b"{" and bare.suffix == ".json":
@@ -177,7 +206,7 @@ def _text_rows(
             f"data set {path} is one JSON object over several lines; write one object a line, or "
             "a list of objects"
         )
-    lines_left = chain([(first[0], begin)], numbered)
+    lines_left = chain([(first[0], begin)], second, numbered)
     yield from _json_lines(path, _chosen(lines_left, sampling), columns)
 
 
@@ -318,6 +347,9 @@ def _list_rows(
             yield RowFault(path, f"item {number}", str(error))
 
 
+_DELIMITERS = (";", "\t", ",")  # spreadsheets write ; where the comma is the decimal mark
+
+
 def _csv_rows(
     path: Path,
     lines: IO[bytes],
@@ -332,8 +364,8 @@ def _csv_rows(
     header_line, lines_before = text.readline(), 2
     if (separator := _stated_separator(header_line)) is not None:
         delimiter, header_line, lines_before = separator, text.readline(), 3
-    elif delimiter not in header_line and ";" in header_line:
-        delimiter = ";"  # spreadsheets write it where the comma is the decimal mark
+    elif delimiter not in header_line:
+        delimiter = next((other for other in _DELIMITERS if other in header_line), delimiter)
     header = [
         name.strip() for line in csv.reader([header_line], delimiter=delimiter) for name in line
     ]

@@ -22,13 +22,14 @@ CELL_CHARACTERS = 60  # longest text value in a table; a longer one is cut and e
 ITEMS_SHOWN = 4  # items of a list or map that a table shows
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 _NON_FINITE = {math.inf: "Infinity", -math.inf: "-Infinity"}
+_INFINITE_TIMES = {datetime.max: "infinity", datetime.min: "-infinity"}  # as DuckDB hands them over
 _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBLE", "DECIMAL"])
 
 
 def json_value(value: Any, is_exact: bool = False) -> Any:
-    """Returns a value as JSON types: times as ISO text, durations as seconds, bytes as hex digits,
-    and values of other types as text. NaN and infinities become null, or with `is_exact` the texts
-    "NaN", "Infinity" and "-Infinity".
+    """Returns a value as JSON types: times as ISO text or "infinity", durations as seconds, bytes
+    as hex digits, a decimal number that no float equals and values of other types as text. NaN and
+    infinities become null, or with `is_exact` the texts "NaN", "Infinity" and "-Infinity".
     """
     if isinstance(value, float):
         if math.isfinite(value):
@@ -37,8 +38,11 @@ def json_value(value: Any, is_exact: bool = False) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, datetime | date):
+        nearest = float(value)
+        return nearest if Decimal(repr(nearest)) == value else str(value)
+    if isinstance(value, datetime):
+        return _INFINITE_TIMES.get(value) or value.isoformat()
+    if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -117,10 +121,12 @@ def cell_text(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float | Decimal):
-        return _number(float(value))
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Decimal):
+        return str(value)
     if isinstance(value, datetime):
-        return value.isoformat(" ", "milliseconds")
+        return _INFINITE_TIMES.get(value) or value.isoformat(" ", "milliseconds")
     if isinstance(value, dict):
         pairs = cast("dict[Any, Any]", value)
         return (

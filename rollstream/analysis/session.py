@@ -115,7 +115,9 @@ def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
 
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a query makes no network request
 BATCH_ROWS = 2048  # rows per batch of a result
-ZONED_TIME = "TIMESTAMP WITH TIME ZONE"  # DuckDB's type of a time with a time zone
+# Types without an exact form in Python, and the DuckDB type that is read in their place: a time
+# with a zone needs pytz, an optional library; a month has no number of days; dates may be infinite.
+_READ_AS = {"TIMESTAMP WITH TIME ZONE": "TIMESTAMP", "INTERVAL": "VARCHAR", "DATE": "VARCHAR"}
 Converted = TypeVar("Converted")
 
 
@@ -161,8 +163,8 @@ class QuerySession:
             cursor = self._run(text, self._execute)
             names = distinct_columns([column[0] for column in cursor.description or ()])
             kinds = tuple(str(column[1]) for column in cursor.description or ())
-            if ZONED_TIME in kinds:  # DuckDB needs pytz, an optional library, to convert these
-                interruptibly(cursor, partial(cursor.execute, _without_zones(text, kinds)))
+            if not _READ_AS.keys().isdisjoint(kinds):
+                interruptibly(cursor, partial(cursor.execute, _in_exact_types(text, kinds)))
         return QueryResult(names, kinds, self._batches(cursor, sql))
 
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
@@ -327,13 +329,13 @@ class QuerySession:
         return True
 
 
-def _without_zones(sql: str, kinds: Sequence[str]) -> str:
-    """Returns the query with times with a time zone cast to plain UTC times. Its columns get names
-    by position, because a query may have several columns of one name.
+def _in_exact_types(sql: str, kinds: Sequence[str]) -> str:
+    """Returns the query with its columns cast as `_READ_AS` says. The columns get names by
+    position, because a query may have several columns of one name.
     """
     columns = [f"c{index}" for index in range(len(kinds))]
     chosen = [
-        f"{column}::TIMESTAMP" if kind == ZONED_TIME else column
+        f"{column}::{_READ_AS[kind]}" if kind in _READ_AS else column
         for column, kind in zip(columns, kinds, strict=True)
     ]
     return f"SELECT {', '.join(chosen)} FROM ({sql}\n) AS t({', '.join(columns)})"

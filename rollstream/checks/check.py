@@ -54,12 +54,17 @@ class CheckReport:
             raise (ConfigurationError if self.exit_code == EXIT_REFUSED else BusError)(text)
 
 
-def check_run(c: Configuration, folder: Path, set_keys: frozenset[str]) -> CheckReport:
+def check_run(
+    c: Configuration,
+    folder: Path,
+    set_keys: frozenset[str],
+    recorded: frozenset[str] = frozenset(),
+) -> CheckReport:
     """Make the checks. `set_keys` are the settings that the user set, by their dotted keys: these
-    are never changed.
+    are never changed. Those that the run `recorded`, where each setting stands, raise no warning.
     """
     started = time.monotonic()
-    notes = [*idle_settings(c, set_keys), *store_findings(c, folder)]
+    notes = [*idle_settings(c, set_keys - recorded), *store_findings(c, folder)]
     if any(note.verdict == "refused" for note in notes):
         return CheckReport(c, notes, (), time.monotonic() - started)
     model, findings = _model(c, folder)

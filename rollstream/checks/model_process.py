@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +18,10 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.import_path import module_command, module_environment
 from rollstream.producers.rewards.worker import ended_reason
+from rollstream.storage.settings import LoraSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MODEL_S, LOOK_S = 30.0, 0.05
 """Longest time of the process, and the time between two looks at it."""
@@ -29,6 +34,7 @@ class ModelOrder(msgspec.Struct, frozen=True):
     engine: str
     context_max: int
     is_adapted: bool
+    lora: dict[str, Any] = {}  # msgspec copies empty defaults
 
 
 class ModelProcess:
@@ -42,6 +48,7 @@ class ModelProcess:
             c.rollouts.engine,
             c.rollouts.context_max,
             c.model.lora.rank > 0,
+            c.model.lora.model_dump(),
         )
         self._output = output_file()
         self._child = subprocess.Popen(
@@ -98,6 +105,8 @@ def refusal(order: ModelOrder) -> str:
 
             refuse_model(model, order.context_max, order.is_adapted)
         check_finite(read_weight_files(folder))
+        if order.is_adapted and order.lora:
+            _check_adapter(model, LoraSettings(**order.lora))
     except EngineRefused as error:
         return (
             f"model.path: engine {order.engine!r} cannot serve {folder}: {error}; choose another "
@@ -106,6 +115,21 @@ def refusal(order: ModelOrder) -> str:
     except ConfigurationError as error:
         return str(error)
     return ""
+
+
+def _check_adapter(model: "PreTrainedModel", lora: LoraSettings) -> None:
+    """Raise `ConfigurationError` unless the adapter fits the model; the trainer attaches it so."""
+    import torch
+
+    from rollstream.storage.lora import attach_adapters
+
+    start = None if lora.path is None else Path(lora.path).expanduser()
+    try:
+        attach_adapters(model, lora, 0, torch.float32, "", start)
+    except ConfigurationError as error:
+        if start is None:
+            raise
+        raise ConfigurationError(f"model.lora.path = {lora.path!r}: {error}") from error
 
 
 def main(order: str) -> None:

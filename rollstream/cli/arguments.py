@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rollstream.analysis.locate import RUNS_FOLDER, may_hold_run, newest_run
@@ -29,6 +30,24 @@ INSIDE_RUN = ("store", "archive", "weights")
 """A folder with one of these folders, or with a run's configuration, is a run, an archive or a
 store, so it may be meant by RUN.
 """
+
+
+PORT_MAX = 65535
+COUNT_MAX = 1 << 31  # of an option that counts: more than anything has, and less than C's numbers
+
+
+def whole_number_from(least: int, most: int) -> Callable[[str], int]:
+    """Returns the type of an option whose value is a whole number from `least` to `most`."""
+
+    def parsed(text: str) -> int:
+        with suppress(ValueError):
+            if least <= (number := int(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {least} to {most}, got {text!r}"
+        )
+
+    return parsed
 
 
 class CommandParser(argparse.ArgumentParser):

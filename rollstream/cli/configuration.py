@@ -65,9 +65,19 @@ def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder
     from rollstream.checks.check import check_run  # slow to import, and few commands check
 
     layers, folder = _load_layers(arguments)
-    report = check_run(validate_layers(layers), folder.path, set_settings(layers))
+    recorded = recorded_settings(layers, _file(arguments), folder)
+    report = check_run(validate_layers(layers), folder.path, set_settings(layers), recorded)
     changes = change_findings(report.configuration, folder, arguments)
     return replace(report, findings=[*changes, *report.findings]), folder
+
+
+def recorded_settings(layers: SettingLayers, file: Path, folder: RunFolder) -> frozenset[str]:
+    """Returns the settings that come from the run's own `config.json`, where each setting stands,
+    and not from the user who names the run.
+    """
+    if file.absolute() != folder.configuration:
+        return frozenset()
+    return frozenset(key for key, origin in layers.origins.items() if origin == file.name)
 
 
 def change_findings(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, run_path
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, run_path, whole_number_from
 from rollstream.cli.configuration import load_configuration
 from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import progress_line
@@ -42,6 +42,7 @@ from rollstream.tuning.search import TOLERANCE, PredictedChoice, TuningProposal,
 if TYPE_CHECKING:  # importing it takes seconds: it imports torch
     from rollstream.tuning.machine import TuningMachine
 
+GPUS_MAX = 10_000
 ROWS = 5  # choices in the table, besides the present one
 CHECK_MAX = 0.2  # relative error of RUN's own prediction, above which proposals are in doubt
 SKIP_MAX = 16  # simulated steps that are not counted: in them the run fills
@@ -64,7 +65,13 @@ def add_arguments(command: CommandParser) -> None:
     help = RUN_OR_ARCHIVE_HELP.replace("newest run", "CONFIG's own, if CONFIG is a run")
     command.add_argument("recorded", metavar="RUN", nargs="?", help=help)
     help = "GPUs of rollouts and trainer together; CPU threads where both compute on the CPU"
-    command.add_argument("--gpus", metavar="N", type=int, required=True, help=help)
+    command.add_argument(
+        "--gpus",
+        metavar="N",
+        type=whole_number_from(1, GPUS_MAX),
+        required=True,
+        help=help,
+    )
     help = f"leave this as CONFIG has it ({', '.join(HELD)}); may be repeated"
     command.add_argument(
         "--hold", metavar="PART", action="append", default=[], choices=HELD, help=help
@@ -119,8 +126,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    if arguments.gpus < 1:
-        raise ConfigurationError(f"--gpus must be ≥ 1, got {arguments.gpus}")
     if arguments.lag_max is not None and not 0 <= arguments.lag_max <= 64:
         raise ConfigurationError(f"--lag-max must lie in [0, 64], got {arguments.lag_max}")
 

@@ -116,6 +116,23 @@ def run_folder(path: str | Path) -> RunFolder:
     return folder
 
 
+_UNFINISHED = frozenset(["bus", "store", "model", "logs", "metrics"])  # config.json is written last
+
+
+def require_new(folder: Path, advice: str, command: str) -> None:
+    """Raise `ConfigurationError` unless a run may be made in the folder: it is missing or empty.
+    The error says what an unfinished `command` may have left.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder} is a file; {advice}")
+    names = {path.name for path in folder.iterdir()}
+    if names:
+        left = f" (perhaps a {command} that was not finished)" if names <= _UNFINISHED else ""
+        raise ConfigurationError(f"{folder} is not empty{left}; {advice}")
+
+
 def reach(configuration: Configuration, folder: Path) -> ObjectStore:
     """Check that the run's log and store can be reached and written, and return the store; creates
     the log's topics.

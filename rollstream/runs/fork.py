@@ -119,11 +119,7 @@ def check_folders(parent: run_folder.RunFolder | None, out: Path) -> None:
         )
     if parent is not None:
         check_outside_run(folder.path, parent.path)
-    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-        raise ConfigurationError(
-            f"{folder.path} is not empty; give a new folder with --out (without a config.json in "
-            "it, it is a fork that was not finished, and may be deleted)"
-        )
+    run_folder.require_new(folder.path, "give a new folder with --out", "fork")
 
 
 def _check_settings(wanted: ForkPlan, step: int) -> None:

@@ -20,6 +20,7 @@ from rollstream.config import config
 from rollstream.config.run_folder import (
     RunFolder,
     bus_url,
+    require_new,
     store_for_writing,
     store_url,
     write_configuration,
@@ -254,11 +255,7 @@ def check_free(plan: RestorePlan) -> None:
     bus, store = plan.urls
     folder = plan.folder.path
     advice = f"give an empty one, or remove that run: {shell_command('rm', store, '--bus', bus)}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.ConfigurationError(
-            f"{folder} is not empty; give a new folder (without a config.json in it, it is a "
-            "restore that was not finished, and may be deleted)"
-        )
+    require_new(folder, "give a new folder", "restore")
     check_reachable(bus)
     if topics := log_contents(bus).topics:
         raise errors.ConfigurationError(

@@ -288,10 +288,15 @@ def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
     counted here, and for a missing field.
     """
     family = fields.get("model_type")
+    if family is None:
+        raise ConfigurationError(
+            f"{name}: its {CONFIG} has no model_type, so it is no model's; give the folder of a "
+            "model (a run that made its own keeps it in RUN/model)"
+        )
     if family not in (*DENSE, *EXPERTS):
         raise ConfigurationError(
             f"{name}: parameters of model type {family!r} are not counted; known are "
-            f"{', '.join((*DENSE, *EXPERTS))}"
+            f"{', '.join(DENSE)}"
         )
     try:
         heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])

@@ -31,6 +31,9 @@ from rollstream.whole_file import whole_file
 LOCK_WAIT_S = 5.0
 
 
+WORDS_SHOWN = 200  # characters of a dead role's own error message in the view
+
+
 class RunLock:
     """Locks a run's folder, so that it has one supervisor. The constructor takes the lock; it
     raises `LeaseHeld` if another supervisor or one of its roles still has it after `wait_s`, and
@@ -291,7 +294,10 @@ class Supervisor:
         self._note(event)
         if delay is not None:
             post.due_s = now + delay
-            post.death = f"died ({process.describe_exit(code)}), restart {len(post.deaths_s)}"
+            words = " ".join(child.error_message().split())[:WORDS_SHOWN]
+            said = f": {words}" if words else ""
+            end = f"{process.describe_exit(code)}{said}"
+            post.death = f"died ({end}), restart {len(post.deaths_s)}"
             return None
         if has_refused and (words := child.error_message()):
             return RunOutcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")

@@ -164,6 +164,7 @@ FORMS = (
     reads("jsonl_under_another_name", _file("rows.txt", LINES)),
     reads("ndjson", _file("rows.ndjson", LINES)),
     reads("json_list", _file("rows.json", json.dumps(ROWS, indent=1).encode())),
+    reads("json_list_called_json_lines", _file("rows.jsonl", json.dumps(ROWS).encode())),
     reads("json_lines_called_json", _file("rows.json", LINES)),
     reads(
         "parquet_under_another_name",
@@ -174,6 +175,8 @@ FORMS = (
     reads(
         "csv_with_semicolons", _file("rows.csv", b"prompt;reference\na;1\nb;2\n" + b"c;3\n" * 298)
     ),
+    reads("csv_with_tabs", _file("rows.csv", CSV.replace(",", "\t").encode())),
+    reads("tsv_with_commas", _file("rows.tsv", CSV.encode())),
     reads(
         "csv_of_excel", _file("rows.csv", b"sep=;\r\nprompt;reference\r\n" + b"a, b;1\r\n" * 300)
     ),
@@ -236,6 +239,11 @@ FORMS = (
     ),
 )
 
+
+def _first_half(packed: bytes) -> bytes:
+    return packed[: len(packed) // 2]
+
+
 REFUSED = (
     refuses("empty_file", _file("rows.jsonl", b""), ["rows.jsonl is empty"]),
     refuses("file_of_a_byte_order_mark", _file("rows.jsonl", BOM), ["rows.jsonl is empty"]),
@@ -246,8 +254,19 @@ REFUSED = (
     ),
     refuses("cut_gz", _file("rows.jsonl.gz", gzip.compress(LINES)[:-20]), ["cannot be read"]),
     refuses(
-        "cut_zst", _file("rows.jsonl.zst", zstandard.compress(LINES)[:-20]), ["rows.jsonl.zst"]
+        "cut_zst", _file("rows.jsonl.zst", zstandard.compress(LINES)[:-20]), ["cannot be read"]
     ),
+    refuses(  # whole blocks of it decompress, so that rows precede the cut
+        "half_a_zst",
+        _file("rows.jsonl.zst", _first_half(zstandard.compress(LINES * 60))),
+        ["rows.jsonl.zst cannot be read"],
+    ),
+    refuses(
+        "half_a_gz",
+        _file("rows.jsonl.gz", _first_half(gzip.compress(LINES * 60))),
+        ["cannot be read"],
+    ),
+    refuses("files_in_a_subfolder", _shards("."), ["data/*.jsonl"]),
     refuses("utf_16", _file("rows.jsonl", LINES.decode().encode("utf-16")), ["UTF-16", "UTF-8"]),
     refuses("spreadsheet", _file("rows.csv", b"PK\x03\x04rest"), ["a spreadsheet", "CSV"]),
     refuses(

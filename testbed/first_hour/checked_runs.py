@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.numpy import save, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from rollstream.cli.main import main
 from rollstream.errors import EXIT_REFUSED
@@ -251,6 +251,19 @@ def _index(folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": files}))
 
 
+def _adapter(file: str, target: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        (folder / "adapter").mkdir()
+        (folder / "adapter" / file).write_bytes(save({"x": np.zeros(1, np.float32)}))
+        fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": [target]}
+        (folder / "adapter" / "adapter_config.json").write_text(json.dumps(fields))
+
+    return change
+
+
+ADAPTER = ["model.lora.path=adapter"]
+
+
 def _bad_row(count: int) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         lines = (folder / "rows.jsonl").read_text().splitlines()
@@ -370,6 +383,14 @@ CASES = (
          change=_replace("model/config.json", POINTER)),
     ends("cut_weights", MODEL, ["download was cut off"], change=_cut),
     ends("lacking_shard", MODEL, ["lacks part-2.safetensors"], change=_index),
+    ends("pickled_adapter", MODEL, ["adapter_model.bin", "save_pretrained"],
+         change=_adapter("adapter_model.bin", "q_proj"), options=ADAPTER),
+    ends("adapter_of_another_layer", MODEL, ["'adapter'", "no linear layer 'embed_tokens'"],
+         change=_adapter("adapter_model.safetensors", "embed_tokens"), options=ADAPTER),
+    ends("adapter_of_other_tensors", MODEL, ["'adapter'", "is missing"],
+         change=_adapter("adapter_model.safetensors", "q_proj"), options=ADAPTER),
+    ends("template_without_the_messages", MODEL, ["leaves the messages out"],
+         change=lambda folder: write_model(folder / "model", template="hello")),
     ends("smaller_vocabulary", MODEL, ["belongs to another model"], change=_replace(
         "model/config.json", json.dumps({**CONFIG, "vocab_size": 200}).encode())),
     ends("byte_order_marks", "a byte order mark", ["parameters, F32, complete"], "ok",

@@ -26,7 +26,7 @@ class _Answer(BaseHTTPRequestHandler):
         seen: list[str] = getattr(self.server, "seen")  # noqa: B009 (set beside the server)
         seen.append(self.path)
         is_deleting = self.command == "DELETE"  # of an object store
-        body = b"" if is_deleting else b'{"state": "running"}'
+        body = b"" if is_deleting else b'{"run": "r", "role": "train", "state": "running"}'
         self.send_response(204 if is_deleting else 200)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Type", "application/json")

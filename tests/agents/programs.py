@@ -1,6 +1,7 @@
 """Programs of agents for tests; each is called as `episode(client, task)`."""
 
 import asyncio
+import threading
 from typing import Any
 
 from rollstream.producers.sandbox.factory import configured_limits
@@ -42,6 +43,15 @@ async def hanging(client: Any, task: dict[str, Any]) -> float:
 
 async def silent(client: Any, task: dict[str, Any]) -> float:
     return 1.0
+
+
+async def blocking(client: Any, task: dict[str, Any]) -> float:
+    """Makes the mistake of a call that takes long without `await`."""
+    await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "a"}], max_tokens=2
+    )
+    threading.Event().wait()
+    return 0.0
 
 
 async def named(client: Any, task: dict[str, Any]) -> Any:

@@ -138,7 +138,15 @@ def test_an_odd_reward_is_refused(odd_rollout: AgentRollout, body: Any):
 
 
 @pytest.mark.parametrize(
-    "body", [{"reward": 1, "failed": "x"}, {"failed": 5}, {"failed": False}, {"scores": {"a": 1}}]
+    "body",
+    [
+        {"reward": 1, "failed": "x"},
+        {"failed": 5},
+        {"failed": False},
+        {"scores": {"a": 1}},
+        {"faild": "the site was down"},
+        {"reward": 1, "score": {"a": 1}},
+    ],
 )
 def test_an_odd_end_is_refused_and_ends_nothing(odd_rollout: AgentRollout, body: Any):
     answer = send(odd_rollout, "DELETE", "/sessions/0.0", body)

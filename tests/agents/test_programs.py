@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.producers.agents import programs
 from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.program_output import EPISODE_BYTES, ProgramOutput
 from rollstream.producers.settings import SandboxSettings, TaskSettings
@@ -87,9 +88,39 @@ curl -sf -X POST "$ROLLSTREAM_SESSION/reward" -H "Authorization: Bearer $OPENAI_
 """
 
 
+def test_an_episode_that_blocks_its_process_ends_none_of_the_later_ones(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(programs, "BLOCKED_S", 0.2)
+    settings = AgentSettings(episode=function("named"), episode_s=0.5)
+    with agent_rollout(bus, settings=settings, task=TaskSettings(retries=1)) as rollout:
+        rollout.assign(assignment("0.0", reference="blocking"))
+        wait_for(lambda: rollout.failures or len(rollout.done) > 0)
+        rollout.assign(assignment("1.0", reference="two_turns"))
+        wait_for(lambda: rollout.failures or any(one.finish != "dead" for one in rollout.done))
+        assert not rollout.failures
+    assert "programs.py" in capfd.readouterr().err  # the line that blocks
+
+
 def test_a_shell_script_runs_an_episode_and_posts_its_reward(bus: Bus):
     record = ended(bus, command=("bash", "-c", SHELL))
     assert (record.finish, record.reward, record.scores) == ("length", 0.25, {"tries": 2.0})
+
+
+def test_a_command_that_ends_its_session_gets_the_answer_and_finishes(bus: Bus, tmp_path: Path):
+    log = tmp_path / "log"
+    text = f"""{SHELL.partition("curl -sf -X POST")[0]}
+curl -sf -X DELETE "$ROLLSTREAM_SESSION" -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -d '{{"reward": 0.7}}' -w '%{{http_code}}' > {log}
+echo ' cleaned up' >> {log}
+"""
+    settings = AgentSettings(command=("bash", "-c", text))
+    with agent_rollout(bus, settings=settings) as rollout:
+        rollout.in_loop(lambda: rollout.in_progress.start(assignment()))
+        (record,) = rollout.finished()
+        assert record.reward == pytest.approx(0.7)
+        wait_for(lambda: "cleaned up" in log.read_text())
+    assert log.read_text() == "204 cleaned up\n"
 
 
 def test_a_command_that_fails_ends_the_episode_with_its_exit_code(bus: Bus):

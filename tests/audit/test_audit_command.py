@@ -186,3 +186,11 @@ def test_an_error_that_nobody_expects_is_no_violation(folder: Path, capsys, monk
     monkeypatch.setattr(Audit, "check", check)
     assert main(["audit", str(folder)]) == 2
     assert "could not be read to its end" in capsys.readouterr().err
+
+
+def test_a_log_that_lost_what_a_checkpoint_has_read_is_a_violation(folder: Path, capsys) -> None:
+    shutil.rmtree(folder / "bus")
+    open_run(folder, 2).bus.close()  # an empty log in its place, as a role makes it
+    code, text = audit_output(capsys, folder)
+    assert code == 1
+    assert "the log is another one, or was lost: ledger/0 ends at" in " ".join(text.split())

@@ -10,6 +10,7 @@ import pytest
 from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.recorded_configuration import check_configuration, record_configuration
+from rollstream.config.run_folder import require_new
 from rollstream.errors import ConfigurationError, CorruptObject, NewerRelease
 from rollstream.runs.backup import (
     BACKUP_KEY,
@@ -90,6 +91,19 @@ def test_an_occupied_target_is_refused(run: Path, tmp_path: Path, occupied: str)
     with pytest.raises(ConfigurationError, match=what[occupied]):
         restored(to, folder)
     assert objects(run) == before
+
+
+def test_what_is_in_the_way_is_called_unfinished_only_if_it_may_be(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("seed = 1")
+    for folder, said in ((own, "is a file; elsewhere"), (tmp_path, "is not empty; elsewhere")):
+        with pytest.raises(ConfigurationError, match=said):
+            require_new(folder, "elsewhere", "fork")
+    (tmp_path / "half" / "bus").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="perhaps a fork that was not finished"):
+        require_new(tmp_path / "half", "elsewhere", "fork")
+    require_new(tmp_path / "half" / "bus", "elsewhere", "fork")
+    require_new(tmp_path / "missing", "elsewhere", "fork")
 
 
 def test_a_restored_run_keeps_its_settings(run: Path, tmp_path: Path) -> None:

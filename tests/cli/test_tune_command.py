@@ -104,7 +104,6 @@ def test_a_recorded_run_shows_what_is_needed(run: RunFolder, capsys: pytest.Capt
     ("words", "message"),
     [
         (["--gpus", "1"], "give --gpus 2 or more"),
-        (["--gpus", "0"], "--gpus must be ≥ 1"),
         (["--gpus", "4", "--lag-max", "-1"], "--lag-max must lie in"),
         (["--gpus", "2", "--hold", "split"], "the configuration takes 3 GPUs"),
         (["nowhere", "--gpus", "4"], "no such run or archive"),
@@ -116,6 +115,27 @@ def test_what_cannot_be_tuned_is_refused(
 ):
     assert main(["tune", str(paced), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tune", "x", "--gpus", "0"],
+        ["tune", "x", "--gpus", "9" * 30],
+        ["query", "x", "SELECT 1", "--rows", "9" * 30],
+        ["explore", "x", "--port", "99999"],
+        ["explore", "x", "--nice", "9" * 30],
+        ["health", "--port", "-1"],
+        ["health", "--port", "x"],
+    ],
+)
+def test_a_number_that_an_option_cannot_have_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert refused.value.code == 2
+    assert f"argument {words[-2]}: must be a whole number from" in capsys.readouterr().err
 
 
 def test_a_configuration_without_run_and_profile_is_told_what_to_do(

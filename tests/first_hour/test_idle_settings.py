@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from rollstream.checks.idle_settings import idle_settings
-from rollstream.config.config import load
+from rollstream.cli.configuration import recorded_settings
+from rollstream.config.config import load, load_layers
+from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.errors import ConfigurationError
 
 
@@ -75,3 +77,13 @@ def test_a_variable_with_one_underscore_for_a_dot_has_its_advice(
     with pytest.raises(ConfigurationError, match="two underscores") as refused:
         load(run_file)
     assert meant in str(refused.value)
+
+
+def test_what_a_run_recorded_is_no_setting_of_who_resumes_it(run_file: Path, tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    write_configuration(folder, load(run_file))
+    for overrides, own in (([], set()), (["scoring.count=2"], {"scoring.count"})):
+        layers = load_layers(folder.configuration, overrides)
+        recorded = recorded_settings(layers, folder.configuration, folder)
+        assert layers.origins.keys() - recorded == own
+    assert not recorded_settings(load_layers(run_file, []), run_file, folder)

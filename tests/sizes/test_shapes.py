@@ -92,5 +92,7 @@ def test_an_unknown_model_names_the_nearest_and_an_unknown_family_is_refused() -
         find_shape("qwen2-7b")
     with pytest.raises(ConfigurationError, match=r"model type 'mamba' are not counted"):
         shape_of({"model_type": "mamba"}, "m")
+    with pytest.raises(ConfigurationError, match="no model_type, so it is no model's"):
+        shape_of({"run": "quickstart"}, "runs/quickstart")
     with pytest.raises(ConfigurationError, match="has no 'hidden_size'"):
         shape_of({"model_type": "llama", "num_attention_heads": 2}, "m")

@@ -112,6 +112,18 @@ def test_a_role_that_died_is_restarted_and_reported(tmp_path):
     assert supervisor.states()[0].restarts == 1
 
 
+def test_the_live_note_says_why_a_role_died(tmp_path):
+    code = "import sys; sys.exit('rollstream: object v6 has hash a,\\nannounced b')"
+    run = Run(tmp_path, seat("rollout-0", code))
+    notes: list[str] = []
+
+    def show(states):
+        notes.extend(state.note for state in states if state.note)
+
+    run.supervisor.run(run.stop, run.hurry, show)
+    assert "died (exit code 1: object v6 has hash a, announced b), restart 1" in notes
+
+
 def test_exit_0_of_a_role_whose_work_never_ends_is_a_death(tmp_path):
     run = Run(tmp_path, seat("dispatch", "pass"))
     assert run.outcome(until=lambda: len(run.of("death")) > 1).kind == "stopped"

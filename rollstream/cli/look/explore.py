@@ -19,7 +19,12 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from rollstream.analysis.locate import SIMULATION_FILE, RunLocation, locate_asked_run
-from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
+from rollstream.cli.arguments import (
+    PORT_MAX,
+    RUN_OR_ARCHIVE_HELP,
+    CommandParser,
+    whole_number_from,
+)
 from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
@@ -43,7 +48,9 @@ def add_arguments(command: CommandParser) -> None:
         f"{RUN_OR_ARCHIVE_HELP}; or a simulation: its TOML file, or what simulate --save wrote"
     )
     command.add_argument("--export", metavar="DIR", help="write static files instead of serving")
-    command.add_argument("--port", metavar="N", type=int, help="port (default: 7461 or a free one)")
+    number = whole_number_from(0, PORT_MAX)
+    help = "port (default: 7461 or a free one)"
+    command.add_argument("--port", metavar="N", type=number, help=help)
     help = "address to listen on (default 127.0.0.1); others need a token"
     command.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help=help)
     help = "a further HOST:PORT or origin under which browsers reach the server; repeatable"
@@ -55,14 +62,15 @@ def add_arguments(command: CommandParser) -> None:
     help = (
         f"lower the server's priority by N (default {NICENESS}: it takes only what training leaves)"
     )
-    command.add_argument("--nice", metavar="N", type=int, default=NICENESS, help=help)
+    number = whole_number_from(0, 19)
+    command.add_argument("--nice", metavar="N", type=number, default=NICENESS, help=help)
     command.add_archive_run()
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or export. Raises `ConfigurationError` for a run that does not exist."""
     end_with_parent()
-    os.nice(max(0, arguments.nice))
+    os.nice(arguments.nice)
     allocate_tables_with_malloc()
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     if len(arguments.runs) > RUNS_MAX:

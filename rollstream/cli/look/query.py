@@ -16,7 +16,12 @@ from rollstream.analysis.locate import locate_asked_run
 from rollstream.analysis.output import json_lines, tab_lines, table_lines, write_csv
 from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
-from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
+from rollstream.cli.arguments import (
+    COUNT_MAX,
+    RUN_OR_ARCHIVE_HELP,
+    CommandParser,
+    whole_number_from,
+)
 from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
 
@@ -35,7 +40,7 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--tables", action="store_true", help="list views and their columns")
     command.add_argument("--csv", action="store_true", help="print comma-separated values")
     command.add_argument(
-        "--rows", metavar="N", type=int,
+        "--rows", metavar="N", type=whole_number_from(1, COUNT_MAX),
         help=f"rows of the table (default {TABLE_ROWS} on a terminal, all in a pipe)",
     )  # fmt: skip
     command.add_archive()
@@ -52,8 +57,6 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.csv and arguments.json:
         raise ConfigurationError("--csv and --json are two forms of the rows: give one of them")
     rows: int | None = arguments.rows
-    if rows is not None and rows < 1:
-        raise ConfigurationError(f"--rows must be ≥ 1, got {rows}")
     location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
     with QuerySession(location, warn, arguments.skip_corrupt) as session:
         confine(session.connection, location)

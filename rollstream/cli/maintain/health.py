@@ -7,12 +7,16 @@ import argparse
 import json
 import sys
 import urllib.error
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
+from typing import cast
 
-from rollstream.cli.arguments import CommandParser
+from rollstream.cli.arguments import PORT_MAX, CommandParser, whole_number_from
 from rollstream.http_proxies import open_direct
 from rollstream.os_failures import explain_os_error
 
+BODY_BYTES = 1 << 16  # more than a process answers; another program's answer may have no end
 WAIT_S = 4.0  # a process that does not answer for so long counts as unreachable
 
 
@@ -21,7 +25,7 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument(
         "--port",
         metavar="N",
-        type=int,
+        type=whole_number_from(1, PORT_MAX),
         default=9464,
         help="the process's metrics port (default 9464)",
     )
@@ -38,24 +42,43 @@ def add_arguments(command: CommandParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the process's state (`starting`, `running`, `stopping` or `stalled`), or with `--json`
-    its whole answer. Exit code 1 for a stalled or unreachable process, else 0. A sandbox that
-    this machine cannot provide is a `ConfigurationError`.
+    its whole answer. Exit code 1 for a stalled or unreachable process, also if another program
+    answers, else 0. A sandbox that this machine cannot provide is a `ConfigurationError`.
     """
     if arguments.sandbox is not None:
         return _report_sandbox(arguments.sandbox, arguments.is_trusted, arguments.json)
     url = f"http://127.0.0.1:{arguments.port}/healthz"
     try:
         with open_direct(url, WAIT_S) as answer:
-            body, code = answer.read(), 0
+            body, status = answer.read(BODY_BYTES), answer.status
     except urllib.error.HTTPError as refusal:
-        body, code = refusal.read(), 1
-    except OSError as error:
+        body, status = refusal.read(BODY_BYTES), refusal.code
+    except (OSError, HTTPException) as error:  # the port's program may speak another protocol
         cause = getattr(error, "reason", error)  # of an `URLError`
         why = explain_os_error(cause) if isinstance(cause, OSError) else cause
         print(f"rollstream: no answer from {url} ({why})", file=sys.stderr)
         return 1
-    print(body.decode() if arguments.json else json.loads(body)["state"])
-    return code
+    state = _state(body)
+    if state is None:
+        print(
+            f"rollstream: another program answers at {url} (status {status}); --port must be the "
+            "metrics port of a process of Rollstream, which its log names",
+            file=sys.stderr,
+        )
+        return 1
+    print(body.decode(errors="replace") if arguments.json else state)
+    return int(status >= HTTPStatus.BAD_REQUEST)
+
+
+def _state(body: bytes) -> str | None:
+    """Returns the state in the answer of a process (`metrics/endpoint.py`), None in another one."""
+    try:
+        answer = json.loads(body)
+    except ValueError:  # no JSON, or no UTF-8
+        return None
+    if not isinstance(answer, dict) or not {"run", "role", "state"} <= answer.keys():
+        return None
+    return str(cast("dict[str, object]", answer)["state"])
 
 
 def _report_sandbox(configuration: str, is_trusted: bool, is_json: bool) -> int:

@@ -1,6 +1,6 @@
 """One table from the errors of S3 servers to advice for people (`advice`): by the error code, else
 by the HTTP status of the response. Codes that no server sends but that our client gives a failure
-without a response (`Unreachable`, `Certificate`) are in it, too.
+without a response (`Unreachable`, `Certificate`, `PlainHTTP`, `NoS3`) are in it, too.
 """
 
 _CREDENTIALS = (
@@ -19,10 +19,15 @@ _LACKS = "this server lacks what the store needs (docs/reference/s3.md lists it)
 _NAME = "correct the bucket's name and prefix in the store's URL"
 _KEY = "correct sse and sse_kms_key_id in the store's URL, or enable the key and its use"
 _ENDPOINT = "the endpoint is no S3 server, or takes another form of URL: correct endpoint=…"
+_PLAIN = "the endpoint does not speak TLS: write http:// in endpoint=…"
+_NO_S3 = "no S3 server answers at the endpoint; if it speaks TLS, write https:// in endpoint=…"
 _THROTTLED = "the store throttles requests: ask its provider for more, or wait"
 _SERVER = "the store is out of order: look at its status page or log, and wait"
 _REACH = "check that the endpoint is up and can be reached from here"
-_NETWORK = "the network damages or cuts requests: check it, and proxies on the way"
+_NETWORK = (
+    "the network damages or cuts requests: check it, proxies on the way, and that endpoint=… has "
+    "the server's scheme (http or https)"
+)
 _DISABLED = (
     "archived or locked: a rule of the bucket (lifecycle, object lock, versioning) does that"
 )
@@ -50,6 +55,8 @@ _CODES = {
     _LACKS: "NotImplemented InvalidArgument InvalidRequest UnsupportedOperation "
     "InvalidStorageClass XAmzContentChecksumMismatch EntityTooSmall MissingContentLength",
     _ENDPOINT: "MalformedXML InvalidDigest UserKeyMustBeSpecified ResponseParserError",
+    _PLAIN: "PlainHTTP",
+    _NO_S3: "NoS3",
     _DISABLED: "InvalidObjectState ObjectLocked InvalidBucketState OperationNotPermitted",
     _THROTTLED: "SlowDown SlowDownRead SlowDownWrite ServiceUnavailable RequestLimitExceeded "
     "Throttling ThrottlingException TooManyRequests BandwidthLimitExceeded 503 429",

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from boto3.session import Session
@@ -347,6 +348,10 @@ def _reason(error: BaseException) -> str:
     return ""
 
 
+# OpenSSL's names for what does not pass.
+_TLS_CODES = {"CERTIFICATE_VERIFY_FAILED": "Certificate", "WRONG_VERSION_NUMBER": "PlainHTTP"}
+
+
 @contextmanager
 def _translate_failures() -> Generator[None]:
     """Turn every error of boto3 and of the connection into an `S3Failure`."""
@@ -355,18 +360,15 @@ def _translate_failures() -> Generator[None]:
     except boto.ClientError as error:
         details: Any = error.response.get("Error", {})
         answered: Any = error.response.get("ResponseMetadata", {})
-        raise classify_failure(
-            int(answered.get("HTTPStatusCode", 0)),
-            str(details.get("Code", "Unknown")),
-            str(details.get("Message", "")),
-        ) from error
+        status, code = int(answered.get("HTTPStatusCode", 0)), str(details.get("Code", "Unknown"))
+        if status == HTTPStatus.BAD_REQUEST and code == "400":  # each server of S3 names its cause
+            code = "NoS3"
+        raise classify_failure(status, code, str(details.get("Message", ""))) from error
     except _NO_CREDENTIALS as error:
         raise S3Failure(FailureKind.REFUSED, "NoCredentials", str(error), False) from error
     except boto.SSLError as error:
-        trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
-        kind, code = (
-            (FailureKind.TRANSIENT, "TLS") if trusted else (FailureKind.REFUSED, "Certificate")
-        )
+        code = next((code for word, code in _TLS_CODES.items() if word in str(error)), "TLS")
+        kind = FailureKind.TRANSIENT if code == "TLS" else FailureKind.REFUSED
         raise S3Failure(kind, code, str(error), False) from error
     except _NOT_SENT as error:
         text = f"{error}{_reason(error)}"

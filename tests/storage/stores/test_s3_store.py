@@ -17,6 +17,7 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.stores.s3.address import parse_s3_url
 from rollstream.storage.stores.s3.errors import classify_failure
 from testbed.servers import moto_s3, versity
+from tests.foreign_server import foreign_server
 from tests.storage.storage_samples import in_threads
 from tests.storage.stores.racing import check_races_of_processes
 from tests.storage.stores.s3_operations import LARGE, content
@@ -245,6 +246,26 @@ def test_an_endpoint_without_a_listener_is_named(in_url: str, asked: float, monk
         with pytest.raises(StoreTimeout, match=r"at http://127\.0\.0\.1:9: Unreachable") as caught:
             call()
         assert "may have taken effect" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "advice"),
+    [
+        ("https", b"HTTP/1.0 400 Bad Request\r\n\r\n", "does not speak TLS: write http://"),
+        (  # as servers of Go and nginx answer on a port for TLS
+            "http",
+            b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
+            "if it speaks TLS, write https://",
+        ),
+    ],
+)
+def test_a_wrong_scheme_is_named_at_once(scheme: str, answer: bytes, advice: str, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with foreign_server(answer) as port:
+        store = open_store(f"s3://bucket/p?endpoint={scheme}://127.0.0.1:{port}&deadline_s=600")
+        with pytest.raises(StoreError, match=advice):
+            store.get("k")
 
 
 def test_a_key_that_is_the_folder_of_another_is_refused_where_the_server_has_folders(url):

@@ -32,6 +32,19 @@ def test_decimals_keep_their_scale(run, capsys):
         assert row.replace("\t", ",") == "1.50,12345678901234567890.12"
 
 
+def test_what_python_has_no_exact_type_for_is_printed_as_duckdb_writes_it(run, capsys):
+    sql = (
+        "SELECT INTERVAL 1 YEAR AS a, INTERVAL '90' SECOND AS b, 'infinity'::DATE AS c, "
+        "'-infinity'::TIMESTAMP AS d, DATE '9999-12-31' AS e, "
+        "99999999999999999999999999999999999999::DECIMAL(38,0) AS f, 1.50::DECIMAL(5,2) AS g"
+    )
+    assert main(["query", run, sql, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "a": "1 year", "b": "00:01:30", "c": "infinity", "d": "-infinity", "e": "9999-12-31",
+        "f": "9" * 38, "g": 1.5,
+    }  # fmt: skip
+
+
 def test_letters_of_a_query_pass_an_ascii_locale(run):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
