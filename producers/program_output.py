@@ -26,6 +26,7 @@ class ProgramOutput:
     def __init__(self, write: Callable[[bytes], object], room: int = EPISODE_BYTES) -> None:
         self._write, self._room, self._left_out = write, room, 0
         self._line = bytearray()
+        self.last = ""  # the last line that was not empty, to say why a program ended
 
     def allow(self) -> None:
         """Make room for the output of a further episode or call."""
@@ -58,6 +59,7 @@ class ProgramOutput:
         if len(line) > LINE_BYTES:
             self._left_out += len(line) - LINE_BYTES
         text = line[:LINE_BYTES].removesuffix(b"\r").decode(errors="replace")
+        self.last = printable(text).strip() or self.last
         shown = printable(text).encode() + b"\n"
         if len(shown) > self._room:
             self._room = 0

@@ -43,6 +43,12 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
     module_name, colon, attribute = path.partition(":")
     if not (colon and module_name and attribute):
         raise ConfigurationError(f"{setting} = {path!r}: write it as `module:attribute`")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigurationError(
+            f"{setting} = {path!r}: {module_name!r} is no module's name; write it as Python "
+            f"imports it from the working directory, e.g. {dotted}:{attribute}"
+        )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -52,7 +58,7 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
             f"{setting} = {path!r}: module {module_name!r} cannot be imported ({error}); "
             + (_renamed(error.name or "", module_name) or _import_hint(error, module_name))
         ) from error
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigurationError(
             f"{setting} = {path!r}: importing {module_name!r} failed with "
             f"{type(error).__name__}: {error}"

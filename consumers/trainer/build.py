@@ -143,13 +143,11 @@ def build_trainer(
     learner = open_learner(initial.model, plan.trainer, past)
     state = load_first(store, learner, checkpoints, initial.ranks)  # 2
     if state is not None and (missing := missing_records(state, bus.end)):
-        raise ConfigurationError(
-            f"the log is not that of the store, or was lost: {missing}; give the run's own log "
-            "(bus), restore a backup of the run, or fork the run from its store"
-        )
+        raise _log_refused(missing)
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
     recorded = ledger.open(*ledger_begin(state))  # 1 (`Opened`), 3
+    _check_steps(versions, recorded, state)
     accepted = _is_change_accepted(provenance, recorded, state)
     positions = _begin_positions(log_bus) if state is None else state.intake_positions()
     intake = GroupIntake(log_bus, positions, monotonic, plan.rule.names)
@@ -343,6 +341,23 @@ def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
     recorded.closed += closings
     for place, takes in recorded.takes.items():
         recorded.takes[place] = [recorded.superseded.effective(take) for take in takes]
+
+
+def _check_steps(versions: VersionWriter, recorded: LedgerTail, state: TrainerState | None) -> None:
+    """Raise `ConfigurationError` if the ledger lacks steps whose versions are believed. Only the
+    newest may be without its `StepDone`, because the trainer died between the two.
+    """
+    last = max(0 if state is None else state.step, *recorded.done, 0)
+    if versions.highest is not None and versions.highest.number > last + 1:
+        newest = f"the store's newest version is {versions.highest}"
+        raise _log_refused(f"{newest}, and the ledger ends with step {last}")
+
+
+def _log_refused(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the log is not that of the store, or was lost: {why}; give the run's own log (bus), "
+        "restore a backup of the run, or fork the run from its store"
+    )
 
 
 def _is_change_accepted(

@@ -113,23 +113,38 @@ def _refuse_several(body: JsonObject, parameters: JsonObject) -> None:
         raise RequestRefused("previous_response_id: send the whole history as `input`")
     if body.get("echo"):
         raise RequestRefused("echo: the prompt is not returned")
+    for name, remedy in _REFUSED.items():
+        if body.get(name):
+            raise RequestRefused(f"{name}: {remedy}")
 
 
 _SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0,
             "frequency_penalty": 0.0, "repetition_penalty": 1.0}  # fmt: skip
 """Parameters of sampling, with the values that change nothing."""
-_CONSTRAINTS = (
-    "stop",
-    "logit_bias",
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "logits_bias",
-)
+_REFUSED = {
+    "functions": "send them as `tools`",
+    "function_call": "send it as `tool_choice`",
+    "suffix": "a text is continued at its end alone",
+    "continue_final_message": "an answer begins behind the last message; use /v1/completions",
+}
+"""What would change the prompt that the client means, with what to do."""
+# fmt: off
+_KNOWN = frozenset([
+    "model", "messages", "prompt", "input", "instructions", "token_ids", "sampling_params", "tools",
+    "tool_choice", "stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs",
+    "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "user", "metadata",
+    "store", "service_tier", "safety_identifier", "prompt_cache_key", "include", "request_id",
+    "priority", "add_generation_prompt",
+])
+# fmt: on
+"""What a request asks and gets, or what concerns no answer."""
+NAMED_MAX = 16  # overridden parameters that are recorded with a turn
 
 
 def _overridden(parameters: JsonObject, run: Sampling) -> tuple[str, ...]:
-    """Returns the names of the parameters that the client asked otherwise than the run samples."""
+    """Returns the names of the parameters that the client asked otherwise than the run samples, and
+    of those that no answer follows.
+    """
     present = {**_SAMPLED, "temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k}
     found = [
         name
@@ -137,10 +152,14 @@ def _overridden(parameters: JsonObject, run: Sampling) -> tuple[str, ...]:
         if parameters.get(name) is not None
         and parameters[name] not in (value, -1 if name == "top_k" else value)
     ]
-    found += [name for name in _CONSTRAINTS if parameters.get(name)]
+    found += [
+        name
+        for name, value in parameters.items()
+        if value and name not in _KNOWN and name not in _SAMPLED and len(name) <= LABEL_MAX
+    ]
     if parameters.get("tool_choice") not in (None, "auto", "none"):
         found.append("tool_choice")
-    return tuple(found)
+    return tuple(found[:NAMED_MAX])
 
 
 def _chat(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:

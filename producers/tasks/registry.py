@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_type_hints
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable, nearest
@@ -123,6 +123,7 @@ def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str)
     known = inspect.signature(options_type or build).parameters
     given: dict[str, object] = dict(options)
     _check_options(f"{where}.options of {name}", given, known)
+    _check_kinds(f"{where}.options", given, options_type or build)
     if "text" in known:
         given["text"] = text
     try:
@@ -161,6 +162,28 @@ def _check_options(
     lacking = [n for n, p in named.items() if p.default is p.empty and n not in given]
     if lacking:
         raise ConfigurationError(f"{where}: give {', '.join(lacking)}")
+
+
+_KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "text"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+}
+"""By the annotation of a parameter the types that it takes, and what the error calls them."""
+
+
+def _check_kinds(where: str, given: Mapping[str, object], build: object) -> None:
+    """Raise `ConfigurationError` for an option of another type than its plain annotation."""
+    try:
+        hints = get_type_hints(build)
+    except Exception:  # noqa: BLE001 (the names in annotations of a user's code may be anything)
+        return
+    for option, value in given.items():
+        kind = hints.get(option)
+        types, name = _KINDS.get(kind, ((object,), ""))
+        if not isinstance(value, types) or (isinstance(value, bool) and kind in (int, float)):
+            raise ConfigurationError(f"{where}.{option} must be {name}, got {value!r}")
 
 
 def _builder(name: str, where: str) -> Callable[..., object]:

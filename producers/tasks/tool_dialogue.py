@@ -36,14 +36,14 @@ from rollstream.producers.tasks.tool_server import ToolServer, ToolServerFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialogueOptions(DatasetOptions):
-    """Holds `task.options` of this task: those of `dataset`, and `server`, the words of the command
-    line that starts an MCP server, or one URL.
+    """Holds `task.options` of this task: those of `dataset`, and `server`, the command line, as
+    words or text, that starts an MCP server, or one URL.
 
     `calls` is the format in which the model calls tools, "" for that of its chat template.
     `turns_max` bounds the model's turns, and `calls_s` the seconds of the calls of one turn.
     """
 
-    server: list[str]
+    server: list[str] | str
     calls: str = ""
     turns_max: int = 8
     calls_s: float = 5.0

@@ -7,6 +7,7 @@ it is executed, and an error is a text too.
 """
 
 import asyncio
+import shlex
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.producers.dialogue.template_messages import ToolSchema
+from rollstream.producers.program_output import OutputPipe
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -34,15 +36,15 @@ class ToolServerFailed(RollstreamError, OSError):
 
 
 class ToolServer:
-    """Starts the server at the first request and keeps it for all further ones. `server` are the
-    words of its command line, or one URL (`http://…`). Requests of several threads are made side by
-    side.
+    """Starts the server at the first request and keeps it for all further ones. `server` is its
+    command line, as text or as words, or one URL (`http://…`). Requests of several threads are made
+    side by side.
     """
 
     def __init__(self, server: Sequence[str]) -> None:
-        if not server:
+        self._server = shlex.split(server) if isinstance(server, str) else list(server)
+        if not self._server:
             raise ConfigurationError("task.options.server: give a command line or a URL")
-        self._server = list(server)
         self._lock = threading.Lock()
         self._session: _Session | None = None
 
@@ -100,15 +102,18 @@ class ToolServer:
         except ToolServerFailed:
             raise
         except MCPError as error:
+            said = ""
             if error.code == _CLOSED:
                 self.close()  # else the server refuses this request and lives on
-            raise ToolServerFailed(error.message) from error
+                said = session.last_words()
+            raise ToolServerFailed(f"{error.message}{said}") from error
         except TimeoutError:
             self.close()
             raise ToolServerFailed("the tool did not answer in time") from None
         except Exception as error:  # a server may end in any way that its library reports
             self.close()
-            raise ToolServerFailed(f"the tool server failed: {_cause(error)}") from error
+            failed = f"the tool server failed: {_cause(error)}{session.last_words()}"
+            raise ToolServerFailed(failed) from error
 
 
 class _Session:
@@ -119,6 +124,7 @@ class _Session:
         self._loop = asyncio.new_event_loop()
         self._client: Future[Client] = Future()
         self._stop = asyncio.Event()
+        self._printed = OutputPipe(2)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -143,6 +149,11 @@ class _Session:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(STOP_S)
 
+    def last_words(self) -> str:
+        """Returns what a server that has ended printed last, as the end of an error message."""
+        last = self._printed.output.last
+        return f" (it printed last: {last[:200]})" if last else ""
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
@@ -151,17 +162,20 @@ class _Session:
             if not self._client.done():
                 self._client.set_exception(_as_exception(error))
         finally:
+            self._printed.close()
             self._loop.close()
 
     async def _hold(self) -> None:
         from mcp import Client, StdioServerParameters
+        from mcp.client.stdio import stdio_client
 
         first, *rest = self._server
-        is_url = first.startswith(("http://", "https://"))
-        target = first if is_url else StdioServerParameters(command=first, args=rest)
-        async with Client(target) as client:
-            self._client.set_result(client)
-            await self._stop.wait()
+        with open(self._printed.writer, "w", closefd=False) as printed:
+            is_url = first.startswith(("http://", "https://"))
+            command = StdioServerParameters(command=first, args=rest)
+            async with Client(first if is_url else stdio_client(command, printed)) as client:
+                self._client.set_result(client)
+                await self._stop.wait()
 
 
 def _as_exception(error: BaseException) -> Exception:

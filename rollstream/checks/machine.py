@@ -13,6 +13,8 @@ from pathlib import Path
 
 from rollstream.checks.findings import Finding
 from rollstream.checks.model import ModelFacts
+from rollstream.config.run_folder import store_url
+from rollstream.config.run_model import check_starting_model
 from rollstream.config.settings import Configuration
 from rollstream.errors import BusError, ConfigurationError, RollstreamError
 from rollstream.metrics.endpoint import metrics_port
@@ -76,9 +78,18 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
 
 
 def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
-    """Yields a refusal if a bucket does not answer soon, and a note if it holds the versions of a
-    run that this folder is not that of. A `file:` store needs no connection.
+    """Yields a refusal if a bucket does not answer soon, or if this host has other files than the
+    run began with, and a note if the bucket holds the versions of a run that this folder is not
+    that of. A `file:` store needs no connection.
     """
+    try:
+        if (folder / "config.json").is_file():
+            check_starting_model(open_store(store_url(c, folder), c.sync, STORE_WAIT_S), c, folder)
+    except ConfigurationError as error:
+        yield Finding("model", "refused", str(error))
+        return
+    except (RollstreamError, OSError):
+        pass  # said below, or by the role that reads the store
     if c.store.startswith("file:"):
         return
     try:

@@ -234,15 +234,17 @@ def _check_name(named: str) -> None:
 
 def _order_run(arguments: argparse.Namespace, behind: Sequence[str]) -> None:
     """Correct the order of the arguments if RUN stood last, because argparse takes the first word
-    for RUN. RUN stood first if the first word is a run, or looks like one, and the last word is not
-    a run. Otherwise move the last word to the front and the others back by one place.
+    for RUN. RUN stood first if the first word is a run, or looks like one or unlike the last word,
+    which has spaces, and the last word is not a run. Otherwise move the last word to the front and
+    the others back by one place.
     """
     values = vars(arguments)
     names = ["run", *behind]
     given = [values[name] for name in names if values[name] is not None]
-    if values["run"] is None or (
-        _may_be_run(given[0]) and (len(given) == 1 or not _is_run(given[-1]))
-    ):
+    if values["run"] is None:
+        return
+    is_first = _may_be_run(given[0]) or (" " in given[-1] and " " not in given[0])
+    if is_first and (len(given) == 1 or not _is_run(given[-1])):
         return
     first, *others = (values[name] for name in names)
     values.update(zip(names, (others[-1], first, *others[:-1]), strict=True))

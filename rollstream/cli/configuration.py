@@ -14,8 +14,14 @@ from pydantic import BaseModel
 
 from rollstream.analysis.locate import REPLAY_FILE
 from rollstream.cli.signals import warn
-from rollstream.config.config import CODE_REVISION, load_layers, validate_layers
+from rollstream.config.config import (
+    CODE_REVISION,
+    load_layers,
+    setting_value,
+    validate_layers,
+)
 from rollstream.config.fitted_defaults import put_recorded_defaults, set_settings
+from rollstream.config.policy_defaults import layer_value
 from rollstream.config.run_folder import (
     RunFolder,
     check_changes,
@@ -34,6 +40,9 @@ if TYPE_CHECKING:
     from rollstream.checks.findings import Finding
 
 
+EVALUATED = "evaluation.prompts"
+
+
 def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
     """Load and validate the configuration, and `settle` it in the run's folder."""
     configuration, folder = load_configuration(arguments)
@@ -41,16 +50,21 @@ def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFo
     return configuration, folder
 
 
-def settle(configuration: Configuration, folder: RunFolder, arguments: argparse.Namespace) -> None:
+def settle(
+    configuration: Configuration,
+    folder: RunFolder,
+    arguments: argparse.Namespace,
+    is_fitted: bool = False,
+) -> None:
     """Write the configuration into the run's folder as `config.json`, unless it is that file and
-    neither `--set` nor `--seed` changes it.
+    neither `--set` nor `--seed` changes it, nor a default that was fitted to the data.
 
     Raises `ConfigurationError` if the folder belongs to a replay, or if it has a run with other
     settings and these must not change: some may always, some with `--accept-config`, some never.
     """
     if (folder.path / REPLAY_FILE).exists():
         raise ConfigurationError(f"{folder.path} holds a replay, which no role can resume")
-    if _is_changed(folder, arguments):
+    if is_fitted or _is_changed(folder, arguments):
         accepted = getattr(arguments, "accept_config", False)
         is_run = arguments.command == "run"
         write_configuration(
@@ -66,7 +80,12 @@ def load_checked(arguments: argparse.Namespace) -> "tuple[CheckReport, RunFolder
 
     layers, folder = _load_layers(arguments)
     recorded = recorded_settings(layers, _file(arguments), folder)
-    report = check_run(validate_layers(layers), folder.path, set_settings(layers), recorded)
+    set_keys = set_settings(layers)
+    if EVALUATED in recorded and layer_value(layers, EVALUATED) == setting_value(
+        Configuration(), EVALUATED
+    ):
+        set_keys -= {EVALUATED}  # a fork records the default without a look at the data
+    report = check_run(validate_layers(layers), folder.path, set_keys, recorded)
     changes = change_findings(report.configuration, folder, arguments)
     return replace(report, findings=[*changes, *report.findings]), folder
 

@@ -91,7 +91,7 @@ def main(arguments: argparse.Namespace) -> int:
     print_notes(report, console)
     report.refuse()
     configuration = report.configuration
-    settle(configuration, folder, arguments)  # 2
+    settle(configuration, folder, arguments, bool(report.fitted))  # 2
     signals = listen_for_signals()
     lock = RunLock(folder.path)  # 3
     bus = open_run_log_for_writing(configuration, folder.path)

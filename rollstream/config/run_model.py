@@ -243,6 +243,18 @@ def missing_model(c: Configuration) -> ConfigurationError:
     )
 
 
+def check_starting_model(
+    store: ObjectStore, c: Configuration, folder: Path
+) -> ModelManifest | None:
+    """Returns the manifest of the model in the run's store, None if there is none. Raises
+    `ConfigurationError` if `model.path`, or a file of the task, is another one on this host.
+    """
+    manifest, source = read_model_manifest(store), model_source(c, folder)
+    if manifest is not None and c.model.path is not None and source is not None:
+        check_same_model(manifest, source)
+    return manifest
+
+
 def store_starting_model(
     store: ObjectStore, c: Configuration, folder: Path
 ) -> ModelManifest | None:
@@ -252,13 +264,9 @@ def store_starting_model(
     Raises `ConfigurationError` if `model.path` names another model than the store's, or if there is
     no model at all.
     """
-    manifest, source = read_model_manifest(store), model_source(c, folder)
-    if manifest is not None:
-        if c.model.path is not None and source is not None:
-            check_same_model(manifest, source)
+    manifest, source = check_starting_model(store, c, folder), model_source(c, folder)
+    if manifest is not None or has_versions(store):
         return manifest
-    if has_versions(store):
-        return None
     if source is None:
         raise missing_model(c)
     return put_model(store, c.run, source, time.time())

@@ -148,7 +148,8 @@ def _lengths(at: RunSnapshot) -> tuple[str, ...]:
     cut = at.outcomes.trajectories.get("length", 0)
     total = cut + at.outcomes.trajectories.get("stop", 0)
     parts = [f"{name} {_metric(at, f'length_{name}', '.0f')}" for name in ("median", "p99")]
-    cut_off = f"{share(cut / total) if total else UNKNOWN} cut at {at.plan.tokens_max}"
+    limit = "a limit" if at.plan.has_agents else at.plan.tokens_max
+    cut_off = f"{share(cut / total) if total else UNKNOWN} cut at {limit}"
     return (*parts, cut_off, *_predicted(at))
 
 

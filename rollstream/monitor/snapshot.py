@@ -69,6 +69,8 @@ class RunSettings:
     reward_terms: Mapping[str, float]
     is_paced: bool = False
     """True with the engine `paced`: lengths are drawn, times are computed, and no model runs."""
+    has_agents: bool = False
+    """Whether programs ask for turns; they may limit their tokens, too."""
     is_float32: bool = False
     """True if engine, trainer and published weights all use float32 and differ only by rounding."""
     trainer_threads: int = 1
@@ -123,6 +125,7 @@ def run_settings_of(c: Configuration) -> RunSettings:
         annotations=c.trainer.annotations,
         reward_terms=c.trainer.reward_terms,
         is_paced=c.rollouts.engine == "paced",
+        has_agents=c.agent.is_active,
         is_float32=_is_float32(c),
         is_evaluated=c.evaluation.enabled,
         trainer_threads=c.trainer.busy_threads,

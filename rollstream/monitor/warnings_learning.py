@@ -98,10 +98,14 @@ def cut_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
     cut, ended = at.outcomes.trajectories.get("length", 0), at.outcomes.trajectories.get("stop", 0)
     total = cut + ended
     if total >= CUT_MIN and cut > CUT_SHARE * total:
+        limit, also = f"{at.plan.tokens_max} tokens", ""
+        if at.plan.has_agents:
+            limit, also = "a limit of tokens", ", or the max_tokens that the program asks for"
         yield RunWarning(
             "cut_trajectories",
-            f"{share(cut / total)} of trajectories are cut at {at.plan.tokens_max} tokens",
-            "raise sampling.tokens_max (and rollouts.context_max), or reward shorter answers",
+            f"{share(cut / total)} of trajectories are cut at {limit}",
+            f"raise sampling.tokens_max (and rollouts.context_max){also}, or reward shorter "
+            "answers",
         )
 
 

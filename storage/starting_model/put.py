@@ -115,7 +115,11 @@ def check_same_model(manifest: ModelManifest, source: ModelSource) -> None:
     for given in source.task_files:
         name = manifest.task_files.get(given)
         if name is not None and not is_same(Path(given), manifest.entry(name)):
-            raise _other_model(manifest.run, f"the task's file {given}")
+            raise ConfigurationError(
+                f"run {manifest.run} began with another {given}, which is in its store, and a run "
+                "keeps its data: put that file back, or take this one away and the store's is "
+                "used; give this one to a new run (its own name and store)"
+            )
     tensors = sorted(manifest.tensors.items(), key=lambda item: item[1].start - item[1].end)
     for name, tensor in tensors[:SAMPLED_TENSORS]:
         path = source.folder / tensor.file

@@ -119,6 +119,12 @@ PLANTED = (
     Situation("most groups are filtered", "filtered_groups", lambda: at(closed("filtered", 120))),
     Situation("every second answer dies", "dead_trajectories", lambda: at(ended("dead", 100))),
     Situation("answers are cut", "cut_trajectories", lambda: at(ended("length", 200))),
+    Situation(
+        "answers of agents are cut",
+        "cut_trajectories",
+        lambda: at(ended("length", 200), has_agents=True),
+        ("cut at a limit of tokens", "the max_tokens that the program asks for"),
+    ),
     Situation("no scorer runs", "unscored_groups", lambda: unscored()),
     Situation(
         "the trainer waits, cores are idle",

@@ -5,9 +5,11 @@ import openai
 import pytest
 from openai import OpenAI
 
+from rollstream.producers.agents.requests import RequestRefused, read_request
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
+from rollstream.streams.values import Sampling
 from testbed.agents.rollout import AgentRollout, agent_rollout, assignment, resumed
 
 
@@ -130,6 +132,30 @@ def test_a_rewritten_history_forks_and_each_token_is_trained_once(bus: Bus):
     assert refusal(record, TrainingBounds()) is None
     assert rollout.agents.counts.forks == {"history_rewritten": 1, "conversation": 2}
     assert np.isfinite(record.logprobs).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "advice"),
+    [
+        ({"functions": [{"name": "f"}]}, "send them as `tools`"),
+        ({"continue_final_message": True}, "use /v1/completions"),
+    ],
+)
+def test_what_would_change_the_prompt_and_is_not_served_is_refused(
+    field: dict[str, object], advice: str
+):
+    body = {"messages": [{"role": "user", "content": "a"}], **field}
+    with pytest.raises(RequestRefused, match=advice):
+        read_request("chat", body, Sampling())
+
+
+def test_a_parameter_that_no_answer_follows_is_named():
+    body = {
+        "messages": [{"role": "user", "content": "a"}], "user": "me", "max_tokens": 3, "n": 1,
+        "ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}, "seed": 0,
+    }  # fmt: skip
+    request = read_request("chat", body, Sampling())
+    assert request.overridden == ("ignore_eos", "chat_template_kwargs")
 
 
 def test_what_a_client_asks_against_the_runs_sampling_is_overridden_and_recorded(bus: Bus):

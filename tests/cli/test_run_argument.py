@@ -57,6 +57,14 @@ def test_a_run_that_is_called_like_a_topic_stands_last(here: Path) -> None:
     assert (found.run, found.topic) == ("ledger", "ledger")
 
 
+def test_a_mistyped_run_before_a_query_is_still_the_run(here: Path) -> None:
+    sql = "SELECT count(*) FROM steps"
+    for words in ([sql, "one"], ["one", sql]):
+        assert (parse(["query", *words]).run, parse(["query", *words]).sql) == ("one", sql)
+    found = parse(["query", "no-such-run", sql])
+    assert (found.run, found.sql) == ("no-such-run", sql)
+
+
 def test_query_still_takes_its_run_as_an_option(here: Path) -> None:
     found = parse(["query", "FROM steps", "--run", "one"])
     assert (found.run, found.sql) == ("one", "FROM steps")

@@ -136,3 +136,21 @@ def test_a_malformed_call_is_answered_also_where_a_result_needs_a_call(tmp_path:
         assert reply.startswith("<|user|>error: not JSON")
     finally:
         task._server.close()
+
+
+def test_a_command_line_may_be_text():
+    server = ToolServer(" ".join(COMMAND))
+    try:
+        assert server.tools()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["-m", "no_such_server"], "No module named no_such_server"), (["-c", "1/0"], "ZeroDivision")],
+)
+def test_a_server_that_does_not_start_is_quoted(words: list[str], said: str):
+    server = ToolServer([sys.executable, *words])
+    with pytest.raises(ToolServerFailed, match=f"it printed last: .*{said}"):
+        server.tools()
