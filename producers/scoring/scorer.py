@@ -75,6 +75,14 @@ class AnnotationPlan:
     by_judge: bool
     scorer: str
 
+    def names_of(self, record: Trajectory) -> tuple[str, ...]:
+        """Returns the names that it writes about this trajectory: no reward where there is one, as
+        from an agent's program. Whether the group waits for the scorer would decide which counts.
+        """
+        if record.reward is None:
+            return self.names
+        return tuple(name for name in self.names if name != "reward")
+
 
 @dataclass(frozen=True, slots=True)
 class ReadCompletion:
@@ -134,7 +142,8 @@ def annotations(
         values["reward"] = verdict.reward
     elif UNNAMED_SCORE in values:
         values[writes.names[0]] = values.pop(UNNAMED_SCORE)
-    return [_annotation(record, name, values, verdict, writes.scorer) for name in writes.names]
+    names = writes.names_of(record)
+    return [_annotation(record, name, values, verdict, writes.scorer) for name in names]
 
 
 def _annotation(
@@ -257,7 +266,7 @@ class Scorer:
         self._is_ahead = True
         self.recorded.advance()
         for name, read in first_completions(messages).items():
-            if self.recorded.has(name, self.writes.names):
+            if self.recorded.has(name, self.writes.names_of(read.record)):
                 self.counts["recorded"] += 1
             elif name not in self._open:
                 self._open[name] = read

@@ -13,7 +13,7 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from pathlib import Path
 from threading import Event
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -175,6 +175,17 @@ class ReadsRows(Protocol):
         ...
 
 
+def _held_out(task: Task, asked: int) -> Sequence[TaskPrompt]:
+    """Returns the held-out prompts of a task, which may be a user's and return anything."""
+    found: Any = task.held_out(asked)
+    if not isinstance(found, list | tuple):
+        raise ConfigurationError(
+            f"task {task.name!r}: held_out({asked}) returned a {type(found).__name__}, not a list "
+            "of prompts"
+        )
+    return cast("Sequence[TaskPrompt]", found)
+
+
 def held_out_count(task: Task, asked: int, is_set: bool) -> int:
     """Returns how many held-out prompts an evaluation asks: `asked`, or all that there are if these
     are fewer and nobody set the number (`is_set`). Raises `ConfigurationError` with both numbers if
@@ -182,7 +193,7 @@ def held_out_count(task: Task, asked: int, is_set: bool) -> int:
     """
     while True:
         try:
-            count = len(task.held_out(asked))
+            count = len(_held_out(task, asked))
         except TooFewHeldOut as error:
             if is_set:
                 raise

@@ -177,6 +177,13 @@ class Dataset:
             )
         return Score(cast(float, pair[0]), cast(Mapping[str, float], pair[1]))
 
+    def nothing_to_train(self, rows: int) -> ConfigurationError:
+        """Returns the error for a data set whose rows are all held out."""
+        return ConfigurationError(
+            f"data set {self.options.path}: all {rows} rows are held out; lower held_out_share or "
+            "add rows"
+        )
+
     def row_tokens(self, row: DatasetRow) -> tuple[int, ...]:
         """Returns the tokens of the row's prompt. Raises `ConfigurationError` if the chat template
         refuses it.
@@ -235,10 +242,7 @@ class Dataset:
         for row in rows:
             split[self.is_held_out(row)].append(row)
         if not split[0]:
-            raise ConfigurationError(
-                f"data set {self.options.path}: all {len(rows)} rows are held out; lower "
-                "held_out_share or add rows"
-            )
+            raise self.nothing_to_train(len(rows))
         return DatasetSplit(*split, (skipped,))
 
     def _second_files(self, training: list[DatasetRow]) -> tuple[list[DatasetRow], SkippedRows]:

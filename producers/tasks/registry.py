@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable, nearest
@@ -164,7 +164,7 @@ def _check_options(
         raise ConfigurationError(f"{where}: give {', '.join(lacking)}")
 
 
-_KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
+_KINDS: Mapping[object, tuple[tuple[type, ...], str]] = {
     str: ((str,), "text"),
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
@@ -180,8 +180,8 @@ def _check_kinds(where: str, given: Mapping[str, object], build: object) -> None
     except Exception:  # noqa: BLE001 (the names in annotations of a user's code may be anything)
         return
     for option, value in given.items():
-        kind = hints.get(option)
-        types, name = _KINDS.get(kind, ((object,), ""))
+        kind: Any = hints.get(option)
+        types, name = _KINDS.get(kind) or ((object,), "")
         if not isinstance(value, types) or (isinstance(value, bool) and kind in (int, float)):
             raise ConfigurationError(f"{where}.{option} must be {name}, got {value!r}")
 

@@ -7,7 +7,9 @@ it is executed, and an error is a text too.
 """
 
 import asyncio
+import os
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +20,7 @@ from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.producers.dialogue.template_messages import ToolSchema
 from rollstream.producers.program_output import OutputPipe
+from rollstream.producers.tasks import tool_command
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -169,10 +172,11 @@ class _Session:
         from mcp import Client, StdioServerParameters
         from mcp.client.stdio import stdio_client
 
-        first, *rest = self._server
+        first = self._server[0]
+        keeper = ["-I", tool_command.__file__, str(os.getpid()), *self._server]
         with open(self._printed.writer, "w", closefd=False) as printed:
             is_url = first.startswith(("http://", "https://"))
-            command = StdioServerParameters(command=first, args=rest)
+            command = StdioServerParameters(command=sys.executable, args=keeper)
             async with Client(first if is_url else stdio_client(command, printed)) as client:
                 self._client.set_result(client)
                 await self._stop.wait()

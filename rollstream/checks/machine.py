@@ -16,12 +16,14 @@ from rollstream.checks.model import ModelFacts
 from rollstream.config.run_folder import store_url
 from rollstream.config.run_model import check_starting_model
 from rollstream.config.settings import Configuration
-from rollstream.errors import BusError, ConfigurationError, RollstreamError
+from rollstream.errors import BusError, ConfigurationError, NewerRelease, RollstreamError
 from rollstream.metrics.endpoint import metrics_port
 from rollstream.os_failures import explain_os_error
 from rollstream.producers.scoring.build import SERVICES, check_service
 from rollstream.roles.catalogue import ROLES
 from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
+from rollstream.storage.identity import read_for_acting
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.pointer import read_pointer
 from rollstream.streams.connect import check_reachable
@@ -75,18 +77,37 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
     if taken:
         yield Finding("ports", "refused", "; ".join(taken))
     yield from _disk_findings(c, folder, model)
+    yield from _device_findings(c, len(read_cards(os.environ)))
+
+
+def _device_findings(c: Configuration, cards: int) -> Iterator[Finding]:
+    """Yields a warning if a role is to compute on a GPU that this machine does not show: a check
+    may be made for another one.
+    """
+    asked = {"trainer.device": c.trainer.device, "rollouts.device": c.rollouts.device}
+    lacking = [
+        f"{name} = {device!r}"
+        for name, device in asked.items()
+        if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= cards
+    ]
+    if lacking:
+        there = f"nvidia-smi shows {cards} GPUs here, so roles refuse to start on this machine"
+        yield Finding("machine", "warning", f"{' and '.join(lacking)}: {there}")
 
 
 def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
-    """Yields a refusal if a bucket does not answer soon, or if this host has other files than the
-    run began with, and a note if the bucket holds the versions of a run that this folder is not
-    that of. A `file:` store needs no connection.
+    """Yields a refusal if a bucket does not answer soon, if the run was deleted, or if this host
+    has other files than the run began with, and a note if the bucket holds the versions of a run
+    that this folder is not that of. A `file:` store needs no connection.
     """
     try:
         if (folder / "config.json").is_file():
-            check_starting_model(open_store(store_url(c, folder), c.sync, STORE_WAIT_S), c, folder)
-    except ConfigurationError as error:
-        yield Finding("model", "refused", str(error))
+            store = open_store(store_url(c, folder), c.sync, STORE_WAIT_S)
+            read_for_acting(store, c.run)  # a deleted run is refused before its log is made again
+            check_starting_model(store, c, folder)
+            _check_steps(store, c)
+    except (ConfigurationError, NewerRelease) as error:
+        yield Finding("run", "refused", str(error))
         return
     except (RollstreamError, OSError):
         pass  # said below, or by the role that reads the store
@@ -103,6 +124,17 @@ def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
         then = "has nothing left to train" if number >= steps else "continues it"
         text = f"its prefix holds a run already, at version {number} of {steps}: this one {then}; "
         yield Finding("store", "warning", text + "for a new run name another prefix")
+
+
+def _check_steps(store: ObjectStore, c: Configuration) -> None:
+    """Raise `ConfigurationError` if the run has trained more steps than it is asked for."""
+    pointer = read_pointer(store)
+    version = None if pointer is None else pointer[0].version
+    if version is not None and version.number > c.trainer.steps:
+        raise ConfigurationError(
+            f"trainer.steps = {c.trainer.steps}, and the run has trained {version.number}: ask for "
+            "at least as many, or fork the run at an earlier step"
+        )
 
 
 def _check_packages(c: Configuration) -> None:

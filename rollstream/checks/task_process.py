@@ -9,9 +9,9 @@ exit: what was written before stays.
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -57,6 +57,7 @@ def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
     check_own_parts(order.parts, task)
     parts = _parts(task)
     for part in parts:
+        _check_stop(part)
         if isinstance(part, ToolDialogue):
             part.check_template()
     surveys = [survey_dataset(part) for part in parts if isinstance(part, Dataset)]
@@ -89,6 +90,16 @@ def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
     )
 
 
+def _check_stop(task: Task) -> None:
+    stop: Any = task.stop  # a task of the user may have anything
+    if not isinstance(stop, Collection) or not all(
+        isinstance(number, Integral) for number in cast("Collection[object]", stop)
+    ):
+        raise ConfigurationError(
+            f"task {task.name!r}: stop = {stop!r} must be a tuple of token numbers, perhaps ()"
+        )
+
+
 def _tried_prompt(task: Task, order: TaskOrder, position: int) -> Sequence[int]:
     """Returns the tokens of a training prompt. Raises `ConfigurationError` if it is no prompt."""
     prompt = task.prompt(order.seed, position)
@@ -110,7 +121,7 @@ def _checked_prompt(task: Task, prompt: object, call: str, size: int | None) -> 
             f"{where} has a reference that is a {type(reference).__name__}, not JSON text: "
             "json.dumps writes it"
         )
-    tokens = list(prompt.tokens)
+    tokens: list[int] = [*map(_plain_int, prompt.tokens)]
     if not tokens:
         raise ConfigurationError(f"{where} has no tokens: there is nothing to generate from")
     for token in tokens:
@@ -122,6 +133,12 @@ def _checked_prompt(task: Task, prompt: object, call: str, size: int | None) -> 
                 f"{where} has the token {number!r}; tokens are whole numbers {allowed}"
             )
     return tokens
+
+
+def _plain_int(token: Any) -> Any:
+    """Returns the token; one of numpy as Python's, which messages can carry."""
+    is_whole = not isinstance(token, bool) and isinstance(token, Integral)
+    return int(token) if is_whole else token
 
 
 def _parts(task: Task) -> Sequence[Task]:

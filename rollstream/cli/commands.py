@@ -63,7 +63,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         inspect="show a trajectory: text by version, reward, the steps that trained it",
         config="explain settings: value, where it is set, type, default, meaning",
         diff="compare two runs: settings, outcomes, curves, pairs of prompts, state hashes",
-        weights="list, show, verify, compare and export the kept weight versions",
+        weights="list, show, verify, diff and export the kept weight versions",
         checkpoints="list and show the trainer's kept checkpoints",
     ),
     "change": _commands(
@@ -124,6 +124,11 @@ def choose_parser(words: Sequence[str]) -> tuple[CommandParser, list[str]]:
     if rest and rest[0] in HELP_WORDS:
         return _actions_parser(COMMANDS[name], parsers), rest
     named = {parser.action: parser for parser in parsers}
+    if len(rest) > 1 and rest[0].isalpha() and rest[0] not in named and rest[1][:1] != "-":
+        raise ConfigurationError(
+            f"{name} has no action {rest[0]!r}; it has {', '.join(named)} "
+            f"(rollstream {name} --help explains them)"
+        )
     return named[rest.pop(0) if rest and rest[0] in named else action], rest
 
 

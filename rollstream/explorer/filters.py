@@ -121,5 +121,8 @@ def whole(given: Mapping[str, str], name: str, default: int | None = None) -> in
 
 
 def limited(given: Mapping[str, str], most: int, default: int) -> int:
-    """Returns the parameter `limit`: between 1 and `most`."""
-    return max(1, min(most, whole(given, "limit", default)))
+    """Returns the parameter `limit`, at most `most`. Raises `WrongRequest` for one below 1."""
+    asked = whole(given, "limit", default)
+    if asked < 1:
+        raise WrongRequest(f"limit must be ≥ 1, got {asked}")
+    return min(most, asked)

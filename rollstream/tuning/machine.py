@@ -299,7 +299,8 @@ def _engine(
     if alone is None and not points:
         raise ConfigurationError(
             "no step times of the engine are known: make a profile (`rollstream profile CONFIG`), "
-            f"or give a recorded run behind CONFIG with at least {POINTS_MIN} finished answers"
+            f"or give a recorded run behind CONFIG with at least {POINTS_MIN} finished answers of "
+            f"several tokens{'' if run is None else f' (this one has {len(run.points)})'}"
         )
     gain = None if run is None else run.drafts
     if alone is None:

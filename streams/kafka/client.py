@@ -5,6 +5,7 @@ Every method may raise `KafkaError`. The modules beside this one repeat failed r
 failed clients and bound memory.
 """
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from rollstream.deadline import Deadline
+from rollstream.errors import ConfigurationError
 from rollstream.streams.bus import Message
 from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_settings
 from rollstream.streams.kafka.log_filter import limit_kafka_log
@@ -41,8 +43,15 @@ Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored besid
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """Returns the settings that all clients share. Also limits kafka-python's log."""
+    """Returns the settings that all clients share. Also limits kafka-python's log. Raises
+    `ConfigurationError` for a file or function of the address that is not there: the library would
+    ask the brokers again and again.
+    """
     limit_kafka_log()
+    for name in ("ca", "cert", "key"):
+        file = getattr(address, name)
+        if file and not os.access(file, os.R_OK):
+            raise ConfigurationError(f"{name}={file} of the log's URL: no file that can be read")
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
         settings["sasl_oauth_token_provider"] = _TokenProvider(token_source(address, secrets))

@@ -12,11 +12,14 @@ from rollstream.streams.kafka.address import KafkaAddress, Secrets, msk_region
 
 
 def token_source(address: KafkaAddress, secrets: Secrets) -> Callable[[], str]:
-    """Returns a function that gives the token of a new connection."""
+    """Returns a function that gives the token of a new connection. Raises `ConfigurationError` if
+    the address names a function that is not there.
+    """
     if address.mechanism == "msk-iam":
         return functools.partial(signed_token, msk_region(address))
     if address.token:
-        return lambda: str(find_callable(address.token, "token")())
+        function = find_callable(address.token, "token")
+        return lambda: str(function())
     return lambda: Path(secrets.token_file).read_text(encoding="utf-8").strip()
 
 

@@ -9,6 +9,8 @@ import pytest
 from rollstream.cli.main import main
 from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.settings import Configuration
+from rollstream.storage.identity import mark_deleted, read_or_create_identity
+from rollstream.storage.stores.connect import open_store
 from testbed.repository import EXAMPLES
 
 
@@ -41,6 +43,20 @@ def test_each_run_has_a_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "no broker of kafka://127.0.0.1:9/x can be reached" in lines["foreign"]["problem"]
     size = sum(path.stat().st_size for path in (runs / "done").rglob("*") if path.is_file())
     assert lines["done"]["bytes"] == size
+    assert not (runs / "prepared" / "bus").exists()
+
+
+def test_a_deleted_run_of_which_parts_are_kept_is_neither_new_nor_begun_again(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(f"file:{runs / 'prepared' / 'store'}")
+    read_or_create_identity(store, "prepared")
+    mark_deleted(store, "prepared")
+    assert main(["ls", str(runs), "--json"]) == 0
+    lines = {one["run"]: one for one in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert (lines["prepared"]["state"], lines["prepared"]["step"]) == ("deleted", None)
+    assert main(["run", str(runs / "prepared")]) == 2
+    assert "the run prepared was deleted" in capsys.readouterr().err
     assert not (runs / "prepared" / "bus").exists()
 
 

@@ -174,6 +174,7 @@ def test_wrong_parameters_are_refused_with_a_sentence(asked):
     for path in (
         "r/0/search?reward_min=high", "r/0/search?order=random", "r/0/lanes?z=99&i=0",
         "r/0/lanes", "r/0/search?q=a&mode=sql", "r/0/search?mode=re&q=(", "r/0/steps?limit=a",
+        "r/0/groups?ended=foo", "r/0/groups?limit=-5", "r/0/steps?limit=0", "r/0/search?in=foo",
     ):  # fmt: skip
         found = asked.get(f"/api/{path}")
         assert found.status == 400, (path, found)

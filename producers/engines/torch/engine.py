@@ -54,10 +54,11 @@ def refuse_model(model: "PreTrainedModel", context_max: int, is_adapted: bool) -
     device, or would serve no adapter of it where the run trains one (`is_adapted`).
     """
     refuse_unsupported(model.config, context_max)
-    if isinstance(fused_shape(model.config), FusedShape):
+    shape = fused_shape(model.config)
+    if isinstance(shape, FusedShape):
         return
     if is_adapted:
-        raise EngineRefused(_NO_ADAPTERS)
+        raise EngineRefused(f"{_NO_ADAPTERS} ({shape})")
     from rollstream.producers.engines.torch.hf_decoder import refuse_form
 
     refuse_form(model, context_max)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from rollstream.consumers.audit.groups import ENDINGS
 from rollstream.consumers.trainer.data.prepare import TrainingRule, prepare_group
 from rollstream.consumers.trainer.data.sample import AnnotationsByKey, Sample, annotated_rewards
 from rollstream.errors import ObjectMissing
 from rollstream.explorer.explored_run import ExploredRun
-from rollstream.explorer.filters import ROW, limited, text, whole
+from rollstream.explorer.filters import ROW, WrongRequest, limited, text, whole
 from rollstream.streams.admissible import refusal
 from rollstream.streams.records import GENERATED, PROMPT, Annotation, Trajectory
 
@@ -55,6 +56,8 @@ def list_groups(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
     below = whole(given, "cursor", 1 << 60)
     condition, parameters = "true", []
     ended = text(given, "ended")
+    if ended and ended not in (*ENDINGS, "open"):
+        raise WrongRequest(f"ended must be one of {', '.join(ENDINGS)}, open")
     if ended == "open":
         condition = '"group" NOT IN (SELECT "group" FROM ended)'
     elif ended:

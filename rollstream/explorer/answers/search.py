@@ -50,10 +50,18 @@ def search(run: ExploredRun, given: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _mode_and_source(given: Mapping[str, str]) -> tuple[str, str]:
+    mode, source = given.get("mode", "text"), given.get("in", "answer")
+    if mode not in ("text", "re") or source not in ("answer", "prompt", "all"):
+        raise WrongRequest("mode must be text or re, in one of answer, prompt, all")
+    return mode, source
+
+
 def _by_order(run: ExploredRun, given: Mapping[str, str], chosen: RowFilter) -> dict[str, Any]:
     order = given.get("order", "newest")
     if order not in ORDERS:
         raise WrongRequest(f"order must be one of {', '.join(ORDERS)}")
+    _mode_and_source(given)  # without q they change nothing, and may still be wrong
     limit = limited(given, LIMIT_MAX, 50)
     key = ORDERS[order]
     condition, parameters = chosen.condition, list(chosen.parameters)
@@ -115,9 +123,7 @@ def _by_text(
 ) -> dict[str, Any]:
     if given.get("order", "newest") != "newest":
         raise WrongRequest("a search in texts has the order newest; leave out q or order")
-    mode, source = given.get("mode", "text"), given.get("in", "answer")
-    if mode not in ("text", "re") or source not in ("answer", "prompt", "all"):
-        raise WrongRequest("mode must be text or re, in one of answer, prompt, all")
+    mode, source = _mode_and_source(given)
     if not run.text.is_known:
         raise WrongRequest("this run has no tokenizer.json, so its texts are unknown")
     match = _matcher(run, wanted, mode)

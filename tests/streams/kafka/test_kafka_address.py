@@ -14,6 +14,7 @@ from kafka.errors import KafkaConnectionError, KafkaTimeoutError
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.streams.connect import open_bus
 from rollstream.streams.kafka.address import Secrets, client_settings, parse_kafka_url, read_secrets
+from rollstream.streams.kafka.client import base_settings
 from rollstream.streams.kafka.log_filter import RateLimitedHandler
 from rollstream.streams.kafka.producer import ByteSemaphore, bounded_batches, record_cost_bytes
 from rollstream.streams.kafka.topic_settings import configs_of, topic_of
@@ -93,6 +94,21 @@ def test_a_password_may_be_in_a_file(tmp_path: Path) -> None:
 
 def test_plaintext_needs_no_secret() -> None:
     assert read_secrets(parse_kafka_url("kafka://h:1"), {}) == Secrets()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("security=ssl&ca=/nowhere/ca.pem", "ca=/nowhere/ca.pem"),
+        ("security=sasl_ssl&mechanism=oauthbearer&token=no_such_module:f", "no_such_module"),
+    ],
+)
+def test_a_file_or_function_that_is_not_there_is_named_before_any_broker_is_asked(
+    options: str, says: str
+) -> None:
+    address = parse_kafka_url(f"kafka://127.0.0.1:9/x?{options}")
+    with pytest.raises(ConfigurationError, match=says):
+        base_settings(address, Secrets())
 
 
 def test_every_topic_of_the_catalogue_survives_the_brokers_settings() -> None:
