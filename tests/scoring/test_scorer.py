@@ -161,3 +161,21 @@ def test_two_scorers_over_kafka_survive_truncation_behind_them():
     finally:
         one.close()
         other.close()
+
+
+def test_a_trajectory_that_has_a_reward_keeps_it(bus: Bus):
+    """Whether its group waits for the scorer would decide which of the two counts."""
+    post(bus, finished("0.0", reward=0.5), finished("1.0"))
+    with running(scorer(bus, names=("style/direct", "reward"))):
+        wait_for(lambda: len(notes(bus)) == 3 and is_caught_up(bus))
+    found = sorted((note.trajectory, note.name) for note in notes(bus))
+    assert found == [("0.0", "style/direct"), ("1.0", "reward"), ("1.0", "style/direct")]
+
+
+def test_nothing_is_asked_about_a_trajectory_whose_only_annotation_would_be_its_reward(bus: Bus):
+    post(bus, finished("0.0", reward=0.5))
+    one = scorer(bus)
+    with running(one):
+        wait_for(lambda: is_caught_up(bus))
+    assert not notes(bus)
+    assert one.counts["scored"] == 0

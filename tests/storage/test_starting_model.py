@@ -192,6 +192,9 @@ def test_a_tasks_files_and_tokenizer_are_part_of_the_model(source, tmp_path):
     both = ModelSource(source.folder, str(words), (str(rows),))
     store, cache = MemoryStore(), tmp_path / "cache"
     model = StoredModel(store, put_model(store, "run", both, 7.0))
+    rows.write_text('{"prompt": "2 + 2"}\n')
+    with pytest.raises(ConfigurationError, match=r"another .*rows\.jsonl.*put that file back"):
+        check_same_model(model.manifest, both)
     rows.unlink()
     name = model.manifest.task_files[str(rows)]
     assert model.host_file(name, rows, cache).read_text() == '{"prompt": "1 + 1"}\n'

@@ -1,6 +1,7 @@
 """The task `tools` lets a model call the tools of a real MCP server, a process of its own."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_dialogue import ToolDialogue
 from rollstream.producers.tasks.tool_server import RESULT_MAX, ToolServer, ToolServerFailed
+from testbed.waiting import wait_for
 
 NEEDS_CALLS = """\
 {%- set ns = namespace(called=false) %}{% for m in messages %}
@@ -154,3 +156,26 @@ def test_a_server_that_does_not_start_is_quoted(words: list[str], said: str):
     server = ToolServer([sys.executable, *words])
     with pytest.raises(ToolServerFailed, match=f"it printed last: .*{said}"):
         server.tools()
+
+
+def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path):
+    """Also one that looks at nothing, as `kill -9` of a reward process shows."""
+    mark = tmp_path / "pid"
+    deaf = f"import os, threading; open({str(mark)!r}, 'w').write(str(os.getpid())); "
+    deaf += "threading.Event().wait()"
+    code = "import sys\nfrom rollstream.producers.tasks.tool_server import ToolServer\n"
+    code += f"ToolServer([sys.executable, '-c', {deaf!r}]).tools()"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        pid = int(wait_for(lambda: mark.exists() and mark.read_text()))
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not is_alive(pid))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
