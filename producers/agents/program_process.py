@@ -2,12 +2,13 @@
 `python -m rollstream.producers.agents.program_process FUNCTION SANDBOX`. `programs.py` starts it;
 SANDBOX has the settings of the sandboxes that the function opens, as JSON.
 
-Orders arrive as JSON lines on stdin, outcomes leave as JSON lines on stdout. The function is called
-as `episode(client, task)`: `client` is an `AsyncOpenAI` of the library openai whose requests belong
-to this episode, `task` a dictionary. It returns the reward, or None if the task judges. Each
-exception is an outcome with a reason. A cancelled episode has an outcome at once, though its code
-may go on: it shows that no episode blocks the loop which they share. SIGABRT prints where one does.
-When stdin ends, the process exits.
+Orders arrive as JSON lines on stdin, outcomes leave as JSON lines on stdout; the first line has no
+key and says that the process is ready. The function is called as `episode(client, task)`: `client`
+is an `AsyncOpenAI` of the library openai whose requests belong to this episode, `task` a
+dictionary. It returns the reward, or None if the task judges. Each exception is an outcome with a
+reason. A cancelled episode has an outcome at once, though its code may go on: it shows that no
+episode blocks the loop which they share. SIGABRT prints where one does. When stdin ends, the
+process exits.
 """
 
 import asyncio
@@ -171,6 +172,7 @@ async def _serve(
                 loop.call_soon_threadsafe(runner.take, decode(line))
         os._exit(0)
 
+    write(msgspec.json.encode(EpisodeOutcome()) + b"\n")  # the function is imported, the loop turns
     threading.Thread(target=read, daemon=True).start()
     await asyncio.Event().wait()
 

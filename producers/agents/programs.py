@@ -186,12 +186,13 @@ def _close(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-class _FunctionProcess:
+class FunctionProcess:
     """Holds one process that runs a function's episodes, and the pipes to it."""
 
     def __init__(self, function: str, named: Sequence[str], sandbox: str) -> None:
         self.keys: set[str] = set()
         self.cancelled: dict[str, float] = {}  # by key when; until the process says that it is
+        self.ready_s: float | None = None  # when its loop turned first; imports may take long
         self.aborted_s: float | None = None
         self._incoming = bytearray()
         self.outgoing = bytearray()
@@ -226,11 +227,14 @@ class _FunctionProcess:
         return lines
 
     def end_if_blocked(self, now: float) -> None:
-        """End the process if a cancellation has had no answer for `BLOCKED_S`: an episode blocks
-        the loop, and each later one would wait in vain. SIGABRT prints the blocking line.
+        """End a process that was ready if a cancellation has had no answer for `BLOCKED_S`: an
+        episode blocks the loop, and each later one would wait in vain. SIGABRT prints where.
         """
+        if self.ready_s is None:
+            return
         if self.aborted_s is None:
-            if any(now - asked > BLOCKED_S for asked in self.cancelled.values()):
+            since_s = (max(asked, self.ready_s) for asked in self.cancelled.values())
+            if any(now - since > BLOCKED_S for since in since_s):
                 self.aborted_s = now
                 self.process.send_signal(signal.SIGABRT)
         elif now - self.aborted_s > ABORT_S:  # the user's code catches the signal
@@ -268,7 +272,7 @@ class FunctionPrograms:
         self, function: str, processes: int, named: Sequence[str] = (), sandbox: str = ""
     ) -> None:
         self._function, self._named, self._sandbox = function, tuple(named), sandbox
-        self._slots: list[_FunctionProcess | None] = [None] * processes
+        self._slots: list[FunctionProcess | None] = [None] * processes
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(EpisodeOutcome).decode
         self._unstarted: dict[str, ProgramEnd] = {}
@@ -280,7 +284,7 @@ class FunctionPrograms:
         process = self._slots[index]
         if process is None:
             try:
-                process = _FunctionProcess(self._function, self._named, self._sandbox)
+                process = FunctionProcess(self._function, self._named, self._sandbox)
             except OSError as error:  # the machine has no room for a process now
                 reason = f"its process cannot be started: {reason_text(error)}"
                 self._unstarted[order.key] = ProgramEnd(order.key, reason=reason)
@@ -320,7 +324,7 @@ class FunctionPrograms:
         process = self._slots[index]
         return 0 if process is None else len(process.keys)
 
-    def _serve(self, index: int, process: _FunctionProcess) -> list[ProgramEnd]:
+    def _serve(self, index: int, process: FunctionProcess) -> list[ProgramEnd]:
         has_ended = process.process.poll() is not None  # before the read, which then gets all
         process.write()
         ended: list[ProgramEnd] = []
@@ -332,6 +336,9 @@ class FunctionPrograms:
             if outcome.refused:
                 self.close()
                 raise ConfigurationError(outcome.refused)
+            if not outcome.key:
+                process.ready_s = self._polled_s
+                continue
             self._starts_failed = 0
             process.cancelled.pop(outcome.key, None)
             if outcome.key in process.keys:

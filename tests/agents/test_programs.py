@@ -102,6 +102,21 @@ def test_an_episode_that_blocks_its_process_ends_none_of_the_later_ones(
     assert "programs.py" in capfd.readouterr().err  # the line that blocks
 
 
+def test_a_process_that_still_imports_is_not_taken_for_blocked():
+    process = programs.FunctionProcess(function("named"), (), "")
+    try:
+        process.cancelled["0.0"] = 0.0
+        process.end_if_blocked(now=1e9)
+        assert process.aborted_s is None
+        process.ready_s = 1e9
+        process.end_if_blocked(now=1e9 + programs.BLOCKED_S)
+        assert process.aborted_s is None
+        process.end_if_blocked(now=1e9 + programs.BLOCKED_S + 1)
+        assert process.aborted_s is not None
+    finally:
+        process.end()
+
+
 def test_a_shell_script_runs_an_episode_and_posts_its_reward(bus: Bus):
     record = ended(bus, command=("bash", "-c", SHELL))
     assert (record.finish, record.reward, record.scores) == ("length", 0.25, {"tries": 2.0})
