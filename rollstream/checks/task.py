@@ -222,7 +222,10 @@ def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
     facts = answer.facts
     if facts is None:
         verdict = "warning" if answer.ended.startswith("it took") else "refused"
-        yield Finding("task", verdict, f"task {c.task.name!r} could not be built: {answer.ended}")
+        server = c.task.options.get("server")
+        waits = f" (its tool server {server} may not have answered)" if server else ""
+        text = f"task {c.task.name!r} could not be built: {answer.ended}{waits}"
+        yield Finding("task", verdict, text)
         return
     if facts.refused:
         yield Finding("task", "refused", facts.refused)

@@ -31,6 +31,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.os_failures import explain_os_error
 from rollstream.revision import code_revision
 from rollstream.storage.claim_check import open_log
+from rollstream.storage.identity import DELETED, read_identity
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import check_conditional_writes, open_store
 from rollstream.streams.bus import Bus
@@ -86,6 +87,16 @@ def bus_url(configuration: Configuration, folder: Path) -> str:
 def store_url(configuration: Configuration, folder: Path) -> str:
     """Returns the URL of the object store; a relative path is inside the run's folder."""
     return url_inside(configuration.store, folder)
+
+
+def is_deleted(configuration: Configuration, folder: Path) -> bool:
+    """Returns whether `rollstream rm` has left only parts of the run. Stores elsewhere are not
+    asked.
+    """
+    if not configuration.store.startswith("file:"):
+        return False
+    identity = read_identity(open_store(store_url(configuration, folder)))
+    return identity is not None and DELETED in identity.needs
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:

@@ -55,6 +55,8 @@ def test_a_deleted_run_of_which_parts_are_kept_is_neither_new_nor_begun_again(
     assert main(["ls", str(runs), "--json"]) == 0
     lines = {one["run"]: one for one in map(json.loads, capsys.readouterr().out.splitlines())}
     assert (lines["prepared"]["state"], lines["prepared"]["step"]) == ("deleted", None)
+    assert main(["top", str(runs / "prepared"), "--once"]) == 2
+    assert "was deleted; what `rollstream rm --keep` left" in capsys.readouterr().err
     assert main(["run", str(runs / "prepared")]) == 2
     assert "the run prepared was deleted" in capsys.readouterr().err
     assert not (runs / "prepared" / "bus").exists()

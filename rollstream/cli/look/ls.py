@@ -12,13 +12,10 @@ from rollstream.cli.arguments import CommandParser
 from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import warn
 from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import RunFolder, store_url
-from rollstream.config.settings import Configuration
+from rollstream.config.run_folder import RunFolder, is_deleted
 from rollstream.errors import RollstreamError
 from rollstream.monitor.format import age, byte_size, plain_table
 from rollstream.monitor.observer import run_standing
-from rollstream.storage.identity import DELETED, read_identity
-from rollstream.storage.stores.connect import open_store
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -52,7 +49,7 @@ def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
     line: dict[str, Any] = {"run": folder.path.name, "bytes": _folder_bytes(folder.path)}
     try:
         configuration = load_for_viewing(folder.configuration)
-        if _is_deleted(configuration, folder.path):
+        if is_deleted(configuration, folder.path):
             return {**line, "state": "deleted", "step": None, "steps": None, "newest_s": None}
         standing = run_standing(configuration, folder, now_s)
     except RollstreamError as error:
@@ -65,14 +62,6 @@ def run_line(folder: RunFolder, now_s: float) -> dict[str, Any]:
         "steps": standing.steps,
         "newest_s": standing.newest_s,
     }
-
-
-def _is_deleted(configuration: Configuration, folder: Path) -> bool:
-    """Whether `rollstream rm` has left only parts of the run. Stores elsewhere are not asked."""
-    if not configuration.store.startswith("file:"):
-        return False
-    identity = read_identity(open_store(store_url(configuration, folder)))
-    return identity is not None and DELETED in identity.needs
 
 
 def _folder_bytes(folder: Path) -> int:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rollstream.cli.arguments import CommandParser
 from rollstream.cli.console import TerminalConsole
 from rollstream.config.config import load_for_viewing
-from rollstream.config.run_folder import run_folder
+from rollstream.config.run_folder import is_deleted, run_folder
 from rollstream.errors import BusError, ConfigurationError
 from rollstream.monitor.observer import RunObserver, opener_of_run
 from rollstream.monitor.snapshot import RunSnapshot, run_settings_of
@@ -51,6 +51,11 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
     folder = run_folder(arguments.run)
     configuration = load_for_viewing(folder.configuration)
+    if is_deleted(configuration, folder.path):
+        raise ConfigurationError(
+            f"the run in {folder.path} was deleted; what `rollstream rm --keep` left of it is read "
+            "by report and query"
+        )
     observer = RunObserver(
         run_settings_of(configuration),
         folder.metrics,
