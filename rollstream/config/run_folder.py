@@ -27,13 +27,14 @@ from rollstream.config.config import (
 )
 from rollstream.config.recorded_form import file_form
 from rollstream.config.settings import Configuration
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, CorruptObject
 from rollstream.os_failures import explain_os_error
 from rollstream.revision import code_revision
 from rollstream.storage.claim_check import open_log
-from rollstream.storage.identity import DELETED, read_identity
+from rollstream.storage.identity import DELETED, IDENTITY_KEY, RunIdentity
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import check_conditional_writes, open_store
+from rollstream.storage.stores.json_objects import decode_json
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import check_reachable
 from rollstream.streams.topics import catalogue
@@ -95,8 +96,12 @@ def is_deleted(configuration: Configuration, folder: Path) -> bool:
     """
     if not configuration.store.startswith("file:"):
         return False
-    identity = read_identity(open_store(store_url(configuration, folder)))
-    return identity is not None and DELETED in identity.needs
+    path = Path(store_url(configuration, folder).partition(":")[2].removeprefix("//"))
+    try:  # without a store that is open, which would make its folder
+        identity = decode_json((path / IDENTITY_KEY).read_bytes(), RunIdentity, IDENTITY_KEY)
+    except (OSError, CorruptObject):
+        return False
+    return DELETED in identity.needs
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:

@@ -44,6 +44,7 @@ def test_each_run_has_a_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     size = sum(path.stat().st_size for path in (runs / "done").rglob("*") if path.is_file())
     assert lines["done"]["bytes"] == size
     assert not (runs / "prepared" / "bus").exists()
+    assert not (runs / "prepared" / "store").exists()
 
 
 def test_a_deleted_run_of_which_parts_are_kept_is_neither_new_nor_begun_again(
