@@ -4,8 +4,8 @@
 `rollout/` is the worker that generates with one of the `engines/`, which may draft from earlier
 answers (`drafts/`). `rewards/` runs a task's own code in separate processes, `sandbox/` confines
 what a model wrote, `scoring/` adds late rewards as annotations. `agents/` runs episodes of programs
-of many turns, and `dialogue/` continues chats by their tokens. `program_output` passes on what a
-user's code prints. `evaluation` measures a version on held-out prompts. `settings` has the settings
+of many turns, and `dialogue/` continues chats by their tokens. `evaluation` measures a version on
+held-out prompts. `foreign_number` takes the rewards of a user's code. `settings` has the settings
 of all of them.
 """
 

@@ -17,6 +17,7 @@ DEPTH_MAX = 128
 """Deepest nesting of foreign JSON. A JSON schema takes two levels for each nested object; encoders
 and chat templates that walk it need a few frames a level, of the 1 000 that Python has.
 """
+PORT_MAX = 65535
 DIGITS_MAX = 300  # of a whole number: those of the largest float
 _INTEGER_MAX = 10**DIGITS_MAX
 _REASON_MAX = 300  # characters

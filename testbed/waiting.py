@@ -8,6 +8,7 @@ machine whose cores other programs keep busy. Import it as `testbed.waiting` eve
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 Found = TypeVar("Found")
@@ -40,3 +41,11 @@ def wait_for(
         assert time.monotonic() < give_up, f"not within {WAIT_S:g} s {describe()}"
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, PAUSE_S_MAX)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -26,9 +26,10 @@ BELOW: dict[str, set[str]] = {
     "rollstream": {"streams", "storage", "producers", "consumers", "simulator"},
 }
 BASE = {
-    "contained_folder", "errors", "deadline", "exports", "foreign_json", "foreign_number",
+    "contained_folder", "errors", "deadline", "exports", "foreign_json",
     "http_connections", "http_guard", "http_proxies", "http_server", "import_path",
-    "metric_values", "os_failures", "printable", "private_state", "temporary_folder", "whole_file",
+    "metric_values", "os_failures", "printable", "private_state", "program_output",
+    "temporary_folder", "whole_file",
 }  # fmt: skip
 """Floor 0: modules directly in `rollstream/` that every floor may import."""
 EXPORTS = {"__init__", "api"}

@@ -39,8 +39,8 @@ class LagAudit:
     (invariant 6). Those of turns that an episode abandoned are neither trained nor masked. The
     ledger does not name masked tokens, so the audit computes from trajectories, versions and
     `max_lag` how many tokens of each step were trained and masked, and compares the sums with those
-    that the `StepDone` states. Memory grows with the run by three sums, a bound
-    and one `StepDone` per step.
+    that the `StepDone` states. Memory grows with the run by three sums, a bound and one `StepDone`
+    per step.
     """
 
     ledger: LedgerIndex

@@ -142,8 +142,7 @@ def build_trainer(
     past = PublishedVersions(lambda: (store,), plan.weights.dtype)
     learner = open_learner(initial.model, plan.trainer, past)
     state = load_first(store, learner, checkpoints, initial.ranks)  # 2
-    if state is not None and (missing := missing_records(state, bus.end)):
-        raise _log_refused(missing)
+    _check_log(bus, state)
     log_bus = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(log_bus, provenance.term)
     recorded = ledger.open(*ledger_begin(state))  # 1 (`Opened`), 3
@@ -341,6 +340,12 @@ def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
     recorded.closed += closings
     for place, takes in recorded.takes.items():
         recorded.takes[place] = [recorded.superseded.effective(take) for take in takes]
+
+
+def _check_log(bus: Bus, state: TrainerState | None) -> None:
+    """Raise `ConfigurationError` if the log lacks records that the checkpoint has read."""
+    if state is not None and (missing := missing_records(state, bus.end)):
+        raise _log_refused(missing)
 
 
 def _check_steps(versions: VersionWriter, recorded: LedgerTail, state: TrainerState | None) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 
-from rollstream.producers.program_output import OutputPipe
+from rollstream.program_output import OutputPipe
 
 
 def main(command: list[str]) -> int:

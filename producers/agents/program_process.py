@@ -3,10 +3,10 @@
 SANDBOX has the settings of the sandboxes that the function opens, as JSON.
 
 Orders arrive as JSON lines on stdin, outcomes leave as JSON lines on stdout; the first line has no
-key and says that the process is ready. The function is called as `episode(client, task)`: `client`
-is an `AsyncOpenAI` of the library openai whose requests belong to this episode, `task` a
+key and states that the process is ready. The function is called as `episode(client, task)`:
+`client` is an `AsyncOpenAI` of the library openai whose requests belong to this episode, `task` a
 dictionary. It returns the reward, or None if the task judges. Each exception is an outcome with a
-reason. A cancelled episode has an outcome at once, though its code may go on: it shows that no
+reason. A cancelled episode has an outcome at once, though its code may continue: it shows that no
 episode blocks the loop which they share. SIGABRT prints where one does. When stdin ends, the
 process exits.
 """
@@ -26,11 +26,11 @@ from typing import Any, cast
 import msgspec
 
 from rollstream.errors import ConfigurationError
-from rollstream.foreign_number import NoFiniteNumber, finite_number
 from rollstream.import_path import find_function
-from rollstream.producers.program_output import OutputPipe, ProgramOutput
+from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
 from rollstream.producers.sandbox.factory import configure, plan_of
 from rollstream.producers.tasks.base import PlainSandbox
+from rollstream.program_output import OutputPipe, ProgramOutput
 from rollstream.streams.foreign_text import reason_text
 
 REASON_MAX = 300  # characters
@@ -138,7 +138,7 @@ class _EpisodeRunner:
         self._encode = msgspec.json.Encoder().encode
 
     def take(self, line: _Line) -> None:
-        """Start an episode, or cancel one, which has then ended for whoever ordered it."""
+        """Start an episode, or cancel one, which its rollout then counts as ended."""
         if line.cancel:
             task = self._running.get(line.cancel)
             if task is not None:

@@ -23,7 +23,7 @@ from typing import Literal, cast
 import msgspec
 
 from rollstream.errors import ConfigurationError
-from rollstream.foreign_number import NoFiniteNumber, finite_number
+from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
 from rollstream.producers.sandbox.base import SandboxRefused
 from rollstream.producers.sandbox.factory import configure, plan_of
 from rollstream.producers.scoring.functions import (

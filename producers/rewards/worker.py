@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from rollstream.import_path import module_command
-from rollstream.producers.program_output import OutputPipe
 from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
+from rollstream.program_output import OutputPipe
 
 START_S = 60.0  # until a process must be ready: the imports of a heavy task on a busy machine
 READ_BYTES = 1 << 16  # of one read from a pipe

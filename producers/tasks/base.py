@@ -177,13 +177,13 @@ class ReadsRows(Protocol):
 
 def _held_out(task: Task, asked: int) -> Sequence[TaskPrompt]:
     """Returns the held-out prompts of a task, which may be a user's and return anything."""
-    found: Any = task.held_out(asked)
-    if not isinstance(found, list | tuple):
+    prompts: Any = task.held_out(asked)
+    if not isinstance(prompts, list | tuple):
         raise ConfigurationError(
-            f"task {task.name!r}: held_out({asked}) returned a {type(found).__name__}, not a list "
-            "of prompts"
+            f"task {task.name!r}: held_out({asked}) returned a {type(prompts).__name__}, not a "
+            "list of prompts"
         )
-    return cast("Sequence[TaskPrompt]", found)
+    return cast("Sequence[TaskPrompt]", prompts)
 
 
 def held_out_count(task: Task, asked: int, is_set: bool) -> int:

@@ -62,11 +62,11 @@ class DatasetSurvey(msgspec.Struct, frozen=True):
 def survey_dataset(task: Dataset) -> DatasetSurvey:
     """Returns the survey. Raises `ConfigurationError` for files that cannot be used at all."""
     parts = [_Part(task, task.options.path)]
-    first_part = parts[0]
-    is_read = first_part.sampled == first_part.rows and bool(first_part.usable)
-    if not task.options.held_out and is_read and all(map(task.is_held_out, first_part.usable)):
-        raise task.nothing_to_train(len(first_part.usable))
-    if task.options.held_out:
+    usable, is_whole = parts[0].usable, parts[0].sampled == parts[0].rows
+    if not task.options.held_out:
+        if is_whole and usable and all(map(task.is_held_out, usable)):
+            raise task.nothing_to_train(len(usable))
+    else:
         parts.append(_Part(task, task.options.held_out))
         parts[1].drop_shared(parts[0])
     faults = [fault for part in parts for fault in part.skipped.faults.values()]

@@ -184,15 +184,14 @@ def _text_rows(
         delimiter = "\t" if bare.suffix == ".tsv" else ","
         yield from _csv_rows(path, lines, columns, delimiter, sampling)
         return
-    numbered = (
-        (n, line) for n, line in enumerate(lines, start=1) if line.removeprefix(BOM).strip()
-    )
-    first = next(numbered, None)
+    numbered = enumerate(lines, start=1)
+    written = ((n, line) for n, line in numbered if line.removeprefix(BOM).strip())
+    first = next(written, None)
     if first is None:
         return
     begin, second = first[1].removeprefix(BOM).lstrip(), []
     if begin.startswith(b"["):
-        second = list(islice(numbered, 1))
+        second = list(islice(written, 1))
         # A whole list on a line is a row, and no good one, if further rows follow it.
         if bare.suffix == ".json" or not second or not _is_json(begin):
             yield from _list_rows(

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.producers.dialogue.template_messages import ToolSchema
-from rollstream.producers.program_output import OutputPipe
 from rollstream.producers.tasks import tool_command
+from rollstream.program_output import OutputPipe
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -105,11 +105,10 @@ class ToolServer:
         except ToolServerFailed:
             raise
         except MCPError as error:
-            said = ""
-            if error.code == _CLOSED:
-                self.close()  # else the server refuses this request and lives on
-                said = session.last_words()
-            raise ToolServerFailed(f"{error.message}{said}") from error
+            if error.code != _CLOSED:  # the server refuses this request and lives on
+                raise ToolServerFailed(error.message) from error
+            self.close()
+            raise ToolServerFailed(f"{error.message}{session.last_words()}") from error
         except TimeoutError:
             self.close()
             raise ToolServerFailed("the tool did not answer in time") from None

@@ -330,7 +330,7 @@ class QuerySession:
 
 
 def _in_exact_types(sql: str, kinds: Sequence[str]) -> str:
-    """Returns the query with its columns cast as `_READ_AS` says. The columns get names by
+    """Returns the query with its columns cast by `_READ_AS`. The columns get names by
     position, because a query may have several columns of one name.
     """
     columns = [f"c{index}" for index in range(len(kinds))]

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,14 @@ from rollstream.checks.model import ModelFacts
 from rollstream.config.run_folder import store_url
 from rollstream.config.run_model import check_starting_model
 from rollstream.config.settings import Configuration
-from rollstream.errors import BusError, ConfigurationError, NewerRelease, RollstreamError
+from rollstream.errors import (
+    BusError,
+    ConfigurationError,
+    CorruptObject,
+    NewerRelease,
+    ObjectMissing,
+    RollstreamError,
+)
 from rollstream.metrics.endpoint import metrics_port
 from rollstream.os_failures import explain_os_error
 from rollstream.producers.scoring.build import SERVICES, check_service
@@ -77,18 +85,20 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
     if taken:
         yield Finding("ports", "refused", "; ".join(taken))
     yield from _disk_findings(c, folder, model)
-    yield from _device_findings(c, len(read_cards(os.environ)))
+    yield from _device_findings(c)
 
 
-def _device_findings(c: Configuration, cards: int) -> Iterator[Finding]:
+def _device_findings(c: Configuration) -> Iterator[Finding]:
     """Yields a warning if a role is to compute on a GPU that this machine does not show: a check
     may be made for another one.
     """
     asked = {"trainer.device": c.trainer.device, "rollouts.device": c.rollouts.device}
+    on_gpu = {name: device for name, device in asked.items() if device.startswith("cuda")}
+    cards = len(read_cards(os.environ)) if on_gpu else 0
     lacking = [
         f"{name} = {device!r}"
-        for name, device in asked.items()
-        if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= cards
+        for name, device in on_gpu.items()
+        if int(device.partition(":")[2] or 0) >= cards
     ]
     if lacking:
         there = f"nvidia-smi shows {cards} GPUs here, so roles refuse to start on this machine"
@@ -100,34 +110,37 @@ def store_findings(c: Configuration, folder: Path) -> Iterator[Finding]:
     has other files than the run began with, and a note if the bucket holds the versions of a run
     that this folder is not that of. A `file:` store needs no connection.
     """
+    is_begun, is_local = (folder / "config.json").is_file(), c.store.startswith("file:")
+    if is_local and not is_begun:
+        return
     try:
-        if (folder / "config.json").is_file():
-            store = open_store(store_url(c, folder), c.sync, STORE_WAIT_S)
-            read_for_acting(store, c.run)  # a deleted run is refused before its log is made again
-            check_starting_model(store, c, folder)
-            _check_steps(store, c)
+        store = open_store(store_url(c, folder), c.sync, STORE_WAIT_S)
+        if is_begun:
+            _check_begun(store, c, folder)
+            return
+        pointer = read_pointer(store)
     except (ConfigurationError, NewerRelease) as error:
-        yield Finding("run", "refused", str(error))
+        yield Finding("run" if is_begun else "store", "refused", str(error))
         return
-    except (RollstreamError, OSError):
-        pass  # said below, or by the role that reads the store
-    if c.store.startswith("file:"):
-        return
-    try:
-        pointer = read_pointer(open_store(c.store, c.sync, STORE_WAIT_S))
     except (RollstreamError, OSError) as error:
-        yield Finding("store", "refused", str(error))
+        if not is_local:  # the role that reads a folder names what is wrong there
+            yield Finding("store", "refused", str(error))
         return
     version = None if pointer is None else pointer[0].version
-    if version is not None and not (folder / "config.json").is_file():
+    if version is not None:
         number, steps = version.number, c.trainer.steps
         then = "has nothing left to train" if number >= steps else "continues it"
         text = f"its prefix holds a run already, at version {number} of {steps}: this one {then}; "
         yield Finding("store", "warning", text + "for a new run name another prefix")
 
 
-def _check_steps(store: ObjectStore, c: Configuration) -> None:
-    """Raise `ConfigurationError` if the run has trained more steps than it is asked for."""
+def _check_begun(store: ObjectStore, c: Configuration, folder: Path) -> None:
+    """Raise `ConfigurationError` or `NewerRelease` if the run in this folder cannot continue,
+    before its log is made again and a changed setting is written.
+    """
+    with suppress(ObjectMissing, CorruptObject):  # the role that reads these objects names them
+        read_for_acting(store, c.run)
+        check_starting_model(store, c, folder)
     pointer = read_pointer(store)
     version = None if pointer is None else pointer[0].version
     if version is not None and version.number > c.trainer.steps:

@@ -125,7 +125,8 @@ def _check_adapter(model: "PreTrainedModel", lora: LoraSettings) -> None:
 
     start = None if lora.path is None else Path(lora.path).expanduser()
     try:
-        attach_adapters(model, lora, 0, torch.float32, "", start)
+        with torch.device("meta"):  # as the model: the factors of a large one take gigabytes
+            attach_adapters(model, lora, 0, torch.float32, "", start)
     except ConfigurationError as error:
         if start is None:
             raise

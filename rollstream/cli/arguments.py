@@ -32,7 +32,6 @@ store, so it may be meant by RUN.
 """
 
 
-PORT_MAX = 65535
 COUNT_MAX = 1 << 31  # of an option that counts: more than anything has, and less than C's numbers
 
 

@@ -137,7 +137,7 @@ _UNFINISHED = frozenset(["bus", "store", "model", "logs", "metrics"])  # config.
 
 def require_new(folder: Path, advice: str, command: str) -> None:
     """Raise `ConfigurationError` unless a run may be made in the folder: it is missing or empty.
-    The error says what an unfinished `command` may have left.
+    The error names what an unfinished `command` may have left.
     """
     if not folder.exists():
         return

@@ -264,9 +264,10 @@ def store_starting_model(
     Raises `ConfigurationError` if `model.path` names another model than the store's, or if there is
     no model at all.
     """
-    manifest, source = check_starting_model(store, c, folder), model_source(c, folder)
+    manifest = check_starting_model(store, c, folder)
     if manifest is not None or has_versions(store):
         return manifest
+    source = model_source(c, folder)
     if source is None:
         raise missing_model(c)
     return put_model(store, c.run, source, time.time())

@@ -36,7 +36,7 @@ from rollstream.metrics.catalogue import FAMILIES
 from rollstream.metrics.samples import to_metric, with_labels
 from rollstream.os_failures import explain_os_error
 from rollstream.revision import code_revision
-from rollstream.streams.foreign_text import whole_number
+from rollstream.streams.foreign_text import PORT_MAX, whole_number
 from rollstream.streams.reader import TopicReader
 from rollstream.streams.release import RELEASE
 
@@ -236,7 +236,6 @@ class MetricsCollector(Collector):
 
 REQUESTS_MAX = 8  # served at the same time
 CLIENT_S = 5.0  # longest read or write of a client
-PORT_MAX = 65535
 
 
 PageResponse = tuple[int, str, bytes]

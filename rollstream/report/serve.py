@@ -18,12 +18,12 @@ from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, StoreError
 from rollstream.http_server import BoundedServer
-from rollstream.metrics.endpoint import PORT_MAX, TEXT, PageResponse, serve_pages
+from rollstream.metrics.endpoint import TEXT, PageResponse, serve_pages
 from rollstream.os_failures import explain_os_error
 from rollstream.roles.completion import POLL_S, is_complete
 from rollstream.storage.metrics_file import read_metrics
 from rollstream.storage.weights.pointer import believed_pointer
-from rollstream.streams.foreign_text import whole_number
+from rollstream.streams.foreign_text import PORT_MAX, whole_number
 
 EVALUATION_S = 180.0
 """Longest wait for the last evaluation once the last step is done, as the supervisor's."""

@@ -29,8 +29,6 @@ from rollstream.whole_file import whole_file
 # Longest wait for the lock: the roles of a killed supervisor, which have the lock too, die at once,
 # and their own children a moment later.
 LOCK_WAIT_S = 5.0
-
-
 WORDS_SHOWN = 200  # characters of a dead role's own error message in the view
 
 
@@ -295,9 +293,8 @@ class Supervisor:
         if delay is not None:
             post.due_s = now + delay
             words = " ".join(child.error_message().split())[:WORDS_SHOWN]
-            said = f": {words}" if words else ""
-            end = f"{process.describe_exit(code)}{said}"
-            post.death = f"died ({end}), restart {len(post.deaths_s)}"
+            cause = process.describe_exit(code) + (f": {words}" if words else "")
+            post.death = f"died ({cause}), restart {len(post.deaths_s)}"
             return None
         if has_refused and (words := child.error_message()):
             return RunOutcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")

@@ -7,8 +7,8 @@ import pytest
 
 from rollstream.producers.agents import programs
 from rollstream.producers.agents.settings import AgentSettings
-from rollstream.producers.program_output import EPISODE_BYTES, ProgramOutput
 from rollstream.producers.settings import SandboxSettings, TaskSettings
+from rollstream.program_output import EPISODE_BYTES, ProgramOutput
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Trajectory
 from testbed.agents.rollout import agent_rollout, assignment

@@ -15,7 +15,7 @@ import pytest
 from rollstream.supervisor.process import ProcessSpec, RestartPolicy, last_lines
 from rollstream.supervisor.supervisor import RunLock, Supervisor, SupervisorLimits
 from testbed.repository import ROOT
-from testbed.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, is_alive, wait_for
 
 FAST = RestartPolicy(first_s=0.01, longest_s=0.02)
 
@@ -63,14 +63,6 @@ class Run:
 
 def seat(name: str, code: str, **settings) -> ProcessSpec:
     return ProcessSpec(name, [sys.executable, "-c", code], **settings)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_run_is_complete_when_the_trainer_is(tmp_path):

@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.program_output import EPISODE_BYTES
 from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply
+from rollstream.program_output import EPISODE_BYTES
 from testbed.waiting import WAIT_S, wait_for
 from tests.tasks.odd_replies import REPLIES
 

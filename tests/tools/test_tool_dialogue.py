@@ -16,7 +16,7 @@ from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_dialogue import ToolDialogue
 from rollstream.producers.tasks.tool_server import RESULT_MAX, ToolServer, ToolServerFailed
-from testbed.waiting import wait_for
+from testbed.waiting import is_alive, wait_for
 
 NEEDS_CALLS = """\
 {%- set ns = namespace(called=false) %}{% for m in messages %}
@@ -172,10 +172,3 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path):
         parent.kill()
         parent.wait()
     wait_for(lambda: not is_alive(pid))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False

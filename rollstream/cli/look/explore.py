@@ -19,15 +19,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from rollstream.analysis.locate import SIMULATION_FILE, RunLocation, locate_asked_run
-from rollstream.cli.arguments import (
-    PORT_MAX,
-    RUN_OR_ARCHIVE_HELP,
-    CommandParser,
-    whole_number_from,
-)
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, whole_number_from
 from rollstream.cli.signals import warn
 from rollstream.errors import ConfigurationError
 from rollstream.storage.archive.reading import allocate_tables_with_malloc
+from rollstream.streams.foreign_text import PORT_MAX
 from rollstream.supervisor.process import end_with_parent
 from rollstream.temporary_folder import TemporaryFolder
 

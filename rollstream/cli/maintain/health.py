@@ -12,9 +12,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import cast
 
-from rollstream.cli.arguments import PORT_MAX, CommandParser, whole_number_from
+from rollstream.cli.arguments import CommandParser, whole_number_from
 from rollstream.http_proxies import open_direct
 from rollstream.os_failures import explain_os_error
+from rollstream.streams.foreign_text import PORT_MAX
 
 BODY_BYTES = 1 << 16  # more than a process answers; another program's answer may have no end
 WAIT_S = 4.0  # a process that does not answer for so long counts as unreachable
