@@ -170,11 +170,6 @@ class TrainerSettings(ObjectiveSettings):
         """Returns the number of optimiser updates of a step, those of all epochs."""
         return self.updates_per_step * self.epochs
 
-    @property
-    def busy_threads(self) -> int:
-        """Returns the number of threads over which the metric `busy_s` of a step is a sum."""
-        return self.workers if self.learner == "torch" and self.processes == 1 else 1
-
 
 class ArchiveSettings(Settings):
     """Archive of the log as Parquet files in the store, for analysis and replay."""

@@ -30,6 +30,7 @@ from rollstream.streams.codec import record_hash
 from rollstream.streams.records import ENVIRONMENT, GENERATED, PROMPT
 from rollstream.streams.values import Sampling, Sources, Tokens
 
+RIGHT = 1 - 1e-9  # the least reward of a right answer: a sum of shares may round below 1
 _POLL_S = 0.05
 _IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
@@ -137,7 +138,7 @@ def _by_prompt(answers: Sequence[JudgedAnswer]) -> tuple[tuple[int, int, float],
     for one in answers:
         rewards.setdefault(one.prompt, []).append(_reward(one))
     return tuple(
-        (sum(reward >= 1 for reward in found), len(found), float(np.mean(found)))
+        (sum(reward >= RIGHT for reward in found), len(found), float(np.mean(found)))
         for _, found in sorted(rewards.items())
     )
 

@@ -80,7 +80,7 @@ class PromptOrder:
 
     def _check(self, group: int, prompt: TaskPrompt) -> None:
         where = f"task {prompt.task or self.task}, prompt {group} of seed {self.seed}"
-        if not prompt.tokens:
+        if not len(prompt.tokens):
             raise ConfigurationError(f"{where}: it has no tokens")
         if self.tokens_max is not None and len(prompt.tokens) > self.tokens_max:
             raise ConfigurationError(

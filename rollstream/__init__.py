@@ -10,9 +10,12 @@ and `metrics/` look at runs, `runs/` copies and forks them, `sizes/` plans and `
 and `whole_file` are used by all, `revision` names the code.
 """
 
+from os import fspath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from rollstream.analysis.trajectory import Run
 
     __version__: str
@@ -29,11 +32,13 @@ def __getattr__(name: str) -> str:
     return RELEASE
 
 
-def open_run(url: str | None = None, name: str | None = None, skip_corrupt: bool = False) -> "Run":
-    """Open a run as Arrow tables and records: by its folder, its config.json, or its archive (a
-    folder or a store's URL). None opens the newest run in `runs/`. `name` selects the run in an
-    archive that holds several.
+def open_run(
+    url: "str | PathLike[str] | None" = None, name: str | None = None, skip_corrupt: bool = False
+) -> "Run":
+    """Open a run as Arrow tables and records: by its folder, its name in `runs/`, its config.json,
+    or its archive (a folder or a store's URL). None opens the newest run in `runs/`. `name` selects
+    the run in an archive that holds several.
     """
     from rollstream.analysis.trajectory import Run  # imports DuckDB and pyarrow
 
-    return Run(url, name, skip_corrupt)
+    return Run(None if url is None else fspath(url), name, skip_corrupt)

@@ -86,13 +86,19 @@ def program_rule(
     """Returns the rule of a server for programs, which listens at the host `listens` and is reached
     under `named`, too.
     """
-    entries = {entry.strip().lower() for entry in environment.get(HOSTS_VARIABLE, "").split(",")}
+    given = environment.get(HOSTS_VARIABLE, "").lower().split(",")
+    entries = {entry.strip().rstrip("/") for entry in given}
     names = {name.strip("[]").lower() for name in (listens, *named) if name} | machine_names()
     return HostRule(
         origins=frozenset(entry for entry in entries if "://" in entry),
-        names=frozenset(names | {entry for entry in entries - {""} if "://" not in entry}),
+        names=frozenset(names | {_entry_name(one) for one in entries - {""} if "://" not in one}),
         private_names=True,
     )
+
+
+def _entry_name(entry: str) -> str:
+    """Returns the name of an entry, which may have a port or begin with `*.` as a pattern does."""
+    return host_name(entry.removeprefix("*"))
 
 
 def host_name(host: str) -> str:

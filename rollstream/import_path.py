@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from types import ModuleType
 
 from rollstream.errors import ConfigurationError
 
@@ -44,10 +45,9 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
     if not (colon and module_name and attribute):
         raise ConfigurationError(f"{setting} = {path!r}: write it as `module:attribute`")
     if not all(part.isidentifier() for part in module_name.split(".")):
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise ConfigurationError(
             f"{setting} = {path!r}: {module_name!r} is no module's name; write it as Python "
-            f"imports it from the working directory, e.g. {dotted}:{attribute}"
+            f"imports it from the working directory{_spelling(module_name, attribute)}"
         )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -70,8 +70,32 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
         missing = f"has no callable {attribute!r}{hint}"
         raise ConfigurationError(
             f"{setting} = {path!r}: {module_name} {missing if found is None else has}"
+            + _hidden_hint(module, module_name)
         )
     return found
+
+
+def _spelling(named: str, attribute: str) -> str:
+    """Returns how a file that was named by its path is named as a module; "" if that is unknown."""
+    file = Path(named if named.endswith(".py") else f"{named}.py").expanduser()
+    file = Path(os.path.relpath(file)) if file.is_absolute() else Path(os.path.normpath(file))
+    parts = file.with_suffix("").parts
+    if ".." in parts:
+        return f": put {file.name} there, or its folder on PYTHONPATH"
+    if not all(part.isidentifier() for part in parts):
+        return ", so rename what has other characters than letters, digits and _"
+    return f", e.g. {'.'.join(parts)}:{attribute}"
+
+
+def _hidden_hint(module: ModuleType, name: str) -> str:
+    """Returns that another file was imported than the one in the working directory; "" if there is
+    none.
+    """
+    own = Path(f"{name.replace('.', '/')}.py").absolute()
+    imported = getattr(module, "__file__", None) or "a module of Python itself"
+    if not own.is_file() or imported == str(own):
+        return ""
+    return f"; {imported} was imported, which hides {own}: give that file another name"
 
 
 def find_function(path: str, setting: str, arguments: Sequence[str]) -> Callable[..., object]:

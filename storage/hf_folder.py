@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from rollstream.errors import ConfigurationError
 from rollstream.foreign_json import parse_json, parse_loose_json
+from rollstream.storage.stores.base import is_key
 
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -25,6 +26,11 @@ POSITIONS = (
 TEMPLATES = "additional_chat_templates"
 """The folder, inside a model's, with further chat templates, which are chosen by name."""
 SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+_TEXTS = frozenset(["vocab.txt", "merges.txt", "dict.txt"])
+_RESULTS = frozenset([
+    "all_results.json", "eval_results.json", "predict_results.json", "train_results.json",
+    "trainer_state.json",
+])  # fmt: skip
 SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 BOM = b"\xef\xbb\xbf"
 """The byte order mark, which editors on Windows put before UTF-8; JSON's readers refuse it."""
@@ -88,11 +94,18 @@ def small_files(folder: Path) -> dict[str, Path]:
     return {
         name: path
         for name, path in sorted(paths.items())
-        if path.is_file()
-        and path.suffix in SMALL_SUFFIXES
-        and not path.name.endswith(".index.json")
-        and path.stat().st_size <= SMALL_BYTES_MAX
+        if path.is_file() and is_small_file(path.name) and path.stat().st_size <= SMALL_BYTES_MAX
     }
+
+
+def is_small_file(name: str) -> bool:
+    """Returns whether a file of this name may configure a model or its tokenizer. Notes and results
+    of a training that stand beside them do not, nor does a copy that a browser renamed.
+    """
+    suffix = Path(name).suffix
+    if suffix not in SMALL_SUFFIXES or name.endswith(".index.json") or name in _RESULTS:
+        return False
+    return is_key(name) and (suffix != ".txt" or name in _TEXTS)
 
 
 def missing_checkpoint(path: str) -> str:

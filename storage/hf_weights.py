@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
+
 from rollstream.errors import ConfigurationError
 from rollstream.foreign_json import parse_loose_json
 from rollstream.storage.hf_folder import (
@@ -38,7 +40,7 @@ EMBEDDING, HEAD = ("embed_tokens.weight", "wte.weight", "embed_in.weight"), "lm_
 TRAINED_TYPES = ("F64", "F32", "F16", "BF16")
 _MASKS = (".attn.bias", ".attention.bias", ".masked_bias")
 """Ends of the names of the causal masks of GPT-2's family, which older checkpoints hold."""
-COMPARED_BYTES = 16 << 20
+COMPARED_NUMBERS = 4 << 20
 TEXTS = (".md", ".rst", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 UNREAD = {"chat_template.json"}
 """Small files of processors of images and sound, which tokenizers do not read."""
@@ -125,7 +127,7 @@ def check_trainable(folder: Path) -> Mapping[str, Any]:
     are quantised, or if transformers would load others than those in its weight files.
     """
     fields = read_hf_config(folder)
-    if "quantization_config" in fields:
+    if fields.get("quantization_config") is not None:
         raise ConfigurationError(
             f"model.path: {folder} holds quantised weights, which have no masters to train; "
             "give the original checkpoint"
@@ -258,7 +260,7 @@ def _check_head(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
     if len(heads) != 1 or len(embeddings) != 1:
         return
     head, embedding = tensors[heads[0]], tensors[embeddings[0]]
-    if head.dtype == embedding.dtype and not _is_equal(head, embedding):
+    if not _is_equal(head, embedding):
         raise untied_head(folder, heads[0], embeddings[0])
 
 
@@ -272,20 +274,33 @@ def untied_head(folder: object, head: str, embedding: str) -> ConfigurationError
 
 
 def _is_equal(first: StoredTensor, second: StoredTensor) -> bool:
-    size = first.end - first.start
-    if first.shape != second.shape or size != second.end - second.start:
+    """Returns whether two tensors have the same values in float32, the type of a trainer's."""
+    if first.shape != second.shape:
         return False
-    if not size:
+    if not first.numbers:
         return True
     with first.path.open("rb") as one, second.path.open("rb") as other:
         a = mmap.mmap(one.fileno(), 0, access=mmap.ACCESS_READ)
         b = mmap.mmap(other.fileno(), 0, access=mmap.ACCESS_READ)
         with a, b:
             return all(
-                a[first.start + at : first.start + min(at + COMPARED_BYTES, size)]
-                == b[second.start + at : second.start + min(at + COMPARED_BYTES, size)]
-                for at in range(0, size, COMPARED_BYTES)
+                _compared(a, first, at, second.dtype) == _compared(b, second, at, first.dtype)
+                for at in range(0, first.numbers, COMPARED_NUMBERS)
             )
+
+
+def _compared(data: mmap.mmap, tensor: StoredTensor, at: int, other: str) -> bytes:
+    """Returns the numbers from number `at` on as they are stored, or as float32 if the tensor that
+    they are compared with has the type `other`.
+    """
+    size = (tensor.end - tensor.start) // tensor.numbers
+    end = min(at + COMPARED_NUMBERS, tensor.numbers)
+    stored = data[tensor.start + at * size : tensor.start + end * size]
+    if tensor.dtype == other:
+        return stored
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        return (np.frombuffer(stored, np.uint16).astype(np.uint32) << 16).tobytes()
+    return np.frombuffer(stored, f"f{size}").astype(np.float32).tobytes()
 
 
 def _read_tensors(path: Path) -> dict[str, StoredTensor]:

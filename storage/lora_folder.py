@@ -33,6 +33,17 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
     "exclude_modules": (None, []),
     "trainable_token_indices": (None, []),
     "target_parameters": (None, []),
+    # The others change the base that the adapter belongs to.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+    "alora_invocation_tokens": (None, []),
+    "layer_replication": (None, []),
+    "lora_bias": (False, None),
+    "use_bdlora": (False, None),
+    "use_qalora": (False, None),
+    "arrow_config": (None, {}),
+    "kasa_config": (None, {}),
+    "monteclora_config": (None, {}),
+    "velora_config": (None, {}),
 }
 """The values, by field, of adapters that are trained here; a field that is absent is plain."""
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # transformers imports their modules, two seconds, with the f
     from transformers import PreTrainedConfig, PreTrainedModel
 
 BUILD_ERRORS = (
-    ArithmeticError, AttributeError, KeyError, OSError, RuntimeError, StrictDataclassError,
-    TypeError, ValueError,
+    ArithmeticError, AssertionError, AttributeError, ImportError, KeyError, OSError, RuntimeError,
+    StrictDataclassError, TypeError, ValueError,
 )  # fmt: skip
 """What the classes of transformers raise for a configuration that they cannot build."""
 
@@ -57,6 +57,7 @@ def read_model_config(folder: Path) -> "PreTrainedConfig":
             f"model.path: {folder / CONFIG} ({fields['model_type']}) cannot be loaded: "
             f"{_in_a_line(error)}"
         ) from error
+    config._attn_implementation = None  # the folder's choice would need packages of its own
     return cast("PreTrainedConfig", config)
 
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,8 +29,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from rollstream.errors import ConfigurationError, CorruptObject
-from rollstream.foreign_json import parse_loose_json
-from rollstream.storage.hf_folder import find_hf_folder
+from rollstream.foreign_json import parse_json, parse_loose_json
+from rollstream.storage.hf_folder import find_hf_folder, read_small_file
 from rollstream.storage.hf_weights import (
     check_trainable,
     hf_weight_files,
@@ -69,9 +70,14 @@ _MODEL_ERRORS = (
 """What the classes of transformers raise for numbers that do not fit together."""
 
 
-def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> "PreTrainedModel":
+def build_model(
+    architecture: str,
+    config: Mapping[str, Setting],
+    seed: int,
+    defaults: Mapping[str, Setting] = MappingProxyType({}),
+) -> "PreTrainedModel":
     """Returns a model of this transformers class with new, random fp32 weights; equal arguments
-    give equal weights.
+    give equal weights. `defaults` are for fields that `config` does not set and the class has.
 
     The process's own random state stays unchanged. Raises `ConfigurationError` for an unknown class
     or field, with the nearest known name.
@@ -86,8 +92,13 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
                 f"model.config: {config_class.__name__} has no field {field!r}"
                 + _nearest(field, known)
             )
+    fitting = {
+        field: value
+        for field, value in defaults.items()
+        if field in known and config_class.attribute_map.get(field, field) not in config
+    }
     try:
-        made = config_class(**config)
+        made = config_class(**(fitting | dict(config)))
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise ConfigurationError(f"model.config of {config_class.__name__}: {error}") from error
     try:
@@ -123,6 +134,7 @@ def load_model(path: str) -> "PreTrainedModel":
         raise missing_tensors(folder, missing, type(model).__name__)
     _check_tied(model, folder)
     _name_unused(folder, found["unexpected_keys"])
+    _set_generation(model, folder)
     return model
 
 
@@ -226,10 +238,24 @@ def _empty_model(folder: Path) -> "PreTrainedModel":
             "PreTrainedModel",
             transformers.AutoModelForCausalLM.from_config(config),  # pyright: ignore[reportUnknownMemberType]
         )
-    if (folder / GENERATION_CONFIG_NAME).is_file():
-        generation = transformers.GenerationConfig.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
-        model.generation_config = generation
+    _set_generation(model, folder)
     return model
+
+
+def _set_generation(model: "PreTrainedModel", folder: Path) -> None:
+    """Give the model the settings in the folder's `generation_config.json`, if there is one. Raises
+    `ConfigurationError` if it cannot be read: transformers takes others then, or fails, by the way
+    in which the model is loaded.
+    """
+    path = folder / GENERATION_CONFIG_NAME
+    if not path.is_file():
+        return
+    try:
+        fields = parse_json(read_small_file(path), dict[str, Any])
+        made: Any = transformers.GenerationConfig
+        model.generation_config = made.from_dict(fields)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
 
 
 def parameter_names(model: "PreTrainedModel") -> list[list[str]]:

@@ -149,7 +149,7 @@ class RelaySettings(Settings):
     of one site, and given to the trainer too. Relays read from those of their site, and only the
     first of them reads over the link between sites.
     """
-    url: str = ""
+    url: str = Field(default="", pattern=r"^(http://[^/@?#\s]+)?$")
     """URL (`http://HOST:PORT`) by which neighbours reach the relay, and rollouts that cannot open
     its folder; default: from `host` and `port`, with the machine's name for `0.0.0.0`.
     """

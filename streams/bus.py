@@ -212,7 +212,9 @@ def check_position(topic: str, partition: int, offset: int, begin: int, end: int
 
 def missing_topic(topic: str, where: str) -> TopicMissing:
     """Returns the error for a topic that the log `where` does not have."""
-    return TopicMissing(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")
+    return TopicMissing(
+        f"{where} has no topic {topic!r}; is the path right? `Bus.create` makes those of a new log"
+    )
 
 
 class BusWrapper:

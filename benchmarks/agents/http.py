@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.case import Case, alone, paired
 from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
-from rollstream.producers.engines.factory import open_paced
+from rollstream.producers.engines.paced.build import open_paced
 from rollstream.producers.engines.paced.settings import (
     LengthSettings,
     PacedSettings,

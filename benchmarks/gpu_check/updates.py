@@ -19,7 +19,7 @@ from rollstream.producers.engines.base import (
     WeightUpdate,
 )
 from rollstream.producers.engines.factory import open_engine
-from rollstream.producers.settings import VllmSettings
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.storage.lora import adapter_state, attach_adapters, attached_adapter, base_state
 from rollstream.storage.models import build_model
 from rollstream.storage.settings import LoraSettings

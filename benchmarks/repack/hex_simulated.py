@@ -11,8 +11,8 @@ from math import exp
 from benchmarks.repack.hex_world import KINDS, WARM, WORLD, Arm, kv_tokens, settings_of
 from benchmarks.runs.watched import EXAMPLE, SETTINGS
 from rollstream.config.config import load
-from rollstream.producers.engines.factory import lengths_from, roofline_from
 from rollstream.producers.engines.paced.batch import SPARE_SHARE
+from rollstream.producers.engines.paced.build import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import batch_max, roofline_of_hardware
 from rollstream.simulator.cluster import Cluster, Job

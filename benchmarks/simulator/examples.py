@@ -15,7 +15,7 @@ from benchmarks.case import Case, alone
 from rollstream.config.config import load, load_layers, validate_layers
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.producers.engines.factory import roofline_from
+from rollstream.producers.engines.paced.build import roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.roofline import batch_max
 from rollstream.simulator.cluster import Cluster, Job

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.simulator.observed import Overheads, Real
-from rollstream.producers.engines.factory import lengths_from, roofline_from
+from rollstream.producers.engines.paced.build import lengths_from, roofline_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.roles.rollout import measure_profile

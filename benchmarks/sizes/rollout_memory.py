@@ -33,10 +33,11 @@ from benchmarks.sizes.rank_process import SAMPLE_S, PeakMemory, private_bytes
 from benchmarks.weights.sides import nudged
 from rollstream.producers.engines.base import Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.environment import installed_release
 from rollstream.producers.rollout.read_back import FetchedWeights
 from rollstream.producers.rollout.weights import WeightsFollower
-from rollstream.producers.settings import STREAMED_BYTES, VllmSettings
+from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.connect import open_bus

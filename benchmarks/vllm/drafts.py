@@ -30,8 +30,8 @@ from benchmarks.runs.epochs import (
 )
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.engines.base import DraftStats, EngineOptions, GenerationRequest
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Version
 
 ARMS = "drafts", "off"

@@ -213,6 +213,16 @@ def _response(request: TurnRequest, answer: TurnAnswer) -> dict[str, Any]:
 
 def _output_items(answer: TurnAnswer) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
+    if answer.reasoning:
+        items.append(
+            {
+                "id": f"rs_{answer.digest}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": answer.reasoning}],
+                "status": "completed",
+            }
+        )
     if answer.content or not answer.tool_calls:
         part: dict[str, Any] = {"type": "output_text", "text": answer.content, "annotations": []}
         items.append(
@@ -249,12 +259,11 @@ def _response_events(request: TurnRequest, answer: TurnAnswer) -> Iterator[str]:
     ]
     for index, item in enumerate(whole["output"]):
         place = {"output_index": index, "item_id": item["id"]}
-        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
         opened: dict[str, Any] = {**item, "status": "in_progress", **empty}
         events.append({"type": "response.output_item.added", "output_index": index, "item": opened})
-        events += (
-            _text_events(item, place) if item["type"] == "message" else _call_events(item, place)
-        )
+        write = {"message": _text_events, "reasoning": _thought_events}
+        events += write.get(item["type"], _call_events)(item, place)
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})
     ending = "incomplete" if answer.finish == "length" else "completed"
     events.append({"type": f"response.{ending}", "response": whole})
@@ -270,6 +279,15 @@ def _text_events(item: dict[str, Any], place: dict[str, Any]) -> list[dict[str, 
         {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []},
         {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []},
         {"type": "response.content_part.done", **at, "part": part},
+    ]
+
+
+def _thought_events(item: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
+    (part,) = item["content"]
+    at = {**place, "content_index": 0}
+    return [
+        {"type": "response.reasoning_text.delta", **at, "delta": part["text"]},
+        {"type": "response.reasoning_text.done", **at, "text": part["text"]},
     ]
 
 
@@ -306,6 +324,11 @@ def refusal_code(error: Exception) -> str:
 def _status_of(error: Exception) -> tuple[int, str]:
     matching = ((number, code) for kind, number, code in _STATUSES if isinstance(error, kind))
     return next(matching, (500, "error"))
+
+
+def error_event(error: Exception) -> str:
+    """Returns the event that ends a stream with an error."""
+    return _event(error_body(error)[1])
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:

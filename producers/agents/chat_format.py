@@ -174,11 +174,24 @@ class TemplateChat:
     ) -> str:
         if tools and self.tool_format == UNKNOWN:
             raise ChatRefused(f"{unknown_format(self.tokenizer.where)}: set agent.tool_format")
-        given = [_for_template(message) for message in messages]
+        given = self._given(messages)
         try:
+            for place, message in enumerate(given):
+                self.template.refuse_left_out(str(message.get("role")), is_first=not place)
             return self.template.render(given, tools, is_asked)
         except ConfigurationError as error:
             raise ChatRefused(str(error)) from error
+
+    def _given(self, messages: Sequence[JsonObject]) -> list[dict[str, Any]]:
+        """Returns the messages with text as their contents, and under the roles that the template
+        has: OpenAI's newer name for `system` is `developer`.
+        """
+        given = [{**message, "content": text_of(message.get("content"))} for message in messages]
+        if not any("developer" in source for source in self.template.sources):
+            for message in given:
+                if message.get("role") == "developer":
+                    message["role"] = "system"
+        return given
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -215,7 +228,7 @@ class TemplateChat:
     ) -> list[int] | None:
         if self.bridge is None:
             return None
-        given = [_for_template(message) for message in messages]
+        given = self._given(messages)
         return self.bridge.added_tokens(prompt, answer, given, tools)
 
     def continuation(
@@ -226,7 +239,7 @@ class TemplateChat:
         tools: Sequence[JsonObject],
         last: int | None,
     ) -> str | None:
-        given = [_for_template(message) for message in messages]
+        given = self._given(messages)
         history, answer, further = given[: count - 1], given[count - 1], given[count:]
         has_calls = any(message.get("tool_calls") for message in messages)
         # A fork would lose the calls that such a template leaves out of earlier answers.
@@ -296,8 +309,3 @@ def text_of(content: object) -> str:
         return joined_parts(cast("list[object]", content))
     except ForeignValueRefused as error:
         raise ChatRefused(str(error)) from None
-
-
-def _for_template(message: JsonObject) -> dict[str, Any]:
-    """Returns the message with text as its content."""
-    return {**message, "content": text_of(message.get("content"))}

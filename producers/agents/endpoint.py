@@ -11,7 +11,6 @@ first answer, anything else 409. A rollout is to take it up: 503, ask again.
 
 import asyncio
 import hmac
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +33,7 @@ from rollstream.producers.agents.answers import (
     answer_events,
     answer_json,
     error_body,
+    error_event,
     refusal_code,
 )
 from rollstream.producers.agents.conversation import PlannedPrompt
@@ -229,7 +229,7 @@ class AgentEndpoint:
             for event in answer_events(asked, turn.result()):
                 yield event
         except Exception as error:  # noqa: BLE001 (the boundary of one request)
-            yield f"data: {json.dumps(error_body(self._noted(error))[1])}\n\n"
+            yield error_event(self._noted(error))
 
     # ---- turns ---------------------------------------------------------------------------------
 
@@ -387,7 +387,7 @@ def check_service(request: Request, variable: str) -> None:
         if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
             raise SessionKeyRefused("set agent.key_env to open sessions from other machines")
         return
-    wanted = os.environ.get(variable, "")
+    wanted = os.environ.get(variable, "").strip()
     given = request.headers.get("authorization", "").partition(" ")[2].strip()
     if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
         raise SessionKeyRefused(f"send the key of ${variable} (agent.key_env)")

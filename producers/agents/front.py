@@ -8,6 +8,7 @@ once. So a program outside sees a late answer, never a lost one. A killed front 
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -26,12 +27,14 @@ from rollstream.producers.agents.endpoint import check_service, error_response
 from rollstream.producers.agents.keys import SessionKeys
 from rollstream.producers.agents.requests import SessionKeyRefused
 
+log = logging.getLogger(__name__)
 WAIT_S = 120.0  # longest wait for a rollout that runs the episode
 PAUSE_S = 0.1
 READ_S = 0.05  # between two reads of the log
 _UNREACHABLE = (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError)
 """What a request to a rollout raises that is gone, or whose status names no address."""
 _METHODS = ["GET", "POST", "DELETE"]
+_MOVING = b'"code":"moving"'  # in the event with which a rollout gives an episode up
 _DROPPED = frozenset({"host", "content-length", "connection", "transfer-encoding"})
 
 
@@ -99,6 +102,48 @@ class EndpointFront:
         body = await self._body(request)
         if body is None:
             return _error(413, f"a body of more than {self.body_bytes_max} bytes", "too_large")
+        found = await self._ask(trajectory, request, body)
+        if isinstance(found, Response):
+            return found
+        headers = {k: v for k, v in found.headers.items() if k not in _DROPPED}
+        events = self._events(found, trajectory, request, body)
+        return StreamingResponse(events, found.status_code, headers)
+
+    async def _events(
+        self, found: httpx2.Response, trajectory: str, request: Request, body: bytes
+    ) -> AsyncIterator[bytes]:
+        """Yields the events of a stream. A rollout that is gone, or gives the episode up, before it
+        sent more than comments is replaced: the request is sent again, and the stream goes on.
+        """
+        has_begun = False
+        while True:
+            try:
+                async for chunk in found.aiter_bytes():
+                    if not has_begun and _MOVING in chunk:
+                        break
+                    has_begun = has_begun or not _is_comment(chunk)
+                    yield chunk
+                else:
+                    return
+            except _UNREACHABLE as error:
+                if has_begun:
+                    log.warning(
+                        "episode %s: its rollout is gone within a stream: %s", trajectory, error
+                    )
+                    return
+            self.repeated += 1
+            again = await self._ask(trajectory, request, body)
+            if isinstance(again, Response):
+                yield b"data: " + bytes(again.body) + b"\n\n"
+                return
+            found = again
+
+    async def _ask(
+        self, trajectory: str, request: Request, body: bytes
+    ) -> Response | httpx2.Response:
+        """Returns the answer of the episode's rollout, a stream as it comes, or why there is
+        none.
+        """
         give_up = time.monotonic() + self.wait_s
         while True:
             await self._read()
@@ -114,7 +159,9 @@ class EndpointFront:
                 return _error(503, f"no rollout runs episode {trajectory} now", "moving")
             await asyncio.sleep(PAUSE_S)
 
-    async def _try(self, url: str, request: Request, body: bytes) -> Response | None:
+    async def _try(
+        self, url: str, request: Request, body: bytes
+    ) -> Response | httpx2.Response | None:
         """Returns the rollout's answer; None if it is gone, or gave the episode up."""
         target = f"{url}{request.url.path}"
         try:
@@ -124,7 +171,8 @@ class EndpointFront:
                 return None
             headers = {k: v for k, v in found.headers.items() if k not in _DROPPED}
             if "text/event-stream" in found.headers.get("content-type", ""):
-                return StreamingResponse(_chunks(found), found.status_code, headers)
+                self.forwarded += 1
+                return found
             data = await found.aread()
         except _UNREACHABLE:
             return None
@@ -173,9 +221,8 @@ class EndpointFront:
                 self._read_s = time.monotonic()
 
 
-async def _chunks(found: httpx2.Response) -> AsyncIterator[bytes]:
-    async for chunk in found.aiter_bytes():
-        yield chunk
+def _is_comment(chunk: bytes) -> bool:
+    return all(not line or line.startswith(b":") for line in chunk.split(b"\n"))
 
 
 def _error(status: int, message: str, code: str) -> Response:

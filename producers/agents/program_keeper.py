@@ -1,7 +1,7 @@
-"""Runs a command for one episode and ends with its exit code:
-`python -m rollstream.producers.agents.program_keeper COMMAND …`. When its standard input ends (the
-rollout was killed), it kills the command and all its child processes, which share its process
-group. What the command prints becomes lines of the rollout's log (`program_output.py`).
+"""Runs a command for one episode and ends with its exit code; `programs.py` starts it. When its
+standard input ends (the rollout was killed), it kills the command and all its child processes,
+which share its process group. What the command prints becomes lines of the rollout's log
+(`program_output.py`).
 """
 
 import os
@@ -33,7 +33,3 @@ def main(command: list[str]) -> int:
     code = process.wait()
     printed.close()
     return code if code >= 0 else 128 - code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -26,10 +26,19 @@ from rollstream.http_proxies import without_proxy
 from rollstream.import_path import module_command
 from rollstream.producers.agents.program_process import EpisodeOrder, EpisodeOutcome
 from rollstream.producers.agents.settings import AgentSettings
-from rollstream.producers.rewards.worker import allowed_variables
+from rollstream.producers.code_environment import (
+    allowed_variables,
+    of_a_program,
+    with_own_path,
+)
 from rollstream.producers.settings import TaskSettings
 from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 
+_KEEPER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rollstream.producers.agents.program_keeper import main; sys.exit(main(sys.argv[2:]))"
+)
+"""Runs the keeper, which finds its modules without a variable that the program would inherit."""
 POLL_S = 0.02  # between two looks at processes
 
 
@@ -102,7 +111,7 @@ class ServicePrograms:
 
 def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, str]:
     """Returns the environment of a program: that of a task's code, and its episode's."""
-    variables = allowed_variables(os.environ, named)
+    variables = of_a_program(allowed_variables(os.environ, named))
     return {
         **variables,
         **without_proxy(variables, order.base_url),
@@ -110,7 +119,6 @@ def program_variables(order: EpisodeOrder, named: Sequence[str]) -> dict[str, st
         "OPENAI_API_KEY": order.key,
         "ROLLSTREAM_TASK": json.dumps(order.task),
         "ROLLSTREAM_SESSION": order.session_url,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
 
 
@@ -138,7 +146,7 @@ class CommandPrograms:
 
     def start(self, order: EpisodeOrder) -> None:
         self.kill(order.key)
-        keeper = module_command("rollstream.producers.agents.program_keeper", *self.command)
+        keeper = [sys.executable, "-P", "-c", _KEEPER, json.dumps(sys.path), *self.command]
         try:
             self._running[order.key] = subprocess.Popen(
                 keeper,
@@ -201,8 +209,7 @@ class FunctionProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=allowed_variables(os.environ, named)
-            | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=with_own_path(allowed_variables(os.environ, named)),
             start_new_session=True,
         )
         assert self.process.stdin is not None

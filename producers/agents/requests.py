@@ -131,9 +131,9 @@ _REFUSED = {
 # fmt: off
 _KNOWN = frozenset([
     "model", "messages", "prompt", "input", "instructions", "token_ids", "sampling_params", "tools",
-    "tool_choice", "stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs",
+    "tool_choice", "stream", "stream_options", "return_token_ids", "logprobs",
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "user", "metadata",
-    "store", "service_tier", "safety_identifier", "prompt_cache_key", "include", "request_id",
+    "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
     "priority", "add_generation_prompt",
 ])
 # fmt: on
@@ -157,6 +157,8 @@ def _overridden(parameters: JsonObject, run: Sampling) -> tuple[str, ...]:
         for name, value in parameters.items()
         if value and name not in _KNOWN and name not in _SAMPLED and len(name) <= LABEL_MAX
     ]
+    if isinstance(parameters.get("logprobs"), int) and parameters["logprobs"] > 1:
+        found.append("logprobs")  # those of the sampled tokens alone are known
     if parameters.get("tool_choice") not in (None, "auto", "none"):
         found.append("tool_choice")
     return tuple(found[:NAMED_MAX])
@@ -218,12 +220,13 @@ def _response(body: JsonObject, parameters: JsonObject) -> dict[str, Any]:
 
 def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
     """Append an item of a response's input as a chat message. Calls of one turn are items of their
-    own; they join the message of the assistant before them.
+    own; they join the message of the assistant before them, as an answer joins its thought.
     """
     kind = item.get("type", "message")
     if kind == "message":
         role = "system" if item.get("role") == "developer" else item.get("role")
-        messages.append({"role": role, "content": text_of(item.get("content"))})
+        thought = messages.pop() if role == "assistant" and _is_thought(messages) else {}
+        messages.append({**thought, "role": role, "content": text_of(item.get("content"))})
     elif kind == "function_call":
         call = {
             "id": item.get("call_id"),
@@ -236,8 +239,19 @@ def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
     elif kind == "function_call_output":
         content = text_of(item.get("output"))
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    elif kind != "reasoning":
+    elif kind == "reasoning":
+        if thought := text_of(item.get("content")):
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+    else:
         raise RequestRefused(f"an input item of type {_shown(kind)} is not served")
+
+
+def _is_thought(messages: Sequence[JsonObject]) -> bool:
+    """Whether the last message is a thought whose answer follows."""
+    last = messages[-1] if messages else {}
+    return bool(last.get("reasoning_content")) and not (
+        last.get("content") or last.get("tool_calls")
+    )
 
 
 def _nested_tool(tool: JsonObject) -> JsonObject:

@@ -10,7 +10,7 @@ from rollstream.producers.agents.keys import run_session_keys
 from rollstream.producers.agents.programs import open_programs
 from rollstream.producers.agents.renderer_bridge import with_renderer
 from rollstream.producers.agents.serving import EndpointThread, endpoint_url
-from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.agents.settings import AgentSettings, require_service_key
 from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import TaskSettings
@@ -29,6 +29,7 @@ def serve_agents(
     """Make the rollout run its trajectories as episodes, and listen for their programs. `model` is
     the name of the model in answers. Returns the endpoint, which the caller closes.
     """
+    require_service_key(settings.key_env)
     chat = with_renderer(chat_format(task, settings.tool_format), settings.renderer)
 
     def prompt_text(running: RunningTrajectory) -> str:

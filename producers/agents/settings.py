@@ -2,10 +2,12 @@
 which it asks for its turns.
 """
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from rollstream.errors import ConfigurationError
 from rollstream.storage.settings import INCIDENTAL, Settings
 
 
@@ -83,3 +85,14 @@ class AgentSettings(Settings):
         `rollouts.episodes_max` is given.
         """
         return min(self.commands_max, episodes_max) if self.command else episodes_max
+
+
+def require_service_key(variable: str) -> None:
+    """Raise `ConfigurationError` if the environment variable `agent.key_env` is not there: every
+    session would be refused, and the run would wait for ever.
+    """
+    if variable and not os.environ.get(variable, "").strip():
+        raise ConfigurationError(
+            f"agent.key_env = {variable!r}: the environment has no variable {variable}; set it to "
+            "the key that your service sends"
+        )

@@ -52,6 +52,7 @@ _GIVEN = (
     "tokenizer_kwargs", "sanitize_control_tokens", "strftime_now", "bos_token", "eos_token",
 )  # fmt: skip
 """Variables of templates, and parameters of transformers, that are not the user's."""
+_SAMPLE_TEXT = "rollstream-message"
 _XML_TOOLS = "xml_tools"  # SmolLM3's name for `tools`
 
 
@@ -77,6 +78,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
         self._shown: dict[tuple[str, bool], bool] = {}
+        self._seen: dict[tuple[str, bool], bool] = {}
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -251,12 +253,12 @@ class ChatTemplate:
         """Raise `ConfigurationError` if the template leaves out messages of this role."""
         if (role, is_result) not in self._shown:
             calls = (SAMPLE_CALL,) if is_result else ()
-            message = {"role": role, "content": "rollstream-message", "name": TOOL_NAME}
+            message = {"role": role, "content": _SAMPLE_TEXT, "name": TOOL_NAME}
             if role == "tool":
                 message["tool_call_id"] = "call_0"
             chat = [QUESTION, marked(calls, MARK), message]
             try:
-                shown = "rollstream-message" in self.render(chat, (), True)
+                shown = _SAMPLE_TEXT in self.render(chat, (), True)
             except ConfigurationError:
                 shown = True  # the messages themselves are rendered, and refused with the reason
             self._shown[role, is_result] = shown
@@ -264,6 +266,27 @@ class ChatTemplate:
             raise ConfigurationError(
                 f"the chat template of {self.tokenizer.where} leaves out messages of the role "
                 f"{role}, so a dialogue cannot be continued with them"
+            )
+
+    def refuse_left_out(self, role: str, is_first: bool) -> None:
+        """Raise `ConfigurationError` if the template leaves out messages of this role, the first
+        one of a chat or a later one: the model would not see them. Users' messages, answers and
+        results are not looked at.
+        """
+        if role in ("user", "assistant", "tool"):
+            return
+        if (role, is_first) not in self._seen:
+            message = {"role": role, "content": _SAMPLE_TEXT}
+            chat = [message, QUESTION] if is_first else [QUESTION, message]
+            try:
+                self._seen[role, is_first] = _SAMPLE_TEXT in self.render(chat, (), True)
+            except ConfigurationError:
+                self._seen[role, is_first] = True  # refused with the reason, if the chat is
+        if not self._seen[role, is_first]:
+            later = "" if is_first else " behind the first message"
+            raise ConfigurationError(
+                f"the chat template of {self.tokenizer.where} leaves out messages of the role "
+                f"{role!r}{later}, so the model would not see them"
             )
 
     def _after_end(self, tail: str, last: int | None, has_ended: bool) -> str:

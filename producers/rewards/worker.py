@@ -7,15 +7,15 @@ Every process leads a process group, which ends with it. Only named environment 
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
 from rollstream.import_path import module_command
-from rollstream.producers.settings import OWN_VARIABLES, TaskSettings
+from rollstream.producers.code_environment import allowed_variables, with_own_path
+from rollstream.producers.settings import TaskSettings
 from rollstream.program_output import OutputPipe
 
 START_S = 60.0  # until a process must be ready: the imports of a heavy task on a busy machine
@@ -23,33 +23,6 @@ READ_BYTES = 1 << 16  # of one read from a pipe
 STDERR = 2  # the log of the role
 IN_FLIGHT_MAX = 64  # questions given to one process; the others wait in the pool for any process
 STARTS_MAX = 3  # processes in a row that end before their greeting
-
-_NAMES = """
-    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR
-    VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LD_PRELOAD CUDA_HOME CUDA_VISIBLE_DEVICES
-    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE TOKENIZERS_PARALLELISM
-    HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE
-    TORCH_HOME XDG_CACHE_HOME
-"""
-_ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_")
-
-
-def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """Returns those variables of `environment` that a task's code gets: paths of programs,
-    libraries and caches, language, threads, and those that `task.environment` names (`named`).
-    Variables of the run's credentials and settings (`OWN_VARIABLES`) are left out even if they are
-    named.
-
-    A task's code may execute a part of a model's answer. An answer that prints its environment
-    finds neither the broker's password nor the store's keys.
-    """
-    wanted = {*_NAMES.split(), *named}
-    return {
-        name: text
-        for name, text in environment.items()
-        if (name in wanted or name.startswith(_ALLOWED_PREFIXES))
-        and not name.startswith(OWN_VARIABLES)
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +152,7 @@ def spawn_process(
         stdout=subprocess.PIPE,
         stderr=stderr,
         bufsize=0,
-        env=allowed_variables(os.environ, task.environment)
-        | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env=with_own_path(allowed_variables(os.environ, task.environment)),
         start_new_session=True,
     )
 

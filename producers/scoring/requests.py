@@ -10,6 +10,7 @@ and placeholders in it stay text.
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -102,13 +103,21 @@ class JudgeRequest:
 
     def scores(self, body: bytes) -> Mapping[str, float]:
         text = _judged_text(_decoded(body))[-JUDGED_MAX:]
-        found = re.findall(self.pattern, text)
+        # Marks of Markdown and full-width signs may stand in the score's place.
+        found = re.findall(self.pattern, text) or re.findall(self.pattern, _plain(text))
         if not found:
             raise UnreadableAnswer(f"the judge gave no score: …{text[-80:]!r}")
         score = _number_of(found[-1])
         if not 0 <= score <= self.score_max:
             raise UnreadableAnswer(f"the judge gave {score:g}, outside of 0 to {self.score_max:g}")
         return {"": score / self.score_max}
+
+
+_MARKS = str.maketrans("", "", "*_`")
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).translate(_MARKS)
 
 
 def _judged_text(value: object) -> str:

@@ -175,6 +175,26 @@ class ReadsRows(Protocol):
         ...
 
 
+def plain_documents(task: "Teacher", seed: int, count: int) -> list[Document]:
+    """Returns documents of a task, which may be a user's: the tokens of each as tuples. Raises
+    `ConfigurationError` for what is no document.
+    """
+    made: list[Document] = []
+    for number, document in enumerate(task.documents(seed, count)):
+        try:
+            prompt, response = (
+                tuple(int(token) for token in tokens)
+                for tokens in (document.prompt, document.response)
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            name = getattr(task, "name", type(task).__name__)
+            raise ConfigurationError(
+                f"task {name!r}: documents()[{number}] is no Document of token numbers: {error}"
+            ) from error
+        made.append(Document(prompt, response, document.style))
+    return made
+
+
 def _held_out(task: Task, asked: int) -> Sequence[TaskPrompt]:
     """Returns the held-out prompts of a task, which may be a user's and return anything."""
     prompts: Any = task.held_out(asked)
@@ -291,4 +311,5 @@ class PlainTask(msgspec.Struct, frozen=True):
     tokenizer: str | None
     reward_timeout_s: float
     reply_timeout_s: float
+    environment: tuple[str, ...]
     sandbox: PlainSandbox

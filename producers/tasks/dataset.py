@@ -250,9 +250,10 @@ class Dataset:
         skipped = SkippedRows(self.options.held_out)
         keys = {row.question_key for row in training}
         held_out: list[DatasetRow] = []
-        for row in read_rows(data_files(self.options.held_out), self.columns, skipped):
+        files, columns = data_files(self.options.held_out), self.columns.of_held_out
+        for row in read_rows(files, columns, skipped):
             if row.question_key in keys:
-                skipped.add(row.fault(f"its prompt is in {self.options.path} too"))
+                skipped.add_shared(row, self.options.path)
             else:
                 held_out.append(row)
         _check_read(skipped)

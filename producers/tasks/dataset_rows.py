@@ -8,7 +8,7 @@ the run, because then the file or an option is wrong, not a row.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from rollstream.streams.foreign_text import ForeignValueRefused, clean_json, joi
 
 SKIPPED_SHARE = 100
 """At most one row in so many is skipped."""
+REFERENCE_BYTES_MAX = 12 << 20  # of the 16 MiB of a record, which has the prompt's tokens too
 NAMED_MAX = 20  # most rows that an error message or a log names
 _HOPELESS = 1000  # bad rows after which a file with nothing else is not read to its end
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
@@ -48,6 +49,11 @@ class DatasetColumns:
     def names(self) -> list[str]:
         """The columns that are read."""
         return [name for name in (self.prompt, self.reference, self.answer) if name]
+
+    @property
+    def of_held_out(self) -> "DatasetColumns":
+        """The columns of files of held-out rows, which nothing is warmed up on."""
+        return replace(self, answer="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class SkippedRows:
     faults: dict[tuple[Path, str], RowFault] = field(
         default_factory=dict[tuple[Path, str], RowFault]
     )
+    shared: int = 0
+    """Held-out rows among them that are left out because they are trained on, and are not bad."""
 
     def __contains__(self, row: DatasetRow) -> bool:
         return bool(self.faults) and (row.path, row.place) in self.faults
@@ -89,11 +97,21 @@ class SkippedRows:
     def add(self, fault: RowFault) -> None:
         self.faults[fault.path, fault.place] = fault
 
+    def add_shared(self, row: DatasetRow, where: str) -> None:
+        """Leave out a held-out row whose prompt is trained on in the files `where`."""
+        self.add(row.fault(f"its prompt is in {where} too"))
+        self.shared += 1
+
+    @property
+    def bad(self) -> int:
+        """The number of rows that cannot be used."""
+        return len(self.faults) - self.shared
+
     def check(self) -> None:
         """Raise `ConfigurationError`, which lists the first bad rows, if more than one in
         `SKIPPED_SHARE` of all rows is bad.
         """
-        count = len(self.faults)
+        count = self.bad
         if count * SKIPPED_SHARE > self.rows:
             raise ConfigurationError(
                 f"data set {self.name}: {count} of {self.rows} rows cannot be used (at most one in "
@@ -212,6 +230,11 @@ def _json_text(column: str, reference: object) -> str:
         ) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise _Unusable(f"{column} is not a JSON value: {error}") from None
+    if len(text) > REFERENCE_BYTES_MAX:
+        raise _Unusable(
+            f"{column} has {len(text):,} bytes, and a record has room for {REFERENCE_BYTES_MAX:,}: "
+            "store it elsewhere, and its place here"
+        )
     if "\\ud" in text:
         _refuse_halves(column, json.loads(text))
     return text

@@ -10,7 +10,13 @@ import msgspec
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.dataset import Dataset
-from rollstream.producers.tasks.dataset_rows import SkippedRows, grouped_faults, read_rows
+from rollstream.producers.tasks.dataset_rows import (
+    SKIPPED_SHARE,
+    DatasetColumns,
+    SkippedRows,
+    grouped_faults,
+    read_rows,
+)
 from rollstream.producers.tasks.row_files import RowSampling, data_files
 
 WHOLE_BYTES_MAX = 8 << 20
@@ -37,9 +43,10 @@ def sort_prompts(prompts: Iterable[LongPrompt]) -> list[LongPrompt]:
 
 class DatasetSurvey(msgspec.Struct, frozen=True):
     """States what a survey showed. `rows` is the number of all rows, at least that without
-    `is_counted`; `sampled` of them were read, and `faults` of these cannot be used. `held_out`
-    prompts or more are there for an evaluation, too long ones included. `longest` are the longest
-    prompts, the longest first.
+    `is_counted`; `sampled` of them were read, and `faults` of these cannot be used, which end the
+    run if they are `too_many`; `shared` held-out ones are left out, as they are trained on.
+    `held_out` prompts or more are there for an evaluation, too long ones included. `longest` are
+    the longest prompts, the longest first.
     """
 
     name: str
@@ -48,6 +55,8 @@ class DatasetSurvey(msgspec.Struct, frozen=True):
     sampled: int
     held_out: int
     faults: int
+    too_many: bool
+    shared: int
     named: list[str]
     longest: list[LongPrompt]
     reference: str
@@ -61,13 +70,13 @@ class DatasetSurvey(msgspec.Struct, frozen=True):
 
 def survey_dataset(task: Dataset) -> DatasetSurvey:
     """Returns the survey. Raises `ConfigurationError` for files that cannot be used at all."""
-    parts = [_Part(task, task.options.path)]
+    parts = [_Part(task, task.options.path, task.columns)]
     usable, is_whole = parts[0].usable, parts[0].sampled == parts[0].rows
     if not task.options.held_out:
         if is_whole and usable and all(map(task.is_held_out, usable)):
             raise task.nothing_to_train(len(usable))
     else:
-        parts.append(_Part(task, task.options.held_out))
+        parts.append(_Part(task, task.options.held_out, task.columns.of_held_out))
         parts[1].drop_shared(parts[0])
     faults = [fault for part in parts for fault in part.skipped.faults.values()]
     causes = grouped_faults(faults)
@@ -79,7 +88,9 @@ def survey_dataset(task: Dataset) -> DatasetSurvey:
         is_counted=not any(part.sampling.has_ended for part in parts),
         sampled=sum(part.sampled for part in parts),
         held_out=_held_out_count(task, parts[0], parts[-1]),
-        faults=len(faults),
+        faults=sum(part.skipped.bad for part in parts),
+        too_many=any(part.has_too_many for part in parts),
+        shared=sum(part.skipped.shared for part in parts),
         named=causes[:FAULTS_MAX] + ([f"and {more} more causes"] if more > 0 else []),
         longest=sort_prompts(prompt for part in parts for prompt in part.longest),
         reference="null" if first is None else first.reference,
@@ -93,21 +104,22 @@ def _held_out_count(task: Dataset, training: "_Part", held_out: "_Part") -> int:
         return held_out.rows - held_out.sampled + len(held_out.usable)
     if training.sampled == training.rows:
         return sum(map(task.is_held_out, training.usable))
-    expected = training.rows * task.options.held_out_share
-    return max(0, int(expected - _SIGMAS * sqrt(expected)))
+    seen = sum(map(task.is_held_out, training.usable))
+    expected = (training.rows - training.sampled) * task.options.held_out_share
+    return seen + max(0, int(expected - _SIGMAS * sqrt(expected)))
 
 
 class _Part:
     """Holds the rows that were read of the files that one option names."""
 
-    def __init__(self, task: Dataset, option: str) -> None:
+    def __init__(self, task: Dataset, option: str, columns: DatasetColumns) -> None:
         files = data_files(option)
         packed = sum(path.stat().st_size for path in files if path.suffix in (".gz", ".zst"))
         size = sum(path.stat().st_size for path in files)
         is_small = size <= WHOLE_BYTES_MAX and packed <= PACKED_BYTES_MAX
         self.skipped, self.sampling = SkippedRows(option), RowSampling()
         sampling = None if is_small else self.sampling
-        self.usable = list(read_rows(files, task.columns, self.skipped, sampling))
+        self.usable = list(read_rows(files, columns, self.skipped, sampling))
         self.sampled = self.skipped.rows
         self.rows = self.sampled if is_small else self.sampling.rows
         if not self.rows:
@@ -116,12 +128,18 @@ class _Part:
         self.longest = list(self._render(task, option))
         self.usable = [row for row in self.usable if row not in self.skipped]
 
+    @property
+    def has_too_many(self) -> bool:
+        """Whether the bad rows that were read end a run, whatever the others are."""
+        bad = self.skipped.bad
+        return bad * SKIPPED_SHARE > self.rows or 2 * bad > self.sampled
+
     def drop_shared(self, training: "_Part") -> None:
         """Drop the rows whose prompts are trained on."""
         keys = {row.question_key for row in training.usable}
         for row in self.usable:
             if row.question_key in keys:
-                self.skipped.add(row.fault(f"its prompt is in {training.skipped.name} too"))
+                self.skipped.add_shared(row, training.skipped.name)
         self.usable = [row for row in self.usable if row not in self.skipped]
 
     def _render(self, task: Dataset, option: str) -> Iterator[LongPrompt]:

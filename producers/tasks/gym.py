@@ -139,8 +139,9 @@ class Gym:
         """
         answer = self._text.answer(turns)
         if self._tag:
-            inside = answer.rpartition(f"<{self._tag}>")[2]
-            answer = inside.partition(f"</{self._tag}>")[0]
+            _, begin, inside = answer.rpartition(f"<{self._tag}>")
+            answer, end, _ = inside.partition(f"</{self._tag}>")
+            answer = answer if begin and end else ""
         score = self._open(0).score_answer(answer.strip(), unpack(json.loads(reference)))
         return Score(float(score))
 

@@ -8,7 +8,7 @@ prompt names its part, which later judges the answer. All parts share one tokeni
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from inspect import isawaitable
@@ -30,6 +30,7 @@ from rollstream.producers.tasks.base import (
     Tokenizer,
     Turns,
     is_asynchronous,
+    plain_documents,
 )
 from rollstream.storage.skipped_rows import SkippedRecord
 
@@ -173,13 +174,28 @@ class TaskMixture:
         return _labelled(part, part.task.prompt(seed, at.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """Returns `count` held-out prompts of the parts, mixed as the training prompts are. Raises
-        `TooFewHeldOut` if a part has fewer than its share.
+        """Returns `count` held-out prompts of the parts that hold out any, mixed as the training
+        prompts are. Raises `TooFewHeldOut` if one of these has fewer than its share, or if no part
+        holds out a prompt.
         """
-        order = [self._cycle.at(place) for place in range(count)]
-        wanted = Counter(at.part for at in order)
-        lists = {number: self._held_out(number, n) for number, n in wanted.items()}
+        order = list(itertools.islice(self._held_out_order(), count))
+        shares = Counter(at.part for at in order)
+        lists = {number: self._held_out(number, n, count) for number, n in shares.items()}
         return [lists[at.part][at.place] for at in order]
+
+    def unevaluated(self) -> list[str]:
+        """Returns the labels of the parts that hold out no prompt."""
+        return [part.label for part in self._parts if not _holds_out(part)]
+
+    def _held_out_order(self) -> Iterator[PartPosition]:
+        """Yields the positions of the mixture's order without those of such parts."""
+        silent = set(self.unevaluated())
+        if len(silent) == len(self._parts):
+            raise TooFewHeldOut("task.parts: no part holds out a prompt", 0)
+        for place in itertools.count():
+            at = self._cycle.at(place)
+            if self._parts[at.part].label not in silent:
+                yield at
 
     def documents(self, seed: int, count: int) -> list[Document]:
         """Returns `count` warm-up documents of the parts, as many of each as in the first `count`
@@ -194,7 +210,7 @@ class TaskMixture:
                     f"task.parts: {part.label} has no documents() to warm up on: set model.path "
                     "to a checkpoint to start from"
                 )
-            own = part.task.documents(seed, share)
+            own = plain_documents(part.task, seed, share)
             documents += [replace(each, style=each.style or part.label) for each in own]
         return documents
 
@@ -223,14 +239,16 @@ class TaskMixture:
         packed = json.loads(reference)
         return self._tasks[packed["part"]], packed["of"]
 
-    def _held_out(self, number: int, count: int) -> list[TaskPrompt]:
+    def _held_out(self, number: int, count: int, whole: int) -> list[TaskPrompt]:
+        """Returns `count` prompts of a part, its share of `whole`."""
         part = self._parts[number]
         try:
             return [_labelled(part, prompt) for prompt in part.task.held_out(count)]
         except TooFewHeldOut as error:
-            most = next(n for n in itertools.count()
-                        if self._cycle.at(n) == PartPosition(number, error.available))  # fmt: skip
-            raise TooFewHeldOut(f"task.parts: {part.label}: {error}", most) from error
+            first_missing = PartPosition(number, error.available)
+            most = next(n for n, at in enumerate(self._held_out_order()) if at == first_missing)
+            share = f"its share of {whole} prompts"
+            raise TooFewHeldOut(f"task.parts: {part.label}, {share}: {error}", most) from error
         except ConfigurationError as error:
             raise ConfigurationError(f"task.parts: {part.label}: {error}") from error
 
@@ -263,6 +281,16 @@ class AsyncEnvironmentMixture(TaskMixture):
         if isawaitable(found):
             found = await found
         return cast("Reply", found)
+
+
+def _holds_out(part: MixturePart) -> bool:
+    try:
+        part.task.held_out(1)
+    except TooFewHeldOut as error:
+        return error.available > 0
+    except ConfigurationError:
+        return True  # named where its prompts are asked for
+    return True
 
 
 def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:

@@ -58,6 +58,7 @@ def load_task(settings: "TaskSettings | PlainTask", prompt_tokens_max: int | Non
     text = TaskText(
         tokenizer, settings.template, settings.system, prompt_tokens_max, settings.verifier_text
     )
+    text.environment = settings.environment
     if settings.name != MIXTURE:
         return _build(settings.name, settings.options, text, "task")
     return mix([_part(part, text, place) for place, part in enumerate(settings.parts)])

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -119,9 +120,14 @@ def _below(folder: Path) -> str:
 
 
 def _is_data(path: Path) -> bool:
-    bare = path.with_suffix("") if path.suffix in (".gz", ".zst") else path
     is_named = path.name not in _ABOUT_DATA and not path.name.startswith((".", "_"))
-    return path.is_file() and bare.suffix in SUFFIXES and is_named
+    return path.is_file() and _kind_of(path) in SUFFIXES and is_named
+
+
+def _kind_of(path: Path) -> str:
+    """Returns the suffix that tells the kind of a file, which may be compressed."""
+    bare = path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
+    return bare.suffix.lower()
 
 
 def read_file_rows(
@@ -153,7 +159,7 @@ def open_text(path: Path, begin: bytes) -> Generator[IO[bytes]]:
         if begin.startswith(magic):
             raise ConfigurationError(f"data set {path} is {remedy}")
     packed = next((name for magic, name in _PACKED.items() if begin.startswith(magic)), "")
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         raise ConfigurationError(f"data set {path} is not a readable Parquet file")
     with path.open("rb") as file:
         if packed == "gz":
@@ -179,9 +185,9 @@ def _zstd_stream(file: IO[bytes]) -> io.RawIOBase:
 def _text_rows(
     path: Path, lines: IO[bytes], columns: Sequence[str], sampling: RowSampling | None
 ) -> Iterator[PlacedValues | RowFault]:
-    bare = path.with_suffix("") if path.suffix in (".gz", ".zst") else path
-    if bare.suffix in (".csv", ".tsv"):
-        delimiter = "\t" if bare.suffix == ".tsv" else ","
+    kind = _kind_of(path)
+    if kind in (".csv", ".tsv"):
+        delimiter = "\t" if kind == ".tsv" else ","
         yield from _csv_rows(path, lines, columns, delimiter, sampling)
         return
     numbered = enumerate(lines, start=1)
@@ -193,14 +199,13 @@ def _text_rows(
     if begin.startswith(b"["):
         second = list(islice(written, 1))
         # A whole list on a line is a row, and no good one, if further rows follow it.
-        if bare.suffix == ".json" or not second or not _is_json(begin):
-            yield from _list_rows(
-                path, begin + b"".join(line for _, line in second) + lines.read(), columns
-            )
+        if kind == ".json" or not second or not _is_json(begin):
+            data = begin + b"".join(line for _, line in second) + lines.read()
+            yield from _list_rows(path, data, columns, sampling)
             return
-    if not begin.startswith((b"{", b"[")) and bare.suffix not in (".jsonl", ".ndjson", ".json"):
+    if not begin.startswith((b"{", b"[")) and kind not in (".jsonl", ".ndjson", ".json"):
         raise ConfigurationError(f"data set {path}: only {KINDS} files are read")
-    if begin.strip() == b"{" and bare.suffix == ".json":
+    if begin.strip() == b"{" and kind == ".json":
         raise ConfigurationError(
             f"data set {path} is one JSON object over several lines; write one object a line, or "
             "a list of objects"
@@ -332,7 +337,7 @@ def _json_lines(
 
 
 def _list_rows(
-    path: Path, data: bytes, columns: Sequence[str]
+    path: Path, data: bytes, columns: Sequence[str], sampling: RowSampling | None
 ) -> Iterator[PlacedValues | RowFault]:
     """Yields the objects of a JSON list, which stands in the memory as a whole."""
     try:
@@ -340,12 +345,15 @@ def _list_rows(
     except ValueError as error:
         raise ConfigurationError(f"data set {path} is not JSON: {error}") from None
     for number, item in enumerate(cast(list[object], items), start=1):
+        if sampling is not None and not sampling.takes_next():
+            continue
         try:
             yield f"item {number}", _columns_of(item, columns)
         except _NoObject as error:
             yield RowFault(path, f"item {number}", str(error))
 
 
+_QUOTED = re.compile(r'"[^"]*"')
 _DELIMITERS = (";", "\t", ",")  # spreadsheets write ; where the comma is the decimal mark
 
 
@@ -363,35 +371,72 @@ def _csv_rows(
     header_line, lines_before = text.readline(), 2
     if (separator := _stated_separator(header_line)) is not None:
         delimiter, header_line, lines_before = separator, text.readline(), 3
-    elif delimiter not in header_line:
-        delimiter = next((other for other in _DELIMITERS if other in header_line), delimiter)
+    elif delimiter not in (outside := _QUOTED.sub("", header_line)):
+        delimiter = next((other for other in _DELIMITERS if other in outside), delimiter)
     header = [
         name.strip() for line in csv.reader([header_line], delimiter=delimiter) for name in line
     ]
     repeated = [column for column in columns if header.count(column) > 1]
     if repeated:
         raise ConfigurationError(f"data set {path} has two columns {repeated[0]!r}")
-    rows = csv.reader(text, delimiter=delimiter)
-    while True:
-        begin = rows.line_num + lines_before
-        place = f"line {begin}"
-        try:
-            fields = next(rows, None)
-        except csv.Error as error:
-            yield RowFault(path, place, f"not CSV: {error}")
-            continue
-        if fields is None:
-            return
+    records = _CsvRecords(text, delimiter, lines_before)
+    for number, fields in records:
+        place = f"line {number}"
         if not fields:
             continue
         if sampling is not None and not sampling.takes_next():
             if sampling.has_ended:
                 return
             continue
+        if isinstance(fields, csv.Error):
+            yield RowFault(path, place, f"not CSV: {fields}")
+            continue
         if len(fields) != len(header):
             yield RowFault(path, place, f"{len(fields)} fields, the header has {len(header)}")
             continue
         yield place, dict(zip(header, fields, strict=True))
+
+
+class _CsvRecords:
+    """Iterates over the records of CSV lines, each with the number of its first line; an error
+    stands for a line that is no record.
+
+    A quote that is never closed, or is closed by the begin of another one, would take all lines up
+    to there into one field. Only its own line is at fault: the lines after it are read again. A
+    line of tabs may have quotes that quote nothing, and is then cut at its tabs.
+    """
+
+    def __init__(self, lines: Iterator[str], delimiter: str, number: int) -> None:
+        self._lines, self._delimiter, self._number = lines, delimiter, number
+        self._again: list[str] = []  # in reverse
+        self._taken: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[int, list[str] | csv.Error]]:
+        reader = csv.reader(self._next_lines(), delimiter=self._delimiter, strict=True)
+        while True:
+            self._taken = []
+            try:
+                fields = next(reader, None)
+            except csv.Error as error:
+                first = self._taken[0]
+                self._again += reversed(self._taken[1:])
+                reader = csv.reader(self._next_lines(), delimiter=self._delimiter, strict=True)
+                cut = first.rstrip("\r\n").split("\t") if self._delimiter == "\t" else [""]
+                yield self._number, cut if len(cut) > 1 else error
+                self._number += 1
+                continue
+            if fields is None:
+                return
+            yield self._number, fields
+            self._number += len(self._taken)
+
+    def _next_lines(self) -> Iterator[str]:
+        while True:
+            line = self._again.pop() if self._again else next(self._lines, None)
+            if line is None:
+                return
+            self._taken.append(line)
+            yield line
 
 
 def _stated_separator(line: str) -> str | None:

@@ -42,6 +42,7 @@ class TaskText:
         self.chat = ChatTemplate(tokenizer)
         self._verifier_text: VerifierText = verifier_text
         self.prompt_tokens_max = prompt_tokens_max
+        self.environment: tuple[str, ...] = ()  # names of variables that programs of the task get
         self.options_where = "task.options"  # the table of the task's options, for messages
         self._template: Literal["chat", "plain"] = template
         self._system = system

@@ -64,7 +64,7 @@ class ToolDialogue(Dataset):
             raise ConfigurationError(
                 f"{self._where} of tools: turns_max and calls_s must be above 0"
             )
-        self._options, self._server = options, ToolServer(options.server)
+        self._options, self._server = options, ToolServer(options.server, text.environment)
 
     def prepare(self) -> None:
         """Start the server and list its tools; find the format of calls."""

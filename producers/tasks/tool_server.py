@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.producers.code_environment import allowed_variables, of_a_program
 from rollstream.producers.dialogue.template_messages import ToolSchema
 from rollstream.producers.tasks import tool_command
 from rollstream.program_output import OutputPipe
@@ -41,10 +42,12 @@ class ToolServerFailed(RollstreamError, OSError):
 class ToolServer:
     """Starts the server at the first request and keeps it for all further ones. `server` is its
     command line, as text or as words, or one URL (`http://…`). Requests of several threads are made
-    side by side.
+    side by side. The server gets the environment of a task's code, with the variables that
+    `environment` names.
     """
 
-    def __init__(self, server: Sequence[str]) -> None:
+    def __init__(self, server: Sequence[str], environment: Sequence[str] = ()) -> None:
+        self._environment = tuple(environment)
         self._server = shlex.split(server) if isinstance(server, str) else list(server)
         if not self._server:
             raise ConfigurationError("task.options.server: give a command line or a URL")
@@ -98,7 +101,7 @@ class ToolServer:
             ) from error
         with self._lock:
             if self._session is None:
-                self._session = _Session(self._server)
+                self._session = _Session(self._server, self._environment)
             session = self._session
         try:
             return session.ask(request, deadline)
@@ -121,8 +124,9 @@ class ToolServer:
 class _Session:
     """One connection, with a thread whose event loop holds it."""
 
-    def __init__(self, server: Sequence[str]) -> None:
+    def __init__(self, server: Sequence[str], environment: Sequence[str]) -> None:
         self._server = list(server)
+        self._variables = of_a_program(allowed_variables(os.environ, environment))
         self._loop = asyncio.new_event_loop()
         self._client: Future[Client] = Future()
         self._stop = asyncio.Event()
@@ -175,7 +179,9 @@ class _Session:
         keeper = ["-I", tool_command.__file__, str(os.getpid()), *self._server]
         with open(self._printed.writer, "w", closefd=False) as printed:
             is_url = first.startswith(("http://", "https://"))
-            command = StdioServerParameters(command=sys.executable, args=keeper)
+            command = StdioServerParameters(
+                command=sys.executable, args=keeper, env=self._variables
+            )
             async with Client(first if is_url else stdio_client(command, printed)) as client:
                 self._client.set_result(client)
                 await self._stop.wait()

@@ -116,6 +116,7 @@ def locate_run(named: str | None, is_trusted: bool = False) -> RunLocation:
     """
     if named is None:
         return locate_run(str(newest_run(RUNS_FOLDER)), is_trusted)
+    named = run_path(named)
     scheme, separator, rest = named.partition(":")
     if separator and scheme != "file" and not os.path.exists(named):
         store = named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}")
@@ -128,6 +129,16 @@ def locate_run(named: str | None, is_trusted: bool = False) -> RunLocation:
     else:
         location = _archive_alone(path, named)
     return replace(location, is_trusted=is_trusted)
+
+
+def run_path(named: str) -> str:
+    """Returns `runs/NAME` for the name of a run that exists there and not in the present folder;
+    otherwise the argument unchanged. The argument may be any text, for instance a query: what
+    cannot be a path does not exist.
+    """
+    in_runs = os.path.join(RUNS_FOLDER, named)
+    is_there = "/" not in named and not os.path.exists(named) and os.path.isdir(in_runs)
+    return in_runs if is_there else named
 
 
 def locate_asked_run(
@@ -226,7 +237,7 @@ def url_inside(url: str, folder: Path) -> str:
     scheme, _, rest = url.partition(":")
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url
-    return f"{scheme}:{folder / rest}"
+    return f"{scheme}:{folder / Path(rest).expanduser()}"
 
 
 def archived_run(location: RunLocation, files: "Iterable[ArchiveFile]") -> str:

@@ -5,7 +5,7 @@ Nothing is written, uploaded or claimed, and no module of the user is imported i
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,12 @@ from rollstream.checks.model_process import ModelProcess
 from rollstream.checks.task import TaskProcess, task_findings, task_order
 from rollstream.config.run_model import local_model_folder, run_model, task_settings
 from rollstream.config.settings import Configuration
+from rollstream.consumers.objective_settings import named_version
 from rollstream.errors import EXIT_REFUSED, BusError, ConfigurationError, RollstreamError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import too_few_tokens
-from rollstream.storage.hf_folder import CONFIG
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder
+from rollstream.storage.hf_weights import check_trainable, read_weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,10 @@ def check_run(
         findings += machine_findings(c, folder, model)
         return CheckReport(c, findings, fitted, time.monotonic() - started)
     builder = None if model is None or not model.bytes else ModelProcess(c, model.folder)
-    has_model = c.model.path is not None or c.trainer.learner == "paced" or _has_model(c, folder)
+    has_model = c.model.path is not None or not c.has_model or _has_model(c, folder)
     order = task_order(c, set_keys, has_model)
     process = TaskProcess(_task_settings(c, folder), order)
-    machine = list(machine_findings(c, folder, model))
+    machine = [*_reference_findings(c, model), *machine_findings(c, folder, model)]
     answer = process.answer()
     if answer.facts is not None and not answer.facts.refused and answer.facts.has_rows:
         c, more = fit_data(c, answer.facts, set_keys)
@@ -99,6 +101,26 @@ def check_run(
         findings = [*built, *findings]
     findings += [*task_findings(c, answer), *machine]
     return CheckReport(c, findings, fitted, time.monotonic() - started)
+
+
+def _reference_findings(c: Configuration, model: ModelFacts | None) -> Iterator[Finding]:
+    """Yields why a reference that is a folder cannot be used, as far as its files show it."""
+    is_used = c.trainer.reference_kl > 0 or c.scoring.holds_reference
+    if not is_used or named_version(c.trainer.reference, 0) is not None:
+        return
+    folder = find_hf_folder(c.trainer.reference)
+    try:
+        fields = check_trainable(folder)
+        read_weight_files(folder)
+    except (ConfigurationError, OSError) as error:
+        text = str(error).replace("model.path:", "trainer.reference:")
+        yield Finding("reference", "refused", text)
+        return
+    size = (fields.get("text_config") or fields).get("vocab_size")
+    least = None if model is None else model.vocabulary
+    if isinstance(size, int) and least is not None and size < least:
+        text = f"trainer.reference: {folder} has {size} tokens, the trained model {least}"
+        yield Finding("reference", "refused", text)
 
 
 def _model(c: Configuration, folder: Path) -> tuple[ModelFacts | None, list[Finding]]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rollstream.checks.task_facts import TaskFacts
 from rollstream.config.fitted_defaults import longest_sequence
+from rollstream.config.policy_defaults import given_by_length
 from rollstream.config.run_model import local_model_folder
 from rollstream.config.settings import Configuration
 from rollstream.storage.hf_tokenizer import has_chat_template
@@ -26,7 +27,8 @@ def fit_template(
     template, and nothing of the task needs one.
     """
     is_free = "task.template" not in set_keys and c.task.template == "chat"
-    if not is_free or c.task.system or c.agent.is_active or c.task.name != "dataset":
+    names = {part.name for part in c.task.parts} or {c.task.name}
+    if not is_free or c.task.system or c.agent.is_active or names != {"dataset"}:
         return c, []
     tokenizer = c.task.tokenizer or (
         None if c.model.path is None else str(local_model_folder(c, folder))
@@ -57,7 +59,7 @@ def fit_data(
             context = max(context, needed if most is None else min(needed, most))
         if longest > context - answer and "sampling.tokens_max" not in set_keys:
             # Not below half of the context: a few long prompts do not cut every answer.
-            answer = max(context - longest, context // 2, 1)
+            answer = min(answer, max(context - longest, context // 2, 1))
         why = f"the longest prompt has {longest} tokens"
         for key, before, after in (
             ("rollouts.context_max", c.rollouts.context_max, context),
@@ -66,6 +68,11 @@ def fit_data(
             if before != after:
                 changed[key] = after
                 lines.append(f"{key} = {after}: {why}")
+        if answer != c.sampling.tokens_max:
+            for key, value in given_by_length(c.trainer.preset, answer).items():
+                if key not in set_keys:
+                    changed[key] = tuple(value) if isinstance(value, list) else value
+                    lines.append(f"{key} = {value}: sampling.tokens_max and the preset")
     asked, there = c.evaluation.prompts, held_out_within(facts, context - answer)
     if c.evaluation.enabled and 0 <= there < asked and "evaluation.prompts" not in set_keys:
         if there:

@@ -6,6 +6,7 @@ from rollstream.checks.findings import Finding
 from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.import_path import nearest
+from rollstream.producers.engines.kind import ENGINES, engine_kind
 from rollstream.producers.scoring.build import SERVICES
 
 
@@ -31,24 +32,45 @@ def _tables(c: Configuration) -> Iterator[tuple[str, bool, str]]:
     is_judge = function == "judge" or not (is_late or function)
     yield "scoring.judge.", is_judge, 'scoring.function is not "judge"'
     yield "trainer.critic.", c.trainer.advantage == GAE, f'trainer.advantage is not "{GAE}"'
-    is_vllm = c.rollouts.engine == "vllm"
-    yield "rollouts.vllm.", is_vllm, 'rollouts.engine is not "vllm"'
+    for kind in map(engine_kind, ENGINES):
+        for table in kind.tables:
+            is_its = kind is c.rollouts.kind
+            yield table, is_its, f'rollouts.engine is not "{kind.name}"'
     is_new = c.model.path is None
     for key in ("model.architecture", "model.config."):
         yield key, is_new, "model.path names a model"
 
 
+def _scored_names(c: Configuration) -> set[str]:
+    """Returns the annotations that scorers of this run write; a judge gives one number."""
+    if c.task.reward != "late" and not c.scoring.function:
+        return set()
+    return set(c.scoring.names[:1] if c.scoring.function == "judge" else c.scoring.names)
+
+
 def _unwritten_annotations(c: Configuration) -> Iterator[Finding]:
     """Yields the annotations that samples wait for and that only another program can write."""
-    written: set[str] = set()
-    if c.task.reward == "inline":
-        written.add("reward")
-    if c.task.reward == "late" or c.scoring.function:
-        written.update(c.scoring.names)
     if scored_reference(c.trainer):
         return  # scorers of the reference write it, here or elsewhere
-    awaited = {*c.trainer.reward_terms, *c.trainer.annotations} - written
-    if not awaited or c.scoring.function in SERVICES:
+    given = {"reward"} if c.task.reward == "inline" else set[str]()
+    scored = _scored_names(c)
+    needed = {*c.trainer.reward_terms, *c.trainer.annotations}
+    if scored and not scored - given and not c.agent.is_active:
+        text = (
+            f"without effect: scoring.function = {c.scoring.function!r}, which would write only "
+            f'{", ".join(sorted(scored))}: task.reward = "inline" gives it; set task.reward = '
+            '"late", or name what else the scorer writes (scoring.names)'
+        )
+        yield Finding("settings", "warning", text)
+    elif not c.scoring.count and (waiting := sorted((needed & scored) - given)):
+        text = (
+            f"scoring.count = 0, so this run starts no scorer, and the trainer waits for "
+            f"{', '.join(waiting)}: set scoring.count, or start one (`rollstream score`)"
+        )
+        yield Finding("settings", "warning", text)
+    written = given | scored
+    awaited = needed - written
+    if not awaited:
         return
     name, names = min(awaited), ", ".join(sorted(awaited))
     yield Finding(

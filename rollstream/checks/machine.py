@@ -27,10 +27,12 @@ from rollstream.errors import (
 )
 from rollstream.metrics.endpoint import metrics_port
 from rollstream.os_failures import explain_os_error
+from rollstream.producers.agents.settings import require_service_key
 from rollstream.producers.scoring.build import SERVICES, check_service
 from rollstream.roles.catalogue import ROLES
 from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus
 from rollstream.storage.identity import read_for_acting
+from rollstream.storage.relay.client import needed_token
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.pointer import read_pointer
@@ -46,11 +48,6 @@ GB, LOG = 1e9, "log"
 MASTER_BYTES = 12  # of a parameter in a checkpoint: float32 weights and the two moments of Adam
 ROOM_MIN = 64 << 20
 """Bytes that a run of the smallest model needs."""
-PACKAGES: Sequence[tuple[str, str, str]] = (
-    ("rollouts.engine", "vllm", "vllm"),
-    ("agent.episode", "openai", "agents"),
-)
-"""A setting, the package that it needs, and the extra that installs it."""
 
 
 def assigned_cards(c: Configuration, model: Callable[[], Path]) -> Mapping[str, Sequence[GpuCard]]:
@@ -70,6 +67,9 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
     """Yields the lines about this machine."""
     try:
         _check_packages(c)
+        require_service_key(c.agent.key_env)
+        if c.relay.enabled:
+            needed_token(c.relay.host)
         if c.scoring.function in SERVICES:
             check_service(c.scoring, os.environ if c.scoring.count else None)
         if model is not None:
@@ -81,9 +81,14 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
         check_reachable(c.bus)
     except BusError as error:
         yield Finding(LOG, "refused", str(error))
+    except ConfigurationError as error:
+        yield Finding("machine", "refused", str(error))
     taken = [line for host, port, what in _ports(c) if (line := _taken(host, port, what))]
     if taken:
         yield Finding("ports", "refused", "; ".join(taken))
+    if missing := [name for name in c.task.environment if name not in os.environ]:
+        text = f"the environment has no variable {', '.join(missing)}, which task.environment names"
+        yield Finding("machine", "warning", text)
     yield from _disk_findings(c, folder, model)
     yield from _device_findings(c)
 
@@ -151,14 +156,17 @@ def _check_begun(store: ObjectStore, c: Configuration, folder: Path) -> None:
 
 
 def _check_packages(c: Configuration) -> None:
-    uses = {
-        "rollouts.engine": c.rollouts.engine == "vllm" and not c.rollouts.has_server,
-        "agent.episode": bool(c.agent.episode),
+    needed = {
+        "rollouts.engine": c.rollouts.kind.package(c.rollouts),
+        "agent.episode": ("openai", "agents") if c.agent.episode else None,
+        "trainer.optimiser": (
+            ("bitsandbytes", "lowbit") if c.trainer.optimiser == "adamw_8bit" else None
+        ),
     }
-    for setting, package, extra in PACKAGES:
-        if uses[setting] and find_spec(package) is None:
+    for setting, package in needed.items():
+        if package is not None and find_spec(package[0]) is None:
             raise ConfigurationError(
-                f"{setting} needs the package {package}: pip install 'rollstream[{extra}]'"
+                f"{setting} needs the package {package[0]}: pip install 'rollstream[{package[1]}]'"
             )
     if c.agent.command:
         _check_command(c.agent.command)

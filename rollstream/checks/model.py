@@ -64,7 +64,7 @@ def read_model_facts(c: Configuration) -> ModelFacts | None:
         check_tokenizer_files(folder)
     except ConfigurationError as error:
         raise ConfigurationError(f"model.path: {error}") from None
-    if c.trainer.learner == "paced":
+    if not c.has_model:
         return ModelFacts(folder, fields, 0, 0, (), ())
     if c.model.lora.path is not None:
         check_adapter(c.model.lora)
@@ -85,8 +85,9 @@ def model_findings(
     """Yields the line about the model. `is_stored`: the run has one already; `is_made`: a warm-up
     makes one.
     """
-    if c.trainer.learner == "paced":
-        yield Finding("model", "ok", "none: the learner 'paced' trains no weights")
+    if not c.has_model:
+        text = f"none: the learner {c.trainer.learner!r} trains no weights"
+        yield Finding("model", "ok", text)
     elif facts is not None:
         dtypes = ", ".join(facts.dtypes)
         text = f"{facts.folder}: {_count(facts.parameters)} parameters, {dtypes}, complete"

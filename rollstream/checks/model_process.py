@@ -17,6 +17,7 @@ from rollstream.checks.process_time import ProcessTime, output_file
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.import_path import module_command, module_environment
+from rollstream.producers.engines.kind import engine_kind
 from rollstream.producers.rewards.worker import ended_reason
 from rollstream.storage.settings import LoraSettings
 
@@ -100,10 +101,7 @@ def refusal(order: ModelOrder) -> str:
     try:
         model = check_fit(folder)
         check_forward(model, folder)
-        if order.engine == "torch":
-            from rollstream.producers.engines.torch.engine import refuse_model
-
-            refuse_model(model, order.context_max, order.is_adapted)
+        engine_kind(order.engine).check_model(model, order.context_max, order.is_adapted)
         check_finite(read_weight_files(folder))
         if order.is_adapted and order.lora:
             _check_adapter(model, LoraSettings(**order.lora))

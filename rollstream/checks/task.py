@@ -22,7 +22,7 @@ from rollstream.producers.rewards.worker import READ_BYTES, end_process, ended_r
 from rollstream.producers.scoring.build import SERVICES
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.dataset_rows import SKIPPED_SHARE
-from rollstream.producers.tasks.dataset_survey import DatasetSurvey
+from rollstream.producers.tasks.dataset_survey import COUNTED_ROWS, DatasetSurvey
 from rollstream.storage.settings import ModelSettings
 
 FACTS_S, LOOK_S = 20.0, 0.05
@@ -71,7 +71,7 @@ def task_order(c: Configuration, set_keys: frozenset[str], has_model: bool) -> T
         is_judged=not _why_uncalled(c),
         has_turns=c.agent.is_active and c.agent.turns_max > 1,
         detects_calls=c.agent.is_active and c.agent.tool_format == "auto",
-        parts=_own_parts(c, not has_model and c.trainer.learner != "paced"),
+        parts=_own_parts(c, not has_model and c.has_model),
     )
 
 
@@ -114,8 +114,8 @@ def _why_uncalled(c: Configuration) -> str:
     secrets = [name for name in c.task.environment if _SECRET.search(name)]
     if secrets:
         return f"it gets {', '.join(secrets)}, so a call may cost money"
-    if c.rollouts.engine == "paced":
-        return "the engine 'paced' writes no answers"
+    if not c.has_model:
+        return f"the engine {c.rollouts.engine!r} writes no answers"
     if c.task.reward == "late" and c.scoring.function in SERVICES:
         return f"scoring.function = {c.scoring.function!r} gives the rewards"
     return ""
@@ -240,7 +240,7 @@ def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
         yield Finding("template", "warning", warning)
     held_out = held_out_within(facts, c.rollouts.context_max - c.sampling.tokens_max)
     if held_out >= 0 and c.evaluation.enabled:
-        yield _evaluation_finding(c, held_out)
+        yield _evaluation_finding(c, held_out, facts.unevaluated)
     yield from _verifier_findings(c, answer, facts.parts)
 
 
@@ -254,17 +254,28 @@ def _data_finding(survey: DatasetSurvey, label: str) -> Finding:
         "rows_read": survey.sampled,
         "rows_unusable": survey.faults,
     }
-    if not survey.faults:
+    if not survey.named:
         return Finding("data", "ok", text, figures)
-    is_over = survey.faults * SKIPPED_SHARE > survey.rows or 2 * survey.faults > survey.sampled
-    places = "; ".join(survey.named)
-    rule = (
-        f"at most one in {SKIPPED_SHARE} is skipped: mend them or take them out"
-        if is_over
-        else f"skipped, as up to one in {SKIPPED_SHARE}"
-    )
-    text += f"; {survey.faults} cannot be used ({rule}): {places}"
-    return Finding("data", "refused" if is_over else "warning", text, figures)
+    if survey.faults:
+        remedy = "mend them or take them out"
+        rule = _skip_rule(survey.faults, survey.sampled, survey.too_many, remedy)
+        text += f"; {survey.faults} cannot be used ({rule})"
+    if survey.shared:
+        text += f"; {survey.shared} held-out ones are trained on too, and are not evaluated"
+    text += f": {'; '.join(survey.named)}"
+    return Finding("data", "refused" if survey.too_many else "warning", text, figures)
+
+
+def _skip_rule(count: int, looked_at: int, is_over: bool, remedy: str) -> str:
+    """Returns what a run does with `count` bad rows of those that were `looked_at`; `is_over`:
+    these alone end it.
+    """
+    most = f"at most one in {SKIPPED_SHARE} is skipped"
+    if is_over:
+        return f"{most}: {remedy}"
+    if count * SKIPPED_SHARE > looked_at:
+        return f"{most}, and the run ends if the rest is like the {looked_at:,} rows read: {remedy}"
+    return f"skipped, as up to one in {SKIPPED_SHARE}"
 
 
 def _length_finding(c: Configuration, facts: TaskFacts) -> Finding:
@@ -279,20 +290,26 @@ def _length_finding(c: Configuration, facts: TaskFacts) -> Finding:
     if not too_long:
         text = f"longest prompt: {longest} tokens, within {bounds}"
         return Finding("prompts", "ok", text, figures)
-    rows = sum(survey.rows for survey in facts.surveys)
-    is_over = len(too_long) * SKIPPED_SHARE > rows
+    rows = min((survey.rows for survey in facts.surveys), default=0)
+    sampled = sum(survey.sampled for survey in facts.surveys)
+    is_over = not facts.surveys or any(
+        sum(prompt.tokens > limit for prompt in survey.longest) * SKIPPED_SHARE > survey.rows
+        for survey in facts.surveys
+    )
+    # No more than so many are counted of a data set, the longest ones.
+    is_least = len(too_long) >= COUNTED_ROWS
     places = "; ".join(f"{prompt.place}: {prompt.tokens}" for prompt in too_long[:5])
     more = f"; and {len(too_long) - 5} more" if len(too_long) > 5 else ""
-    rule = (
-        "change these settings or take the rows out"
-        if is_over
-        else f"they are skipped, as up to one row in {SKIPPED_SHARE}"
-    )
-    text = f"{len(too_long)} prompts have more tokens than {bounds}; {rule}: {places}{more}"
+    remedy = "change these settings or take the rows out"
+    rule = _skip_rule(len(too_long), sampled, is_over, remedy)
+    if is_least and not is_over:
+        rule = f"a run skips at most {rows // SKIPPED_SHARE:,} of them and else ends: {remedy}"
+    count = f"{len(too_long)}{' or more' if is_least else ''}"
+    text = f"{count} prompts have more tokens than {bounds}; {rule}: {places}{more}"
     return Finding("prompts", "refused" if is_over else "warning", text, figures)
 
 
-def _evaluation_finding(c: Configuration, held_out: int) -> Finding:
+def _evaluation_finding(c: Configuration, held_out: int, unevaluated: Sequence[str]) -> Finding:
     asked, figures = c.evaluation.prompts, {"held_out": held_out}
     if asked > held_out:
         text = (
@@ -305,6 +322,8 @@ def _evaluation_finding(c: Configuration, held_out: int) -> Finding:
         if held_out > asked
         else (f"{asked} held-out prompts")
     )
+    if unevaluated:
+        text += f"; none of part {', '.join(unevaluated)}, which holds out no prompt"
     return Finding("evaluation", "ok", text, figures)
 
 

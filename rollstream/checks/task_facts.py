@@ -55,7 +55,8 @@ class TaskFacts(msgspec.Struct, frozen=True):
     """States what the task is like, or why it is `refused`. `longest` are the longest prompts,
     `held_out` is the number of held-out ones, -1 if it was not asked for; `largest_place` is the
     call with the `largest_token` if the tokenizer has no such token. `parts` are the labels of a
-    mixture's parts, and `survey_parts` those of the surveys; both are empty for another task.
+    mixture's parts, `survey_parts` those of the surveys, and `unevaluated` those that hold out no
+    prompt; all are empty for another task.
     """
 
     refused: str = ""
@@ -68,6 +69,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     warnings: list[str] = []
     parts: list[str] = []
     survey_parts: list[str] = []
+    unevaluated: list[str] = []
 
     @property
     def has_rows(self) -> bool:

@@ -33,6 +33,7 @@ from rollstream.producers.tasks.base import (
     TaskPrompt,
     Teacher,
     held_out_count,
+    plain_documents,
 )
 from rollstream.producers.tasks.dataset import Dataset
 from rollstream.producers.tasks.dataset_survey import (
@@ -64,6 +65,7 @@ def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
     tried = [] if surveys else [_tried_prompt(task, order, n) for n in range(PROMPTS_TRIED)]
     longest = [LongPrompt(len(tokens), f"prompt {n}") for n, tokens in enumerate(tried)]
     longest += [prompt for survey in surveys for prompt in survey.longest]
+    whole = all(survey.is_whole for survey in surveys)
     used = [*(token for tokens in tried for token in tokens), *(s.largest_token for s in surveys)]
     if order.is_taught:
         _check_taught(parts)
@@ -87,6 +89,11 @@ def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
         ]
         if isinstance(task, TaskMixture)
         else [],
+        unevaluated=(
+            task.unevaluated()
+            if isinstance(task, TaskMixture) and order.evaluation is not None and whole
+            else []
+        ),
     )
 
 
@@ -168,6 +175,8 @@ def _check_taught(parts: Sequence[Task]) -> None:
                 f"task {part.name!r} has no documents(): set model.path to a checkpoint to start "
                 "from"
             )
+        else:
+            plain_documents(part, 0, 1)
 
 
 def _turn_warnings(parts: Sequence[Task]) -> list[str]:
@@ -201,7 +210,7 @@ def judged_facts(task: Task, order: TaskOrder, facts: TaskFacts) -> Iterator[Jud
 
 
 def _judged_fact(task: Task, reference: str) -> JudgedFact:
-    turns = [[*task.tokenizer().encode(MADE_UP_ANSWER), *task.stop[:1]]]
+    turns = [[*task.tokenizer().encode(MADE_UP_ANSWER), *list(task.stop)[:1]]]
     began_s = time.monotonic()
     answer = answer_question(task, None, RewardQuestion("judge", reference, "", turns))
     seconds = time.monotonic() - began_s

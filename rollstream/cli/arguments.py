@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollstream.analysis.locate import RUNS_FOLDER, may_hold_run, newest_run
+from rollstream.analysis.locate import RUNS_FOLDER, may_hold_run, newest_run, run_path
 from rollstream.errors import ConfigurationError
 
 EXAMPLE_RUN = "runs/quickstart-0/config.json"
@@ -198,17 +198,6 @@ class CommandParser(argparse.ArgumentParser):
                 found = str(newest_run(RUNS_FOLDER))
                 print(f"rollstream: using the newest run, {found}", file=sys.stderr)
                 values[name] = found if given is None else [found]
-
-
-def run_path(named: str) -> str:
-    """Returns `runs/NAME` for a bare name (without `/` and `:`) that exists there and not in the
-    present folder; otherwise the argument unchanged. The argument may be any text, for instance a
-    query: what cannot be a path does not exist.
-    """
-    is_bare = not {"/", ":"} & set(named)
-    in_runs = os.path.join(RUNS_FOLDER, named)
-    is_there = is_bare and not os.path.exists(named) and os.path.isdir(in_runs)
-    return in_runs if is_there else named
 
 
 def _check_characters(word: str) -> None:

@@ -21,7 +21,7 @@ from rollstream.config.config import (
     validate_layers,
 )
 from rollstream.config.fitted_defaults import put_recorded_defaults, set_settings
-from rollstream.config.policy_defaults import layer_value
+from rollstream.config.policy_defaults import follow_length, layer_value
 from rollstream.config.run_folder import (
     RunFolder,
     check_changes,
@@ -154,6 +154,7 @@ def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolde
     if folder.configuration.is_file() and _file(arguments).absolute() != folder.configuration:
         for line in put_recorded_defaults(layers, file_layer(folder.configuration)):
             warn(line)
+        follow_length(layers)
     return layers, folder
 
 

@@ -5,6 +5,7 @@ A terminal gets what fits its width. A pipe or a file gets everything: a row of 
 of cells separated by tabs (`tab_separated`).
 """
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
@@ -28,7 +29,18 @@ class TerminalConsole(Console):
 
     def __init__(self, *, stderr: bool = False, highlight: bool = True) -> None:
         stream = raw_stream(sys.stderr if stderr else sys.stdout)
-        super().__init__(file=stream, stderr=stderr, highlight=highlight, markup=False, emoji=False)
+        # FORCE_COLOR, as services of continuous integration set it, asks for colours and makes no
+        # pipe a terminal, into which frames could be drawn.
+        forced = not stream.isatty() and bool(os.environ.get("FORCE_COLOR"))
+        super().__init__(
+            file=stream,
+            stderr=stderr,
+            highlight=highlight,
+            markup=False,
+            emoji=False,
+            force_terminal=None if stream.isatty() else False,
+            color_system="standard" if forced else "auto",
+        )
 
     @property
     def size(self) -> ConsoleDimensions:

@@ -59,8 +59,8 @@ def add_arguments(command: CommandParser) -> None:
         "price"
     )
     command.add_argument("--best", choices=["speed", "price"], default="speed", help=help)
-    help = f"tokens of the longest sequence, prompt included (default {CONTEXT})"
-    command.add_argument("--context", metavar="N", type=int, default=CONTEXT, help=help)
+    help = f"tokens of the longest sequence, prompt included (default {CONTEXT} or all positions)"
+    command.add_argument("--context", metavar="N", type=int, help=help)
     help = f"groups of a step, of {SAMPLES} trajectories each (default {GROUPS})"
     command.add_argument("--groups", metavar="N", type=int, default=GROUPS, help=help)
     help = "train a LoRA adapter of this rank in place of all parameters"
@@ -153,6 +153,8 @@ def _request(arguments: argparse.Namespace, kind: CardKind) -> PlanRequest:
     ):
         if not 0 < value < float("inf"):
             raise ConfigurationError(f"{option} must be > 0, got {value:g}")
+    if arguments.context is None:
+        arguments.context = min(CONTEXT, shape.positions)
     if not 2 <= arguments.context <= shape.positions:
         raise ConfigurationError(
             f"--context must lie in [2, {shape.positions}], the positions of {shape.name}, "

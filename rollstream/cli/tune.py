@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, run_path, whole_number_from
+from rollstream.analysis.locate import run_path
+from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser, whole_number_from
 from rollstream.cli.configuration import load_configuration
 from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import progress_line

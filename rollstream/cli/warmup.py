@@ -1,7 +1,8 @@
 """`rollstream warmup CONFIG` makes the run's starting model in the folder `RUN/model` by supervised
 training on the task's documents (prompts with responses), and prints its progress as JSON lines.
 
-The folder appears completely or not at all, and an existing one is kept. The run's store gets its
+The folder appears completely or not at all, and an existing one is kept. With `model.path` none is
+made. The run's store gets its
 files, so other hosts need none. `rollstream run` starts
 this command before all roles, unless there is a model. The learner `paced` trains no real weights;
 for it the command only writes the size of the vocabulary and the tokenizer.
@@ -32,7 +33,9 @@ def main(arguments: argparse.Namespace) -> int:
     end_with_parent()
     configuration, folder = load_and_settle(arguments)
     model = RunFolder(folder.path).model
-    if model.exists() or run_model(configuration, folder.path) is not None:
+    if configuration.model.path is not None:
+        print(json.dumps({"given": configuration.model.path}), flush=True)
+    elif model.exists() or run_model(configuration, folder.path) is not None:
         print(json.dumps({"kept": str(model)}), flush=True)
     else:
         _make(configuration, model)
@@ -48,7 +51,7 @@ def _make(configuration: Configuration, model: Path) -> None:
     from rollstream.roles.context import prompt_tokens_max
 
     task = load_task(configuration.task, prompt_tokens_max(configuration))
-    if configuration.trainer.learner == "paced":
+    if not configuration.has_model:
         from rollstream.roles.train import make_paced_folder
 
         make_paced_folder(task, model)

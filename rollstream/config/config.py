@@ -22,9 +22,10 @@ from pydantic import ValidationError
 
 from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
-from rollstream.config.fitted_defaults import put_fitting_defaults
+from rollstream.config.fitted_defaults import put_fitting_defaults, put_fitting_shapes
 from rollstream.config.policy_defaults import put_policy_defaults, put_preset
 from rollstream.config.recorded_form import recorded_form
+from rollstream.config.run_files import CONFIGURATION_FILE
 from rollstream.config.settings import Configuration, SettingProblem, setting_problems
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.storage.settings import (
@@ -85,15 +86,17 @@ class SettingChange:
 def load(
     path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Configuration:
-    """Returns the checked configuration of this file and of the layers above it; each of
-    `overrides` is a text `key=value`. Unknown keys, wrong types and combinations that cannot work
-    raise `ConfigurationError` with all errors, one line each.
+    """Returns the checked configuration of this file, or of the `config.json` in this folder, and
+    of the layers above it; each of `overrides` is a text `key=value`. Unknown keys, wrong types and
+    combinations that cannot work raise `ConfigurationError` with all errors, one line each.
 
     Layers, later ones win: TOML → environment (`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set
     trainer.lr=1e-4`. For a run's `config.json` the environment is left out (`load_layers`). The
     text `null` means None in each layer. A preset wins over layers below its own (`put_preset`).
     """
-    return validate_layers(load_layers(Path(path), overrides, environment))
+    given = Path(path)
+    file = given / CONFIGURATION_FILE if given.is_dir() else given
+    return validate_layers(load_layers(file, overrides, environment))
 
 
 def load_layers(
@@ -107,7 +110,7 @@ def load_layers(
     Prints on stderr which settings a preset replaced, and which stay against it (`put_preset`).
     """
     layers = sources.SettingLayers() if path is None else _load_file(path)
-    is_resolved = path is not None and path.suffix == ".json"
+    is_resolved = path is not None and path.name == CONFIGURATION_FILE
     above = [sources.overrides_layer(overrides, Configuration)]
     if path is not None and is_resolved:
         _refuse_removed(layers, path)
@@ -118,6 +121,7 @@ def load_layers(
         ranks |= dict.fromkeys(layer.origins, rank)
         layers = sources.merge_layers(layers, layer)
     if not is_resolved:
+        put_fitting_shapes(layers)
         put_policy_defaults(layers)
     if not is_resolved or ranks.get("trainer.preset"):
         _print_once(tuple(put_preset(layers, ranks)))
@@ -162,13 +166,15 @@ def _print_once(lines: tuple[str, ...]) -> None:
 
 
 def _load_file(path: Path) -> sources.SettingLayers:
-    """Returns the layer of a file. From a `config.json` it drops `code_revision` and removed
-    settings that had their default, and it sets `folder` to the file's own folder.
+    """Returns the layer of a file. From a `config.json`, or a copy of one under another name, it
+    drops `code_revision` and removed settings that had their default; of a `config.json` it sets
+    `folder` to the file's own folder.
     """
     layers = sources.file_layer(path)
     if path.suffix == ".json":
         layers.values.pop(CODE_REVISION, None)
-        layers.values["folder"] = str(path.parent)
+        if path.name == CONFIGURATION_FILE:
+            layers.values["folder"] = str(path.parent)
         for key, default in sources.REMOVED_SETTINGS.items():
             if _leaf(layers, key) == (default,):
                 _drop_leaf(layers, key)

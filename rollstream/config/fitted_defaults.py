@@ -6,7 +6,8 @@ values. Defaults that follow the data are fitted at a run's start (`rollstream/c
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, cast
 
 from rollstream.config.policy_defaults import DEFAULTS, is_set, layer_count, layer_value
@@ -14,6 +15,7 @@ from rollstream.config.settings import Configuration, model_positions
 from rollstream.config.sources import SettingLayers
 from rollstream.consumers.objective_settings import BEHAVIOUR
 from rollstream.consumers.trainer.data.credit import GAE
+from rollstream.producers.engines.kind import ENGINES, engine_kind
 from rollstream.storage.lora_folder import ADAPTER_KEYS, adapter_settings, settings_as_set
 
 ANSWER_SHARE = 0.8
@@ -26,11 +28,20 @@ ORIGIN = f"{DEFAULTS} that fits"
 """How the origin of such a value begins; the settings that it follows stand behind."""
 
 
+def put_fitting_shapes(layers: SettingLayers) -> None:
+    """Set what the model and its adapter decide, before policies and presets, which follow it."""
+    _put(layers, (_adapter, _lengths))
+
+
 def put_fitting_defaults(layers: SettingLayers) -> None:
     """Set each setting below that no layer sets, where its default contradicts settings of the
     layers. Values that validation will refuse fit nothing.
     """
-    for rule in (_adapter, _lengths, _engine, _paced, _agent, _dispatch, _steps, _versions):
+    _put(layers, (_engine, _paced, _agent, _dispatch, _steps, _versions))
+
+
+def _put(layers: SettingLayers, rules: Iterable["Callable[[SettingLayers], _Fitted]"]) -> None:
+    for rule in rules:
         for key, value, because in rule(layers):
             if not is_set(layers, key):
                 layers.put(key, value, f"{ORIGIN} {because}")
@@ -117,14 +128,15 @@ def _lengths(layers: SettingLayers) -> _Fitted:
 
 def _engine(layers: SettingLayers) -> _Fitted:
     engine, learner = layer_value(layers, "rollouts.engine"), layer_value(layers, "trainer.learner")
-    if engine == "paced":
-        yield "trainer.learner", "paced", "rollouts.engine = 'paced'"
-        yield "evaluation.enabled", False, "rollouts.engine = 'paced', which writes no answers"
-    elif learner == "paced":
-        yield "rollouts.engine", "paced", "trainer.learner = 'paced'"
-        yield "evaluation.enabled", False, "trainer.learner = 'paced'"
-    if engine == "vllm" and layer_value(layers, "rollouts.vllm.url") is not None:
-        yield "rollouts.count", 1, "rollouts.vllm.url: one for each server"
+    if not isinstance(engine, str) or engine not in ENGINES:
+        return  # refused by the validation
+    kind = engine_kind(engine)
+    yield from kind.fitted_defaults(partial(layer_value, layers))
+    if kind.has_model and learner != kind.learner:
+        for other in map(engine_kind, ENGINES):
+            if other.learner == learner:
+                yield "rollouts.engine", other.name, f"trainer.learner = {learner!r}"
+                yield "evaluation.enabled", False, f"trainer.learner = {learner!r}"
 
 
 def _paced(layers: SettingLayers) -> _Fitted:

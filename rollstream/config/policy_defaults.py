@@ -94,13 +94,26 @@ def put_preset(layers: SettingLayers, ranks: Mapping[str, int]) -> Sequence[str]
 
 def _given_by(preset: str, layers: SettingLayers) -> Mapping[str, object]:
     """Returns the settings that the preset gives a value, by their dotted keys."""
-    given = dict(OBJECTIVE_PRESETS.get(preset, {}))
-    longest = layer_count(layers, "sampling.tokens_max")
+    given = {f"trainer.{name}": value for name, value in OBJECTIVE_PRESETS.get(preset, {}).items()}
+    return given | given_by_length(preset, layer_count(layers, "sampling.tokens_max"))
+
+
+def given_by_length(preset: str, longest: int) -> dict[str, object]:
+    """Returns the settings whose values follow the longest answer under this preset."""
     if preset == "dr_grpo" and longest:
-        given["aggregate_tokens"] = longest
+        return {"trainer.aggregate_tokens": longest}
     if preset == "dapo" and longest >= OVERLONG_SHARE:
-        given["overlong_penalty"] = [longest - longest // OVERLONG_SHARE, longest]
-    return {f"trainer.{name}": value for name, value in given.items()}
+        return {"trainer.overlong_penalty": [longest - longest // OVERLONG_SHARE, longest]}
+    return {}
+
+
+def follow_length(layers: SettingLayers) -> None:
+    """Give settings of the preset the values that follow the present longest answer."""
+    preset = layer_value(layers, "trainer.preset")
+    longest = layer_count(layers, "sampling.tokens_max")
+    for key, value in given_by_length(preset, longest).items():
+        if not is_set(layers, key):
+            layers.put(key, value, f"{PRESET}{preset}")
 
 
 def put_unset(layers: SettingLayers, key: str, value: Any, origin: str) -> None:

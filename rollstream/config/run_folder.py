@@ -77,7 +77,8 @@ class RunFolder:
 
 def folder_of_run(configuration: Configuration) -> RunFolder:
     """Returns the folder of this configuration's run, by default `runs/NAME`."""
-    return RunFolder(Path(configuration.folder or f"runs/{configuration.run}").absolute())
+    folder = Path(configuration.folder or f"runs/{configuration.run}")
+    return RunFolder(folder.expanduser().absolute())
 
 
 def bus_url(configuration: Configuration, folder: Path) -> str:

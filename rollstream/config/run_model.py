@@ -210,15 +210,16 @@ def source_in(c: Configuration, model: Path, tokenizer: str | None) -> ModelSour
     adapter = c.model.lora.path
     if adapter is not None and not Path(adapter).expanduser().is_dir():
         adapter = None  # the host that put the model has it
-    files = [path for path in task_paths(c.task) if Path(path).is_file()]
-    for path in files:
-        if Path(path).stat().st_size > TASK_BYTES_MAX:
+    given = {path: Path(path).expanduser() for path in task_paths(c.task)}
+    files = {path: place for path, place in given.items() if place.is_file()}
+    for path, place in files.items():
+        if place.stat().st_size > TASK_BYTES_MAX:
             log.warning("%s is above %d bytes and not stored", path, TASK_BYTES_MAX)
     return ModelSource(
         model,
-        tokenizer if tokenizer is not None and Path(tokenizer).is_dir() else None,
-        tuple(path for path in files if Path(path).stat().st_size <= TASK_BYTES_MAX),
-        has_weights=c.trainer.learner != "paced",
+        tokenizer if tokenizer is not None and Path(tokenizer).expanduser().is_dir() else None,
+        tuple(path for path, place in files.items() if place.stat().st_size <= TASK_BYTES_MAX),
+        has_weights=c.has_model,
         adapter=adapter,
     )
 

@@ -18,10 +18,11 @@ from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, Tra
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.code_environment import OWN_VARIABLES
+from rollstream.producers.engines.kind import ENGINES
 from rollstream.producers.engines.paced.settings import PacedSettings
+from rollstream.producers.engines.settings import OWN_ARGUMENTS
 from rollstream.producers.settings import (
-    OWN_ARGUMENTS,
-    OWN_VARIABLES,
     EvaluationSettings,
     RolloutSettings,
     SamplingSettings,
@@ -155,9 +156,15 @@ class Configuration(Settings):
     metrics: Annotated[MetricsSettings, INCIDENTAL] = MetricsSettings()
     """Metrics and health of every process."""
 
+    @property
+    def has_model(self) -> bool:
+        """Returns whether a model is trained and generates; without, the run only takes time."""
+        return self.rollouts.kind.has_model
 
-ENGINES = ("torch", "vllm", "paced")
-"""The values of `rollouts.engine`."""
+    @property
+    def trainer_threads(self) -> int:
+        """Returns the number of threads over which the metric `busy_s` of a step is a sum."""
+        return self.trainer.workers if self.has_model and self.trainer.processes == 1 else 1
 
 
 LOCAL_SCHEMES = {"bus": "sqlite", "store": "file"}
@@ -182,6 +189,9 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
     """Returns a problem for each combination of values that cannot work; empty if there is none. An
     invalid Kafka URL raises its own error.
     """
+    if configuration.rollouts.engine not in ENGINES:
+        must = f"must be one of {', '.join(ENGINES)}"  # the other checks ask the engine's kind
+        return [SettingProblem("rollouts.engine", must)]
     checks = (
         _check_urls,
         _check_model,
@@ -199,6 +209,9 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
 
 
 def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
+    if c.folder is not None and not c.folder.strip():
+        must = "must not be empty (--run, perhaps with an unset variable of the shell)"
+        yield SettingProblem("folder", must)
     for key, url in (("bus", c.bus), ("store", c.store)):
         if "@" in url.partition("//")[2].partition("/")[0]:
             must = "must not hold credentials (give them in the environment of its client)"
@@ -212,8 +225,7 @@ def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
 
 
 def _check_model(c: Configuration) -> Iterator[SettingProblem]:
-    is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # `paced` has no model
-    if c.model.path is None and not is_made:
+    if c.model.path is None and c.has_model and not c.warmup.enabled:
         yield SettingProblem("model.path", "must be given when warmup.enabled is false")
 
 
@@ -222,12 +234,9 @@ def _check_lora(c: Configuration) -> Iterator[SettingProblem]:
         if c.model.lora.path is not None:
             yield SettingProblem("model.lora.path", "must not be set with model.lora.rank = 0")
         return
-    if c.rollouts.engine == "paced":
-        must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
-        yield SettingProblem("rollouts.engine", must)
-    elif c.rollouts.engine == "vllm" and c.rollouts.vllm.url is not None:
-        must = "must not be set with model.lora.rank > 0: a server by URL serves no adapters"
-        yield SettingProblem("rollouts.vllm.url", must)
+    problem = c.rollouts.kind.adapter_problem(c.rollouts)
+    if problem is not None:
+        yield SettingProblem(*problem)
 
 
 def _check_task(c: Configuration) -> Iterator[SettingProblem]:
@@ -287,8 +296,14 @@ def _check_evaluation(c: Configuration) -> Iterator[SettingProblem]:
 
 
 def _check_rollouts(c: Configuration) -> Iterator[SettingProblem]:
-    if c.rollouts.engine not in ENGINES:
-        yield SettingProblem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
+    low, high = c.rollouts.kind.temperatures
+    asked = {"sampling.temperature": c.sampling.temperature}
+    if c.evaluation.enabled:
+        asked["evaluation.temperature"] = c.evaluation.temperature
+    for key, temperature in asked.items():
+        if temperature and not low <= temperature <= high:
+            must = f"must lie in [{low:g}, {high:g}] with rollouts.engine = {c.rollouts.engine!r}"
+            yield SettingProblem(key, must)
     if c.rollouts.drafts == "history" and not c.rollouts.can_draft:
         with_url = "vllm.url: that server's owner configures its drafts"
         with_paced = f"engine = {c.rollouts.engine!r}: only 'torch' and 'vllm' draft"
@@ -327,12 +342,14 @@ def _check_engine_arguments(c: Configuration) -> Iterator[SettingProblem]:
 
 
 def _check_paced(c: Configuration) -> Iterator[SettingProblem]:
-    p, is_paced = c.paced, c.rollouts.engine == "paced"
-    if is_paced != (c.trainer.learner == "paced"):
-        must = "must be 'paced' with, and only with, rollouts.engine = 'paced': no model is trained"
+    p, engine = c.paced, c.rollouts.engine
+    if c.trainer.learner != c.rollouts.kind.learner:
+        must = f"must be {c.rollouts.kind.learner!r} with rollouts.engine = {engine!r}"
         yield SettingProblem("trainer.learner", must)
-    if is_paced and c.evaluation.enabled:
-        yield SettingProblem("evaluation.enabled", "must be false with rollouts.engine = 'paced'")
+    if c.evaluation.enabled and not c.has_model:
+        yield SettingProblem(
+            "evaluation.enabled", f"must be false with rollouts.engine = {engine!r}"
+        )
     if p.kv_tokens is not None and p.kv_tokens < c.rollouts.context_max:
         must = f"must be ≥ rollouts.context_max ({c.rollouts.context_max}): one sequence must fit"
         yield SettingProblem("paced.kv_tokens", must)
@@ -385,8 +402,8 @@ def _check_training(c: Configuration) -> Iterator[SettingProblem]:
     if t.survivors_min > t.samples_per_group:
         must = f"must be ≤ trainer.samples_per_group ({t.samples_per_group})"
         yield SettingProblem("trainer.survivors_min", must)
-    if t.processes > 1 and t.learner == "paced":
-        must = "must be 1 with trainer.learner = 'paced': it has no model to share"
+    if t.processes > 1 and not c.has_model:
+        must = f"must be 1 with trainer.learner = {t.learner!r}: it has no model to share"
         yield SettingProblem("trainer.processes", must)
     if t.processes > 1 and (t.epochs > 1 or t.optimiser != "adamw"):
         must = "must be 1 with trainer.epochs > 1 or another trainer.optimiser than 'adamw'"

@@ -7,6 +7,7 @@ and wrong types are refused by `config.validate_layers`, after merging.
 """
 
 import math
+import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,14 @@ def file_layer(path: Path) -> SettingLayers:
     return layers
 
 
+_OF_A_SERVICE = re.compile(
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Variables that Kubernetes gives to each container for a service whose name begins with
+`rollstream`.
+"""
+
+
 def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> SettingLayers:
     """Returns the settings in environment variables: `ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`.
     Every variable with the prefix counts as a setting, except `RESERVED_VARIABLES`, so validation
@@ -109,7 +118,8 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
     layers = SettingLayers()
     for name, text in sorted(environment.items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX)
-        if name.startswith(ENVIRONMENT_PREFIX) and key not in RESERVED_VARIABLES:
+        is_foreign = "__" not in key and _OF_A_SERVICE.fullmatch(key)
+        if name.startswith(ENVIRONMENT_PREFIX) and not is_foreign and key not in RESERVED_VARIABLES:
             dotted = key.lower().replace("__", ".")
             origin = f"{ENVIRONMENT_ORIGIN} {name}"
             _put_parsed(layers, dotted, _parsed(dotted, text, model), origin)

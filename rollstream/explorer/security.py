@@ -100,7 +100,8 @@ def access_rule(host: str, port: int, allowed: tuple[str, ...], token: str) -> A
         names.add(f"[{host}]" if ":" in host else host)
     origins = {f"http://{name}:{port}" for name in names}
     for one in allowed:
-        origins.add(one.lower() if "://" in one else f"http://{one.lower()}")
+        name = one.lower().rstrip("/")
+        origins.add(name if "://" in name else f"http://{name}")
     return AccessRule(frozenset(origins), token)
 
 

@@ -33,7 +33,6 @@ from rollstream.monitor.state import DeadLetters, RunState
 from rollstream.storage.skipped_rows import SkippedRecord
 from rollstream.streams.admissible import REFUSAL_KINDS, REFUSED_ANNOTATIONS
 from rollstream.streams.records import StepDone
-from rollstream.supervisor.cards import cards_per_engine
 from rollstream.supervisor.supervisor import RoleState
 
 
@@ -124,32 +123,32 @@ def run_settings_of(c: Configuration) -> RunSettings:
         archive_roll_s=c.archive.roll_s,
         annotations=c.trainer.annotations,
         reward_terms=c.trainer.reward_terms,
-        is_paced=c.rollouts.engine == "paced",
+        is_paced=not c.has_model,
         has_agents=c.agent.is_active,
         is_float32=_is_float32(c),
         is_evaluated=c.evaluation.enabled,
-        trainer_threads=c.trainer.busy_threads,
+        trainer_threads=c.trainer_threads,
         trainer_gpus=_trainer_gpus(c),
-        rollout_gpus=cards_per_engine(c.rollouts),
+        rollout_gpus=c.rollouts.kind.cards(c.rollouts),
         rollout_cores=c.rollouts.threads if _decodes_on_cores(c) else None,
         is_one_machine=c.bus.startswith("sqlite:"),
     )
 
 
 def _trainer_gpus(c: Configuration) -> int | None:
-    is_on_gpus = c.trainer.learner == "torch" and c.trainer.device != "cpu"
+    is_on_gpus = c.has_model and c.trainer.device != "cpu"
     return c.trainer.processes if is_on_gpus else None
 
 
 def _decodes_on_cores(c: Configuration) -> bool:
-    return c.rollouts.engine == "torch" and c.rollouts.device != "cuda" and not c.devices.rollouts
+    return "cpu" in c.rollouts.kind.computes_on(c.rollouts) and not c.devices.rollouts
 
 
 def _is_float32(c: Configuration) -> bool:
-    """True if engine, published weights and trainer are all set to float32. The engine `torch`
-    always counts as float32; vLLM with `dtype = "auto"`, which chooses by device, never does.
+    """True if engine, published weights and trainer are all set to float32; an engine that chooses
+    its type by the device is not.
     """
-    engine = "float32" if c.rollouts.engine == "torch" else c.rollouts.vllm.dtype
+    engine = c.rollouts.kind.dtype(c.rollouts)
     return engine == c.weights.dtype == c.trainer.compute == "float32"
 
 

@@ -23,6 +23,7 @@ from rollstream.monitor.feed import RunFeed
 from rollstream.monitor.format import clock
 from rollstream.monitor.snapshot import run_settings_of, take_snapshot
 from rollstream.monitor.state import MOVES_FILE, RunState, parse_moves
+from rollstream.producers.engines.kind import has_model
 from rollstream.report.failures import EpisodeComparison, causes_text, failed_bias_warnings
 from rollstream.report.history import DropComparison, RunHistory, drop_bias_warnings
 from rollstream.report.page import group_digits
@@ -180,7 +181,7 @@ def summarise(history: RunHistory) -> RunSummary:
         outcomes=history.outcomes(),
         restarts=sum(history.state.restarts().values()),
         forked_from=history.forked_from,
-        is_paced=history.configuration.get("rollouts.engine") == "paced",
+        is_paced=not has_model(history.configuration.get("rollouts.engine")),
         dropped=history.dropped.compared(),
         episodes=history.episodes.compared(),
         evaluated_step=max((int(line["step"]) for line in history.evaluations), default=None),

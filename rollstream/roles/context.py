@@ -33,7 +33,6 @@ from rollstream.errors import ConfigurationError, EngineRefused, EngineUnavailab
 from rollstream.metrics.endpoint import ProcessMetrics
 from rollstream.metrics.metered import MeteredBus, MeteredStore
 from rollstream.producers.prompt_source import PromptOrder
-from rollstream.producers.settings import RolloutSettings
 from rollstream.producers.tasks.base import Task
 from rollstream.producers.tasks.registry import largest_token, load_task, too_few_tokens
 from rollstream.storage.hf_folder import CONFIG, hf_vocabulary_size, read_hf_config
@@ -137,23 +136,6 @@ def set_torch_threads(threads: int) -> None:
 
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
-
-
-def engine_device(rollouts: RolloutSettings) -> str | None:
-    """Returns the device of the engine `torch`; None for other engines, which choose it themselves.
-    Raises `ConfigurationError` for a device that this process does not see.
-    """
-    import torch
-
-    if rollouts.engine != "torch":
-        return None
-    is_there = torch.cuda.is_available()
-    if rollouts.device == "cuda" and not is_there:
-        raise ConfigurationError(
-            "rollouts.device: PyTorch sees no CUDA device here; set it to 'cpu' or 'auto', or "
-            "install a CUDA build of PyTorch"
-        )
-    return "cuda" if is_there and rollouts.device != "cpu" else "cpu"
 
 
 def check_vocabulary(configuration: Configuration, folder: Path, task: Task) -> None:

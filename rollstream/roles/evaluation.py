@@ -20,14 +20,13 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, ObjectMissing
 from rollstream.metric_values import MetricValues
 from rollstream.producers.engines.base import EngineOptions
-from rollstream.producers.engines.factory import open_engine
+from rollstream.producers.engines.factory import ConfiguredModel
 from rollstream.producers.evaluation import EvaluationPlan, evaluate
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.tasks.base import Task, held_out_count, is_asynchronous
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
-    engine_device,
     load_run_task,
     set_torch_threads,
 )
@@ -207,23 +206,25 @@ class Evaluator:
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None
-        # A vLLM server serves rollouts only, so this process loads an engine of its own.
-        name = "torch" if c.rollouts.has_server else c.rollouts.engine
+        kind = c.rollouts.kind.evaluating(c.rollouts)
         # If the engine refuses the first version, it cannot serve the model: a configuration error.
         # A refusal of a later version is no reason to give up: it ends the role, which restarts.
-        with nullcontext() if self.done else classify_engine_errors(name, instead=EVALUATION_OFF):
-            engine = open_engine(
-                name,
-                config,
+        with (
+            nullcontext()
+            if self.done
+            else classify_engine_errors(kind.name, instead=EVALUATION_OFF)
+        ):
+            engine = kind.open(
+                c,
+                ConfiguredModel(config),
                 tensors,
                 version,
                 EngineOptions(
                     slots=c.evaluation.slots,
                     context_max=c.rollouts.context_max,
-                    device=engine_device(c.rollouts) if name == "torch" else None,
+                    device=kind.device(c.rollouts),
                     dtype=c.rollouts.dtype,
                 ),
-                vllm=c.rollouts.vllm,
             )
         settings, tokens_max = c.evaluation, c.evaluation.tokens_max or c.sampling.tokens_max
         plan = EvaluationPlan(

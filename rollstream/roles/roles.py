@@ -271,8 +271,10 @@ def run_endpoint(context: RoleContext) -> bool:
     from rollstream.producers.agents.front import EndpointFront
     from rollstream.producers.agents.keys import run_session_keys
     from rollstream.producers.agents.serving import EndpointThread
+    from rollstream.producers.agents.settings import require_service_key
 
     directory, keys = RolloutDirectory(context.bus), run_session_keys(context.store)
+    require_service_key(settings.key_env)
     front = EndpointFront(directory, keys, settings.body_bytes_max, settings.key_env)
     endpoint = EndpointThread(front.app(), settings.front, settings.host)
     context.watch.offer(front.metric_values, directory.readers)

@@ -10,9 +10,8 @@ of model, not to weights: an untrained model gives the same one.
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from importlib import import_module
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory, running_tokens
 from rollstream.producers.drafts.shared_memory import segment_folder
 from rollstream.producers.engines.base import Engine, EngineOptions
-from rollstream.producers.engines.factory import open_engine, open_paced
+from rollstream.producers.engines.factory import ConfiguredModel
 from rollstream.producers.engines.profile import (
     CONTEXT_MIN,
     EngineProfile,
@@ -57,23 +56,23 @@ from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPubl
 from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_tensors
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
-from rollstream.producers.settings import STREAMED_BYTES, RolloutSettings
+from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.producers.tasks.base import Environment, Task, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
     RoleContext,
     classify_engine_errors,
-    engine_device,
     load_run_task,
     prompt_tokens_max,
     set_torch_threads,
     training_bounds,
 )
 from rollstream.roles.roles import with_relay_reads
+from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import ROLLOUTS, hold_name, next_term
 from rollstream.storage.weights.adapters import fetch_base, stream_base
 from rollstream.storage.weights.fetch import fetch_model_file
-from rollstream.storage.weights.manifest import read_manifest
+from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.streams.bus import Bus
 from rollstream.streams.release import ABANDONED, SHARED_FEATURES
 from rollstream.streams.values import Version
@@ -94,7 +93,8 @@ def run_profile(
     the configured file is no profile.
     """
     engine = configuration.rollouts.engine
-    key = model_key(model, changed_settings(configuration.rollouts))
+    rollouts = configuration.rollouts
+    key = model_key(model, rollouts.kind.timed_settings(rollouts))
     named = configuration.rollouts.profile
     path = profile_path(folder, engine, key) if named is None else Path(named)
     if named is None and not path.exists():
@@ -116,10 +116,11 @@ def measure_profile(
     engine or the context cannot be measured.
     """
     c = configuration
-    if c.rollouts.engine == "paced":
+    kind = c.rollouts.kind
+    if kind.roofline(c) is not None:
         raise ConfigurationError(
-            "rollouts.engine: 'paced' has nothing to measure, its step times are computed "
-            "(paced.roofline); profile a configuration with a real engine"
+            f"rollouts.engine: {kind.name!r} has nothing to measure, its step times are computed "
+            "from its settings; profile a configuration with a real engine"
         )
     if c.rollouts.context_max < CONTEXT_MIN:
         raise ConfigurationError(
@@ -129,36 +130,22 @@ def measure_profile(
     set_torch_threads(c.rollouts.threads)
     model = _load_or_build_model(c, folder)
     slots, context_max = c.rollouts.slots, c.rollouts.context_max
-    weights, device = model.state_dict(), engine_device(c.rollouts)
-    engine = open_engine(
-        c.rollouts.engine,
-        model.config,
+    weights, device = model.state_dict(), kind.device(c.rollouts)
+    engine = kind.open(
+        c,
+        ConfiguredModel(model.config),
         weights,
         Version(0, 0),
         EngineOptions(slots=slots, context_max=context_max, device=device, dtype=c.rollouts.dtype),
-        vllm=c.rollouts.vllm,
     )
     timing = TimedEngine(engine, slots, context_max, int(model.config.vocab_size))
     points: list[StepTiming] = []
     for point in measure_points(timing):
         points.append(point)
         progress(point)
-    key = model_key(model.config, changed_settings(c.rollouts))
+    key = model_key(model.config, kind.timed_settings(c.rollouts))
     profile = fit_profile(c.rollouts.engine, key, slots, context_max, points)
     return replace(profile, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def changed_settings(rollouts: RolloutSettings) -> Mapping[str, object]:
-    """Returns the settings that affect an engine's step times, as far as they differ from their
-    defaults.
-    """
-    if rollouts.engine == "vllm":
-        given = rollouts.vllm.model_dump(exclude_defaults=True)
-        names = ("dtype", "tensor_parallel", "head_float32", "args")
-    else:
-        given = rollouts.model_dump(exclude_defaults=True)
-        names = ("dtype",)
-    return {name: given[name] for name in names if name in given}
 
 
 def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
@@ -192,9 +179,7 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     c = context.configuration
     set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
-    if c.rollouts.engine == "torch":
-        # Seconds of imports, while the trainer still publishes the first version.
-        import_module("rollstream.producers.engines.torch.engine")
+    c.rollouts.kind.import_ahead()  # while the trainer still publishes the first version
     task = load_run_task(c, context.folder)
     term = next_term(context.store, ROLLOUTS, context.name)
     assignments = AssignmentQueue(context.bus, context.name, term)
@@ -238,16 +223,14 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
 
 
 def _open_follower(context: RoleContext) -> WeightsFollower:
-    """Large versions are not kept in this process: they are streamed into the tensors of the engine
-    `torch`, and written to a file that the processes of vLLM map.
-    """
+    """Large versions are not kept in this process where the engine's kind says so."""
     c = context.configuration
-    engine = c.rollouts.engine
+    large = c.rollouts.kind.large_weights
     follower = WeightsFollower(
         context.bus,
         context.store,
-        streamed_above=STREAMED_BYTES if engine == "torch" else None,
-        mapped_above=STREAMED_BYTES if engine == "vllm" else None,
+        streamed_above=STREAMED_BYTES if large == "streamed" else None,
+        mapped_above=STREAMED_BYTES if large == "mapped" else None,
     )
     follower.writes = SHARED_FEATURES | ({ABANDONED} if c.agent.is_active else set())
     # After each fetch: takes the rollout's name again, should its object have been deleted.
@@ -343,40 +326,31 @@ def open_rollout_engine(
     context: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
 ) -> tuple[Engine, int]:
     """Returns the engine, which serves the fetched version, and its B_max: the configured one, else
-    that of its profile (the engine `paced` computes it), else all slots. The engine drafts from
+    that of its step times (of its settings or profile), else all slots. The engine drafts from
     `drafts` if given. If versions are adapters, the engine is opened with their base weights,
     which are read back and compared, and then takes the adapter as an update.
     """
     c, announced = context.configuration, fetched.announced
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
     tensors, slots, context_max = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
-    if c.rollouts.engine == "paced":
-        found = parse_json(fetch_model_file(context.store, manifest, "config.json"), dict[str, Any])
-        vocabulary = found["vocab_size"]
-        sizes = {"slots": slots, "context_max": context_max}
-        paced = open_paced(c.paced, vocabulary, tensors, announced.version, **sizes)
-        return paced, c.rollouts.batch_max or paced.batch_max
-    from rollstream.storage.models import config_from_version  # a paced run needs no transformers
-
-    model = config_from_version(context.store, manifest)
+    kind, model = c.rollouts.kind, VersionModel(context.store, manifest)
     if manifest.adapter:
-        read_base = stream_base if c.rollouts.engine == "torch" else fetch_base
+        read_base = stream_base if kind.large_weights == "streamed" else fetch_base
         tensors = read_base(context.store, manifest)
-    engine = open_engine(
-        c.rollouts.engine,
+    engine = kind.open(
+        c,
         model,
         tensors,
         manifest.anchor if manifest.adapter else announced.version,
         EngineOptions(
             slots=slots,
             context_max=context_max,
-            device=engine_device(c.rollouts),
+            device=kind.device(c.rollouts),
             dtype=c.rollouts.dtype,
             drafts=drafts,
             gate=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
             adapter_rank=c.model.lora.rank,
         ),
-        vllm=c.rollouts.vllm,
     )
     if manifest.adapter:
         wrong = engine.read_back(tensors, tensors).differing  # of the base, which never changes
@@ -385,9 +359,28 @@ def open_rollout_engine(
                 f"weights: the engine does not serve {wrong[0]} of the base as given"
             )
         engine.update(fetched.update, c.rollouts.on_update)
-    profile = run_profile(c, context.folder, model)
-    profiled = slots if profile is None else batch_max(profile.roofline, slots)
+    roofline = kind.roofline(c)
+    if roofline is None and (profile := run_profile(c, context.folder, model.config())) is not None:
+        roofline = profile.roofline
+    profiled = slots if roofline is None else batch_max(roofline, slots)
     return engine, c.rollouts.batch_max or profiled
+
+
+@dataclass(frozen=True, slots=True)
+class VersionModel:
+    """Describes the model of a version by the version's files (`ServedModel`)."""
+
+    store: ObjectStore
+    manifest: Manifest
+
+    def vocabulary(self) -> int:
+        text = fetch_model_file(self.store, self.manifest, "config.json")
+        return int(parse_json(text, dict[str, Any])["vocab_size"])
+
+    def config(self) -> "PreTrainedConfig":
+        from rollstream.storage.models import config_from_version
+
+        return config_from_version(self.store, self.manifest)
 
 
 def _first_weights(context: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:

@@ -55,15 +55,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PACED_LEARNER = "paced"
-"""The learner that trains no model and only takes the configured time (`trainer.learner`)."""
-
 
 def run_train(context: RoleContext) -> bool:
     """Run this process as the only one of the trainer, as rank 0, or as a rank that follows rank 0,
     until the run's last step (returns True) or until the role is stopped (returns False).
     """
-    if context.configuration.trainer.learner != PACED_LEARNER:
+    if context.configuration.has_model:
         # Seconds of imports, before a successor waits for the lease: then it trains at once.
         import_module("rollstream.consumers.trainer.learn.learner")
     with join_rank_group(context) as ranks:
@@ -75,12 +72,12 @@ def run_train(context: RoleContext) -> bool:
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
     """Returns the model of version 0: the configured one, or the one in the run's folder. If the
-    run trains LoRA adapters (`model.lora`), these are attached. Under `trainer.learner = "paced"`
+    run trains LoRA adapters (`model.lora`), these are attached. Without a model
     returns the description of random weights of the configured size, which each step changes a
     little without training.
     """
     c = configuration
-    if c.trainer.learner != PACED_LEARNER:
+    if c.has_model:
         return _with_adapters(load_starting_model(c, folder), c, folder)
     return PacedModel(
         seed=c.seed,
@@ -133,7 +130,7 @@ def make_paced_folder(task: Task, folder: Path) -> None:
     partial.mkdir(parents=True)
     tokenizer = task.tokenizer()
     tokenizer.save(partial)
-    fields = {"model_type": PACED_LEARNER, "vocab_size": tokenizer.size}
+    fields = {"model_type": "paced", "vocab_size": tokenizer.size}
     (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     os.rename(partial, folder)
 
@@ -168,10 +165,10 @@ def join_rank_group(context: RoleContext) -> Generator["Ranks | None"]:
     from rollstream.consumers.trainer.sharded.ranks import join_ranks
 
     settings = context.configuration.trainer
-    if settings.learner == PACED_LEARNER:
+    if not context.configuration.has_model:
         raise ConfigurationError(
-            'trainer.learner = "paced" must run as one process: it has no model to share; '
-            "start it without torchrun"
+            f"trainer.learner = {settings.learner!r} must run as one process: it has no model to "
+            "share; start it without torchrun"
         )
     with join_ranks(device_of(settings.device).type, settings.ranks_timeout_s) as ranks:
         yield ranks

@@ -122,7 +122,7 @@ def _folder_and_settings(source: ReplaySource) -> tuple[Path, Configuration]:
     require_code(source.location, "trainer")
     source.location.files.path(TOKEN_SCORES_FILE)  # a link that leaves the run is refused
     c = load(folder / "config.json")
-    if c.trainer.learner == "paced":
+    if not c.has_model:
         raise ConfigurationError(
             f"{source.location.name}: a paced trainer has no model, so no token has a score"
         )

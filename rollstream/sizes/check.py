@@ -20,7 +20,7 @@ from rollstream.sizes.arithmetic import total
 from rollstream.sizes.devices import GB
 from rollstream.sizes.shapes import ModelShape, shape_of
 from rollstream.storage.hf_folder import find_hf_folder, read_hf_config
-from rollstream.supervisor.cards import GpuCard, cards_per_engine
+from rollstream.supervisor.cards import GpuCard
 
 
 def uses_gpus(c: Configuration) -> bool:
@@ -30,12 +30,11 @@ def uses_gpus(c: Configuration) -> bool:
 
 
 def _trains_on_gpus(c: Configuration) -> bool:
-    return c.trainer.learner == "torch" and c.trainer.device != "cpu"
+    return c.has_model and c.trainer.device != "cpu"
 
 
 def _generates_on_gpus(c: Configuration) -> bool:
-    r = c.rollouts
-    return (r.engine == "vllm" and not r.has_server) or (r.engine == "torch" and r.device != "cpu")
+    return "cuda" in c.rollouts.kind.computes_on(c.rollouts)
 
 
 def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequence[GpuCard]]:
@@ -52,9 +51,9 @@ def unassigned_use(c: Configuration, cards: Sequence[GpuCard]) -> dict[str, Sequ
             found |= {f"scorer-{n}": cards[first : first + 1] for n in range(c.scoring.count)}
     if _generates_on_gpus(c):
         for number in range(r.count):
-            found[f"rollout-{number}"] = cards[: cards_per_engine(r)]
+            found[f"rollout-{number}"] = cards[: r.kind.cards(r)]
         if c.evaluation.enabled:
-            found["eval"] = cards[: cards_per_engine(r)]
+            found["eval"] = cards[: r.kind.cards(r)]
     return found
 
 
@@ -68,7 +67,7 @@ def lone_use(
     if command == "train" and _trains_on_gpus(c):
         return {"trainer": unassigned_use(c, cards)["trainer"][:1]}
     if command == "rollout" and _generates_on_gpus(c):
-        return {"rollout": cards[: cards_per_engine(c.rollouts)]}
+        return {"rollout": cards[: c.rollouts.kind.cards(c.rollouts)]}
     return {}
 
 
@@ -108,9 +107,9 @@ def needed_bytes(
     * A trainer of one rank: with micro-batches of at most one longest sequence, because it halves
       a micro-batch that does not fit.
     * A scorer with the reference: its weights.
-    * A vLLM engine: the share that it reserves (`rollouts.vllm.memory_share`), but at least its
+    * An engine that reserves a share (vLLM, `rollouts.vllm.memory_share`): this, but at least its
       weights and workspaces and the KV cache of one longest sequence.
-    * The engine `torch`: its weights, and its caches for all slots.
+    * Another engine: its weights, and its caches for all slots.
     """
     r, context = c.rollouts, c.rollouts.context_max
     if process == "trainer":
@@ -121,12 +120,12 @@ def needed_bytes(
         return total(sums.trainer_lines(shape, form)) + sums.CONTEXT_BYTES
     if process.startswith("scorer"):
         return sums.reference_bytes(_reference_shape(c, shape), c.trainer) + sums.CONTEXT_BYTES
-    if r.engine == "vllm":
+    if share := r.kind.memory_share(r):
         # The evaluation serves whole weights, so no adapter takes room.
         lora_rank = 0 if process == "eval" else c.model.lora.rank
-        engine = engines.vllm_lines(shape, cards_per_engine(r), 1, _weight_item(c), lora_rank)
-        cache = sums.BFLOAT16 * shape.kv_numbers * context / cards_per_engine(r)
-        return max(card.memory * r.vllm.memory_share, total(engine) + cache)
+        engine = engines.vllm_lines(shape, r.kind.cards(r), 1, _weight_item(c), lora_rank)
+        cache = sums.BFLOAT16 * shape.kv_numbers * context / r.kind.cards(r)
+        return max(card.memory * share, total(engine) + cache)
     slots = r.slots if process.startswith("rollout") else c.evaluation.slots
     item = sums.FLOAT32 if r.dtype == "float32" else sums.BFLOAT16
     lines = sums.torch_engine_lines(shape, slots, context, item)

@@ -127,6 +127,10 @@ class EngineSize:
     has_evaluation: bool = False
     reason: str = ""
 
+    @property
+    def is_vllm(self) -> bool:
+        return not self.reason
+
 
 def own_engine(request: PlanRequest, cards: int) -> EngineSize | None:
     """Returns the engine on up to `cards` cards of its own, all of one machine: vLLM on the fewest
@@ -219,7 +223,7 @@ def _embedded(request: PlanRequest, share: float, memory: float) -> EngineSize |
 
 def engine_lines(request: PlanRequest, engine: EngineSize) -> tuple[MemoryLine, ...]:
     """Returns the memory of one card of the engine, its KV cache included."""
-    if engine.name == "torch":
+    if not engine.is_vllm:
         return sums.torch_engine_lines(request.shape, engine.slots, request.context, sums.BFLOAT16)
     lines = _lines(request, engine.tensor_parallel, engine.slots)
     cache = request.card.memory * engine.memory_share - total(lines)

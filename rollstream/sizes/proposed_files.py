@@ -179,7 +179,7 @@ def run_settings(request: PlanRequest, layout: CardLayout) -> dict[str, dict[str
     """
     context, size = request.context, layout.engine
     engine: dict[str, Any] = {"engine": "torch", "device": "cuda", "dtype": "bfloat16"}
-    if size.name == "vllm":
+    if size.is_vllm:
         vllm: dict[str, Any] = {
             "memory_share": size.memory_share,
             "tensor_parallel": size.tensor_parallel,

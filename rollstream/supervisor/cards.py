@@ -74,16 +74,6 @@ def _is_short_uuid(word: str, name: str) -> bool:
     return word.startswith("GPU-") and name.startswith(word)
 
 
-def cards_per_engine(rollouts: RolloutSettings) -> int:
-    """Returns how many cards one engine with these settings takes: tensor times pipeline parallel
-    size for `vllm`, else one.
-    """
-    if rollouts.engine != "vllm":
-        return 1
-    stages = rollouts.vllm.args.get("pipeline_parallel_size", 1)
-    return rollouts.vllm.tensor_parallel * (stages if isinstance(stages, int) else 1)
-
-
 def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tuple[GpuCard, ...]]:
     """Returns the cards of each process by its name; empty without `[devices]`.
 
@@ -112,7 +102,7 @@ def assign_cards(c: Configuration, cards: Sequence[GpuCard]) -> Mapping[str, tup
         for number in range(c.rollouts.count):
             found[f"rollout-{number}"] = groups[number % len(groups)]
     if c.evaluation.enabled:
-        own = cards_per_engine(c.rollouts)
+        own = c.rollouts.kind.cards(c.rollouts)
         shared = groups[0] if groups and d.evaluation == "rollouts" else tuple(trainer[:own])
         if len(shared) == own:
             found["eval"] = shared
@@ -155,12 +145,13 @@ def _check_trainer(c: Configuration, count: int) -> None:
 
 def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[int, ...]]:
     """Cuts the positions of the rollouts' cards into groups of one engine each."""
-    own = cards_per_engine(rollouts)
+    own = rollouts.kind.cards(rollouts)
     if not positions:
         return []
-    if rollouts.engine == "torch" and rollouts.device == "cpu":
+    if rollouts.kind.computes_on(rollouts) == {"cpu"}:
         raise ConfigurationError(
-            "rollouts.device must be 'cuda' or 'auto' with devices.rollouts and the engine 'torch'"
+            "rollouts.device must be 'cuda' or 'auto' with devices.rollouts and the engine "
+            f"{rollouts.engine!r}"
         )
     if len(positions) % own:
         raise ConfigurationError(
@@ -173,14 +164,14 @@ def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[i
 
 def _check_overlaps(c: Configuration, found: Mapping[str, Sequence[int]]) -> None:
     """Raise `ConfigurationError` for a card of several processes if the memory shares of its
-    engines are too large together: above `BESIDE_TRAINER` beside a trainer, above 1 otherwise. Only
-    the engine `vllm` reserves a share (`rollouts.vllm.memory_share`), so other engines pass.
+    engines are too large together: above `BESIDE_TRAINER` beside a trainer, above 1 otherwise.
+    An engine that reserves no share passes.
     """
     users: defaultdict[int, list[str]] = defaultdict(list)
     for name, positions in found.items():
         for at in positions:
             users[at].append(name)
-    own = c.rollouts.vllm.memory_share if c.rollouts.engine == "vllm" else 0.0
+    own = c.rollouts.kind.memory_share(c.rollouts)
     for at, names in sorted(users.items()):
         share = own * sum(not name.startswith(("trainer", "scorer")) for name in names)
         most = BESIDE_TRAINER if "trainer" in names else 1.0

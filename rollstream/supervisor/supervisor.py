@@ -241,7 +241,8 @@ class Supervisor:
             if self._complete_s is not None and self._has_finished(now):
                 return RunOutcome("complete", self._unfinished())
             show(self.states())
-        return RunOutcome("complete" if self._complete_s is not None else "stopped")
+        is_complete = self._complete_s is not None and not self._working()
+        return RunOutcome("complete" if is_complete else "stopped")
 
     def _lost_folder(self) -> str:
         return self._lock.lost_folder() if self._lock else ""
@@ -362,9 +363,13 @@ class Supervisor:
         late = now - self._complete_s > self._limits.finish_s
         return late or all(post.done for post in self._posts if not post.seat.stops_last)
 
+    def _working(self) -> list[str]:
+        """Returns the roles that a complete run still waits for, such as its last evaluation."""
+        return [post.seat.name for post in self._posts if not (post.done or post.seat.stops_last)]
+
     def _unfinished(self) -> str:
         """Returns which roles of the complete run still had work; "" if none had."""
-        names = [post.seat.name for post in self._posts if not (post.done or post.seat.stops_last)]
+        names = self._working()
         waited = f"{self._limits.finish_s:g} s after the last step"
         return f"{', '.join(names)} still had work {waited} and was stopped" if names else ""
 

@@ -14,7 +14,6 @@ from typing import Any
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.simulator.experiment import PREDICTED
-from rollstream.supervisor.cards import cards_per_engine
 
 SLOT_FACTORS = (0.25, 0.5, 1.0, 2.0)
 """Tried slots, relative to the present ones. More than twice as many would be far beyond the batch
@@ -70,15 +69,12 @@ class ChoiceSpace:
 
 def rollout_gpus(c: Configuration) -> int:
     """Returns the units that one rollout takes."""
-    if c.rollouts.engine == "paced":
-        return 1
-    if c.rollouts.engine == "torch" and c.rollouts.device == "cpu":
-        return c.rollouts.threads
-    return cards_per_engine(c.rollouts)
+    r = c.rollouts
+    return r.threads if r.kind.computes_on(r) == {"cpu"} else r.kind.cards(r)
 
 
 def trains_on_cpu(c: Configuration) -> bool:
-    return c.trainer.learner == "torch" and c.trainer.device == "cpu"
+    return c.has_model and c.trainer.device == "cpu"
 
 
 def trainer_gpus(c: Configuration) -> int:
@@ -232,7 +228,7 @@ def _trainer_settings(
     """Returns the settings that give the trainer the units of the choice. A paced trainer has no
     processes: its modelled accelerators are part of its seconds per token.
     """
-    if c.trainer.learner == "paced":
+    if not c.has_model:
         token_s = c.paced.train_token_s * present.trainer_gpus / choice.trainer_gpus
         return {"paced.train_token_s": float(f"{token_s:.4g}")}
     if trains_on_cpu(c) and c.trainer.processes == 1:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.producers.engines.factory import lengths_from, roofline_from
+from rollstream.producers.engines.paced.build import lengths_from
 from rollstream.producers.engines.paced.lengths import LengthTrace
 from rollstream.producers.engines.roofline import Roofline, batch_max
 from rollstream.simulator.cluster import Cluster, Job
@@ -152,11 +152,11 @@ def machine_of(
     engine = _engine(c, profile, run, recorded, assumed)
     token_s, fixed_s = _training(c, run, recorded, assumed)
     drafts = run.drafts if run is not None and c.rollouts.can_draft else None
-    kv_capacity = c.paced.kv_tokens if c.rollouts.engine == "paced" else None
-    if c.rollouts.engine == "vllm":
+    kv_capacity = None if c.has_model else c.paced.kv_tokens
+    if c.rollouts.kind.sizes_cache:
         kv_capacity = run.kv_capacity if run is not None else None
         if kv_capacity is None:
-            unknown.append("the KV capacity of vLLM; slots × rollouts.context_max is assumed")
+            unknown.append("the engine's KV capacity; slots × rollouts.context_max is assumed")
     measured = RunMeasurements() if run is None else run
     if None in (measured.update_s, measured.publish_s, measured.arrive_s):
         assumed.append("versions that are published, sent and loaded in no time (no log shows it)")
@@ -179,7 +179,7 @@ def machine_of(
         arrive_s=measured.arrive_s or 0.0,
         workload=workload,
         drafts=drafts,
-        is_profiled=profile is not None or c.rollouts.engine == "paced",
+        is_profiled=profile is not None or not c.has_model,
         cores=cores,
         assumed=tuple(assumed),
         unknown=tuple(unknown),
@@ -189,7 +189,7 @@ def machine_of(
 
 def shares_cores(c: Configuration) -> bool:
     """Returns whether the engines of the rollouts and the trainer compute on the same cores."""
-    return c.rollouts.engine == "torch" and c.rollouts.device == "cpu" and trains_on_cpu(c)
+    return c.rollouts.kind.computes_on(c.rollouts) == {"cpu"} and trains_on_cpu(c)
 
 
 def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:
@@ -245,7 +245,7 @@ def _unknown(c: Configuration, drafts: DraftGain | None, cores: int | None) -> l
         found.append(f"how the {cores} cores are divided: all threads are slowed by one factor")
     elif trains_on_cpu(c):
         found.append("how rollouts and trainer share the cores: each unit is simulated as a core")
-    elif c.rollouts.engine != "paced":
+    elif c.has_model:
         found.append("whether more slots fit a GPU's memory: `rollstream run` checks it")
     return found
 
@@ -266,7 +266,7 @@ def _workload(
         distribution = LengthTrace(tuple(map(float, run.lengths)))
         correlation, groups = run.correlation, tuple(group[:samples] for group in run.groups)
         prompt_tokens = run.prompt_tokens
-    elif c.rollouts.engine == "paced":
+    elif not c.has_model:
         drawn = lengths_from(c.paced.lengths)
         distribution, correlation, groups = drawn.distribution, drawn.correlation, ()
         size = c.task.options.get("prompt_tokens")
@@ -319,9 +319,8 @@ def _engine(
 
 def _paced(c: Configuration) -> Roofline | None:
     """Returns the roofline that the engine `paced` keeps on the wall; None with another engine."""
-    if c.rollouts.engine != "paced":
-        return None
-    return scaled_roofline(roofline_from(c.paced.roofline), c.paced.time_scale)
+    roofline = c.rollouts.kind.roofline(c)
+    return None if roofline is None else scaled_roofline(roofline, c.paced.time_scale)
 
 
 def _training(
@@ -335,7 +334,7 @@ def _training(
     """
     assumed.append("a trainer that is as much faster as it has more GPUs")
     units = trainer_gpus(c)
-    if c.trainer.learner == "paced":
+    if not c.has_model:
         token_s, step_s = _paced_training(c)
         return token_s * units, step_s
     if run is None or run.trained_token_s is None:
@@ -358,7 +357,7 @@ def _paced_delay_s(run: RunMeasurements | None, recorded: Configuration | None) 
     """
     if run is None or run.trained_token_s is None or run.step_tokens is None:
         return 0.0
-    if recorded is None or recorded.trainer.learner != "paced":
+    if recorded is None or recorded.has_model:
         return 0.0
     token_s, step_s = _paced_training(recorded)
     return max(0.0, run.trained_token_s - token_s - step_s / run.step_tokens)

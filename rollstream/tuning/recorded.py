@@ -44,7 +44,7 @@ def read_run(named: str) -> RecordedRun:
     """
     location = locate_run(named)
     configuration = _configuration(location)
-    fold = RunLogFold(1 if configuration is None else configuration.trainer.busy_threads)
+    fold = RunLogFold(1 if configuration is None else configuration.trainer_threads)
     with open_run_view(location) as view:
         for topic in TOPICS:
             if view.has(topic):
@@ -65,7 +65,7 @@ def read_engine(c: Configuration, folders: list[Path]) -> Roofline | None:
     folders of runs that has one for this engine and model; None if there is none. Raises
     `ConfigurationError` for a profile of another engine or model.
     """
-    if c.rollouts.engine == "paced":
+    if not c.has_model:
         return None  # its roofline is in the configuration
     from rollstream.roles.rollout import run_profile
 

@@ -45,7 +45,7 @@ class WarmupProcess:
     ) -> None:
         self._folder, self._seat, self._console, self._lock = folder, seat, console, lock
         self._steps = configuration.warmup.steps
-        self._is_paced = configuration.trainer.learner == "paced"
+        self._has_model = configuration.has_model
         self._needed = (
             configuration.model.path is None
             and not folder.model.exists()
@@ -90,7 +90,7 @@ class WarmupProcess:
         )
         if not self._console.is_terminal:
             work = "training the model on the task's documents"
-            self._console.print(f"warm-up: {'no model to train' if self._is_paced else work}")
+            self._console.print(f"warm-up: {work if self._has_model else 'no model to train'}")
         started = time.monotonic()
         with bar:
             task = bar.add_task("warm-up", total=self._steps, loss="–")

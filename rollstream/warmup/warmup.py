@@ -26,7 +26,7 @@ from rollstream.consumers.trainer.learn.forward import PolicyScorer, policy_scor
 from rollstream.consumers.trainer.learn.row_layout import token_rows
 from rollstream.consumers.trainer.learn.workers import OrderedWorkers, keep_freed_memory
 from rollstream.errors import ConfigurationError
-from rollstream.producers.tasks.base import Document, Task, Teacher
+from rollstream.producers.tasks.base import Document, Task, Teacher, plain_documents
 from rollstream.storage.models import build_model
 from rollstream.storage.settings import ModelSettings
 from rollstream.streams.records import GENERATED, PROMPT
@@ -281,7 +281,7 @@ def warm_up(
     partial.mkdir(parents=True)
     task.tokenizer().save(partial)
     policy = untrained_model(model, task, seed)
-    documents = task.documents(seed, schedule.documents)
+    documents = plain_documents(task, seed, schedule.documents)
     losses = train_sft(policy, documents, schedule, seed, threads, progress)  # 2.
     policy.save_pretrained(str(partial))  # pyright: ignore[reportUnknownMemberType]  # 3.
     summary = _summary(documents, schedule, seed, time.monotonic() - started, losses)
@@ -294,8 +294,8 @@ def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTraine
     quickstart's unless `settings.config` gives others; its vocabulary is the task's.
     """
     tokenizer = task.tokenizer()
-    fields = QUICKSTART_SIZES | settings.config | dict(tokenizer.special)
-    return build_model(settings.architecture, fields | {"vocab_size": tokenizer.size}, seed)
+    fields = settings.config | dict(tokenizer.special) | {"vocab_size": tokenizer.size}
+    return build_model(settings.architecture, fields, seed, QUICKSTART_SIZES)
 
 
 def _summary(

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import msgspec
@@ -76,6 +77,29 @@ def shared_token() -> str:
             f"{TOKEN_VARIABLE} must have 8 to 512 characters of ASCII, without spaces"
         )
     return token
+
+
+def needed_token(host: str) -> str:
+    """Returns the secret for a relay that listens on `host`, "" if none is needed. Raises
+    `ConfigurationError` if other machines could reach the relay and there is none.
+    """
+    token = shared_token()
+    if not token and not _is_loopback(host):
+        raise ConfigurationError(
+            f"relay.host {host}: other machines reach this address, so relays, rollouts and the "
+            f"trainer need a shared secret: set {TOKEN_VARIABLE} to the same value in the "
+            'environment of each (openssl rand -hex 32), or set relay.host = "127.0.0.1"'
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    """Returns whether only processes of this machine can reach the addresses of `host`."""
+    try:
+        found = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ConfigurationError(f"relay.host {host}: no such address: {error}") from None
+    return all(ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 
 
 def token_header() -> dict[str, str]:

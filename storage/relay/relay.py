@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from rollstream.metric_values import MetricValues
 from rollstream.os_failures import explain_os_error
 from rollstream.storage.relay.bucket import BucketReader
 from rollstream.storage.relay.cache import RelayCache
-from rollstream.storage.relay.client import TOKEN_VARIABLE, BandwidthLimiter, shared_token
+from rollstream.storage.relay.client import BandwidthLimiter, needed_token
 from rollstream.storage.relay.intake import RelayIntake
 from rollstream.storage.relay.object import URL_FILE
 from rollstream.storage.relay.server import RelayServer
@@ -264,27 +263,14 @@ def _start_server(
     machines could reach it without a shared token.
     """
     address, pace = (settings.host, settings.port), BandwidthLimiter(settings.send_bytes_per_s)
-    token = shared_token()
+    token = needed_token(settings.host)
     try:
-        if not token and not _is_loopback(settings.host):
-            raise ConfigurationError(
-                f"relay.host {settings.host}: other machines reach this address, so relays, "
-                f"rollouts and the trainer need a shared secret: set {TOKEN_VARIABLE} "
-                "to the same value in "
-                'the environment of each (openssl rand -hex 32), or set relay.host = "127.0.0.1"'
-            )
         return RelayServer(address, cache, pace, settings.connections_max, status, token)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise ConfigurationError(
             f"relay.host, relay.port: cannot listen on {where}: {error}"
         ) from None
-
-
-def _is_loopback(host: str) -> bool:
-    """Returns whether only processes of this machine can reach the addresses of `host`."""
-    found = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    return all(ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 
 
 def _url(host: str, port: int) -> str:

@@ -140,20 +140,21 @@ class ModelSource:
             if (self.folder / INDEX).is_file():
                 found[INDEX] = self.folder / INDEX
         if self.tokenizer is not None:
-            own = small_files(Path(self.tokenizer))
+            own = small_files(Path(self.tokenizer).expanduser())
             found |= {f"{TOKENIZER}{name}": path for name, path in own.items()}
         if self.adapter is not None:
             own = Path(self.adapter).expanduser()
             names = (ADAPTER_CONFIG, ADAPTER_TENSORS)
             found |= {f"{ADAPTER}{name}": own / name for name in names}
-        return found | {name: Path(given) for given, name in self.named_task_files().items()}
+        own = {name: Path(given).expanduser() for given, name in self.named_task_files().items()}
+        return found | own
 
     def named_task_files(self) -> dict[str, str]:
         """Returns the name in the store of each of the task's files, by its path in the
         settings.
         """
         return {
-            given: f"{TASK}{number}{Path(given).suffix}"
+            given: f"{TASK}{number}{_kind(Path(given))}"
             for number, given in enumerate(self.task_files)
         }
 
@@ -162,6 +163,14 @@ class ModelSource:
         tokenizer = {} if self.tokenizer is None else {self.tokenizer: TOKENIZER}
         adapter = {} if self.adapter is None else {self.adapter: ADAPTER}
         return self.named_task_files() | tokenizer | adapter
+
+
+def _kind(path: Path) -> str:
+    """Returns the suffix by which a reader knows the kind of a file, with that of a compressed one
+    in front.
+    """
+    before = path.with_suffix("").suffix if path.suffix.lower() in (".gz", ".zst") else ""
+    return f"{before if before.isascii() and before[1:].isalnum() else ''}{path.suffix}"
 
 
 def describe_model(source: ModelSource, run: str, created_s: float) -> ModelManifest:

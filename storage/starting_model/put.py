@@ -5,6 +5,7 @@ Objects are only created, the manifest last, and never change (invariant 6). So 
 killed half-way repeats the call, and of two writers the first one decides the run's model.
 """
 
+import re
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollstream.errors import ConfigurationError, ObjectExists
-from rollstream.storage.hf_folder import TEMPLATES
+from rollstream.storage.hf_folder import TEMPLATES, is_small_file
+from rollstream.storage.hf_weights import INDEX
 from rollstream.storage.starting_model.manifest import (
     ADAPTER,
     MODEL_KEY,
+    TASK,
     TOKENIZER,
     ModelManifest,
     ModelSource,
@@ -61,16 +64,36 @@ def put_model(
         except ObjectExists:  # another process stored a model meanwhile
             present = read_model_manifest(store)
             assert present is not None, "the model's manifest is never deleted"
-    if present.digest != wanted.digest and not _lacks_templates(present, wanted):
+    if present.digest != wanted.digest and not _is_of_earlier_release(present, wanted):
         raise _other_model(run, _first_difference(present.files, wanted.files))
     return present
 
 
-def _lacks_templates(present: ModelManifest, wanted: ModelManifest) -> bool:
-    """Returns whether an earlier release stored this model: without its further chat templates."""
-    added = {(e.name, e.hash) for e in wanted.files} - {(e.name, e.hash) for e in present.files}
-    is_template = all(name.removeprefix(TOKENIZER).startswith(TEMPLATES) for name, _ in added)
-    return is_template and len(wanted.files) == len(present.files) + len(added)
+def _is_of_earlier_release(present: ModelManifest, wanted: ModelManifest) -> bool:
+    """Returns whether an earlier release stored this model: without its further chat templates and
+    what was given by a path with `~`, with files that no role reads, or a compressed table of a
+    task under the suffix of its compression alone.
+    """
+    there = {_present_name(entry.name): entry.hash for entry in present.files}
+    now = {_present_name(entry.name): entry.hash for entry in wanted.files}
+    of_home = tuple(name for given, name in wanted.task_files.items() if given.startswith("~"))
+    is_same = all(now.get(name) == there[name] for name in there if _is_read(name))
+    return is_same and all(
+        name in there
+        or name.removeprefix(TOKENIZER).startswith(TEMPLATES)
+        or name.startswith(tuple(map(_present_name, of_home)))
+        for name in now
+    )
+
+
+def _present_name(name: str) -> str:
+    return re.sub(r"\.\w+(?=\.(gz|zst)$)", "", name) if name.startswith(TASK) else name
+
+
+def _is_read(name: str) -> bool:
+    own = name.removeprefix(TOKENIZER)
+    is_file = of_model(name) or name.startswith(TOKENIZER)
+    return not is_file or is_weights(own) or own == INDEX or "/" in own or is_small_file(own)
 
 
 def _other_model(run: str, name: str) -> ConfigurationError:
@@ -107,14 +130,15 @@ def check_same_model(manifest: ModelManifest, source: ModelSource) -> None:
     """
     for entry in manifest.files:
         path = source.folder / entry.name
-        if of_model(entry.name) and path.exists() and not _looks_same(path, entry):
+        is_used = of_model(entry.name) and (is_weights(entry.name) or is_small_file(path.name))
+        if is_used and path.exists() and not _looks_same(path, entry):
             raise _other_model(manifest.run, entry.name)
     for name, path in source.files().items():
         if name.startswith(ADAPTER) and not is_same(path, manifest.entry(name)):
             raise _other_model(manifest.run, f"the adapter's file {path.name}")
     for given in source.task_files:
         name = manifest.task_files.get(given)
-        if name is not None and not is_same(Path(given), manifest.entry(name)):
+        if name is not None and not is_same(Path(given).expanduser(), manifest.entry(name)):
             raise ConfigurationError(
                 f"run {manifest.run} began with another {given}, which is in its store, and a run "
                 "keeps its data: put that file back, or take this one away and the store's is "

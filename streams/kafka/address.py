@@ -109,14 +109,16 @@ def parse_kafka_url(url: str) -> KafkaAddress:
         raise ConfigurationError(
             f"bus URL kafka://…: it must name its brokers as host:port, as in {EXAMPLE}"
         ) from None
-    where = f"kafka://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    if "@" in parts.netloc:
-        raise ConfigurationError(
-            f"{where} was given with a user or password; take them out of the URL and give them in "
-            f"the environment ({USER}, {PASSWORD})"
-        )
+    where = f"kafka://{parts.netloc}{parts.path}"
     servers = tuple(server for server in parts.netloc.split(",") if server)
-    if not servers or not all(_is_server(server) for server in servers):
+    is_right = bool(servers) and all(_is_server(server) for server in servers)
+    # A password may hold what ends the part of the brokers: `/`, `?` or `#`.
+    if "@" in (url if not is_right else f"{parts.netloc}{parts.path}{parts.fragment}"):
+        raise ConfigurationError(
+            "bus URL kafka://…@…: it was given with a user or password; take them out of the URL "
+            f"and give them in the environment ({USER}, {PASSWORD})"
+        )
+    if not is_right:
         raise ConfigurationError(f"{where} must name its brokers as host:port, as in {EXAMPLE}")
     prefix = parts.path.strip("/")
     if prefix and _PREFIX.fullmatch(prefix) is None:
@@ -218,7 +220,7 @@ def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
             "ssl_cafile": address.ca or None,
             "ssl_certfile": address.cert or None,
             "ssl_keyfile": address.key or None,
-            "ssl_password": secrets.key_password or None,
+            "ssl_password": secrets.key_password,  # None would make OpenSSL ask the terminal
         }
     if address.security.startswith("sasl"):
         is_token = address.mechanism in ("oauthbearer", "msk-iam")

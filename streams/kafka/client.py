@@ -6,8 +6,10 @@ failed clients and bound memory.
 """
 
 import os
+import ssl
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import kafka
@@ -21,7 +23,12 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError
 from rollstream.streams.bus import Message
-from rollstream.streams.kafka.address import KafkaAddress, Secrets, client_settings
+from rollstream.streams.kafka.address import (
+    KEY_PASSWORD,
+    KafkaAddress,
+    Secrets,
+    client_settings,
+)
 from rollstream.streams.kafka.log_filter import limit_kafka_log
 from rollstream.streams.kafka.refusals import NoCommittedPosition, OffsetOutOfRange, open_client
 from rollstream.streams.kafka.tokens import token_source
@@ -48,14 +55,37 @@ def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
     ask the brokers again and again.
     """
     limit_kafka_log()
-    for name in ("ca", "cert", "key"):
-        file = getattr(address, name)
-        if file and not os.access(file, os.R_OK):
-            raise ConfigurationError(f"{name}={file} of the log's URL: no file that can be read")
+    _check_certificates(address, secrets)
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
         settings["sasl_oauth_token_provider"] = _TokenProvider(token_source(address, secrets))
     return settings
+
+
+def _check_certificates(address: KafkaAddress, secrets: Secrets) -> None:
+    """Raise `ConfigurationError` for a file of the address that no connection could use."""
+    for name in ("ca", "cert", "key"):
+        file = getattr(address, name)
+        if file and not os.access(file, os.R_OK):
+            raise ConfigurationError(f"{name}={file} of the log's URL: no file that can be read")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if address.ca:
+            context.load_verify_locations(address.ca)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(
+            f"ca={address.ca} of the log's URL holds no certificate in PEM form: {error}"
+        ) from None
+    try:
+        if address.cert:
+            context.load_cert_chain(address.cert, address.key, secrets.key_password)
+    except (ssl.SSLError, OSError) as error:
+        pair = f"cert={address.cert} and key={address.key} of the log's URL"
+        fault = f"{pair} are no certificate and its key in PEM form: {error}"
+        if b"ENCRYPTED" in Path(address.key).read_bytes():
+            remedy = "does not open it" if secrets.key_password else "must hold its password"
+            fault = f"key={address.key} of the log's URL is encrypted: {KEY_PASSWORD} {remedy}"
+        raise ConfigurationError(fault) from None
 
 
 class _TokenProvider(AbstractTokenProvider):

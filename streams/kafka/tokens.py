@@ -2,25 +2,36 @@
 signed with AWS credentials (`token_source`). No token is logged or kept.
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_callable
-from rollstream.streams.kafka.address import KafkaAddress, Secrets, msk_region
+from rollstream.streams.kafka.address import TOKEN_FILE, KafkaAddress, Secrets, msk_region
 
 
 def token_source(address: KafkaAddress, secrets: Secrets) -> Callable[[], str]:
     """Returns a function that gives the token of a new connection. Raises `ConfigurationError` if
-    the address names a function that is not there.
+    the address names a function, or the environment a file, that is not there.
     """
     if address.mechanism == "msk-iam":
-        return functools.partial(signed_token, msk_region(address))
+        return partial(signed_token, msk_region(address))
     if address.token:
         function = find_callable(address.token, "token")
         return lambda: str(function())
-    return lambda: Path(secrets.token_file).read_text(encoding="utf-8").strip()
+    read = partial(_token_in, Path(secrets.token_file))
+    read()  # a file that is not there would be missed at each connection
+    return read
+
+
+def _token_in(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the file of {TOKEN_FILE}, {file}, cannot be read: {error}"
+        ) from None
 
 
 def signed_token(region: str) -> str:

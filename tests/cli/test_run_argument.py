@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.locate import locate_run, newest_run
-from rollstream.cli.arguments import run_path
+from rollstream.analysis.locate import locate_run, newest_run, run_path
 from rollstream.cli.commands import choose_parser
 from rollstream.cli.main import main, parse
 from rollstream.errors import ConfigurationError

@@ -26,12 +26,20 @@ from rollstream.producers.engines.torch.engine import TorchEngine
 class ToyEngine(TorchEngine):
     """The torch engine under a name of its own."""
 '''
-ENGINE_BRANCH = """    if name == "toy":
+TOY_KIND = """
+from rollstream.producers.engines.kind import EngineKind
+
+
+class ToyKind(EngineKind):
+    name = "toy"
+
+    def open(self, c, model, tensors, version, options):
         from rollstream.producers.engines.toy.engine import ToyEngine
 
-        return ToyEngine(model_config, tensors, version, options)
+        return ToyEngine(model.config(), tensors, version, options)
 """
-ENGINE_KIND = """
+ENGINE_LINE = '    "toy": "rollstream.producers.engines.toy.kind:ToyKind",\n'
+CONTRACT_LINES = """
 
 def _toy(slots: int = 4, context_max: int = 96, emit_every: int = 64) -> Engine:
     from rollstream.producers.engines.base import EngineOptions
@@ -146,11 +154,9 @@ def _passed(copy: Path, suite: str) -> int:
 def test_the_steps_for_an_engine(copy: Path) -> None:
     _new(copy, "producers/engines/", "toy/__init__.py", "")
     _new(copy, "producers/engines/", "toy/engine.py", ENGINE)
-    refused = '    raise ConfigurationError(\n        f"rollouts.engine: no engine'
-    _add(copy, "producers/engines/factory.py", ENGINE_BRANCH, refused)
-    after = "@dataclass(frozen=True, slots=True)\nclass SettingProblem"
-    _add(copy, "rollstream/config/settings.py", 'ENGINES = (*ENGINES, "toy")\n', after)
-    _add(copy, "tests/support/contract_engines.py", ENGINE_KIND)
+    _new(copy, "producers/engines/", "toy/kind.py", TOY_KIND)
+    _add(copy, "producers/engines/kind.py", ENGINE_LINE, '}\n"""The values of `rollouts.engine`')
+    _add(copy, "tests/support/contract_engines.py", CONTRACT_LINES)
     assert _passed(copy, "tests/engines/test_engine_contract.py") > 20
     (copy / "run.toml").write_text('rollouts = { engine = "toy" }\n')
     names = "from rollstream.config.sources import file_layer; from pathlib import Path; "

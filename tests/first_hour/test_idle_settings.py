@@ -29,7 +29,36 @@ def run_file(tmp_path: Path) -> Path:
         (["trainer.reward_terms.rewards=1.0"], ["rewards", "did you mean 'reward'", "600 s"]),
         (["trainer.annotations=['checked']"], ["checked", "no group is trained"]),
         (["task.reward=late", "scoring.count=1"], []),
-        (["scoring.function=a:b", "scoring.names=['x']", "trainer.annotations=['x']"], []),
+        (["task.reward=late"], ["scoring.count = 0", "rollstream score"]),
+        (["scoring.function=judge", "scoring.count=1"], ["without effect", "gives it", "judge"]),
+        (["scoring.function=a:b", "scoring.count=1"], ["without effect", "gives it"]),
+        (
+            [
+                "task.reward=late",
+                "scoring.function=judge",
+                "scoring.count=1",
+                "scoring.names=['quality','reward']",
+            ],
+            ["wait for reward", "no group is trained"],
+        ),
+        (
+            [
+                "task.reward=late",
+                "scoring.function=http",
+                "scoring.count=1",
+                "scoring.names=['quality','reward']",
+            ],
+            [],
+        ),
+        (
+            [
+                "scoring.function=a:b",
+                "scoring.names=['x']",
+                "trainer.annotations=['x']",
+                "scoring.count=1",
+            ],
+            [],
+        ),
         (["agent.service=true", "agent.front=127.0.0.1:8000", "evaluation.enabled=false"], []),
     ],
 )

@@ -83,6 +83,19 @@ def test_evaluation_that_never_finishes_is_not_waited_for_for_ever(tmp_path):
     assert Run(tmp_path, trainer, evaluation, finish_s=0.05).outcome().kind == "complete"
 
 
+@pytest.mark.parametrize(("has_work", "kind"), [(True, "stopped"), (False, "complete")])
+def test_a_stop_during_the_last_evaluation_completes_nothing(tmp_path, has_work, kind):
+    """The next start makes it, as it would not if the run were noted as complete."""
+    trainer = seat("trainer", "pass", ends="run")
+    evaluation = seat("eval", SLEEP if has_work else "pass", ends="itself")
+    run = Run(tmp_path, trainer, evaluation, seat("rollout-0", SLEEP))
+
+    def has_trained():
+        return run.supervisor.states()[0].state == "done"
+
+    assert run.outcome(until=has_trained if has_work else lambda: False).kind == kind
+
+
 def test_a_role_that_died_is_restarted_and_reported(tmp_path):
     code = f"""
         import os, pathlib, signal

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest, WeightComparison
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm import core
 from rollstream.producers.engines.vllm.adapters import adapter_name
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.settings import VllmSettings
 from rollstream.storage.settings import LoraSettings
 from rollstream.streams.values import Sampling, Version
 from testbed.update_reference import over_old_cache

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from rollstream.producers.engines.base import EngineOptions
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Sampling
 from tests.support.engine_samples import V1, ask, prompt, run_all
 from tests.vllm.vllm_samples import vllm_model

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from rollstream.producers.engines.base import EngineOptions, WeightUpdate
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.settings import VllmSettings
 from rollstream.storage.weights.mapped import MappedTensors, MappedWeights
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Sampling, Version

@@ -254,7 +254,10 @@ def load_reference(path: str, least: int) -> PreTrainedModel:
     """Returns the model at `path`. Raises `ConfigurationError` if it has fewer tokens than the
     trained one, which has `least`, so that it cannot score what that one writes.
     """
-    other = load_model(path)
+    try:
+        other = load_model(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace("model.path:", "trainer.reference:")) from error
     found = vocabulary_of(other)
     if found < least:
         raise ConfigurationError(

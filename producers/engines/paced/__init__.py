@@ -1,7 +1,8 @@
 """The engine without a model: it keeps the whole engine contract on drawn lengths, at the pace of a
 roofline.
 
-`engine` implements the contract and has the clock, `batch` admits and preempts sequences as vLLM's
-scheduler does, `lengths` draws the lengths of answers, and `settings` has the settings. Nothing is
-imported here, so that the simulator can import `lengths` without torch.
+`kind` is what is known before one is opened, `build` makes one of its settings. `engine` implements
+the contract and has the clock, `batch` admits and preempts sequences as vLLM's scheduler does,
+`lengths` draws the lengths of answers, and `settings` has the settings. Nothing is imported here,
+so that the simulator can import `lengths` without torch.
 """

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import EngineOptions, WeightComparison, WeightUpdate
 from rollstream.producers.engines.queue import EngineWeights
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.torch.weights import check_tensors
 from rollstream.producers.engines.vllm.core import LocalCore, open_core
 from rollstream.producers.engines.vllm.environment import (
@@ -30,7 +31,6 @@ from rollstream.producers.engines.vllm.environment import (
 from rollstream.producers.engines.vllm.parameter_map import ExpectedTensors, expected_tensors
 from rollstream.producers.engines.vllm.protocol import EngineCore, ServedAdapter
 from rollstream.producers.engines.vllm.weights import VllmWeights
-from rollstream.producers.settings import VllmSettings
 from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.lora import HIGH, LOW, PREFIX, layer_of
 from rollstream.storage.weights.shards import pack_tensors

@@ -35,6 +35,7 @@ from rollstream.producers.engines.base import (
 )
 from rollstream.producers.engines.queue import QueuedEngine, QueuedSequence
 from rollstream.producers.engines.randomness import trajectory_key
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.adapters import VllmAdapters, open_core_and_weights
 from rollstream.producers.engines.vllm.core import LocalCore
 from rollstream.producers.engines.vllm.proposer_speculation import StayDrafts, open_draft_counters
@@ -44,7 +45,6 @@ from rollstream.producers.engines.vllm.protocol import (
     StepOutput,
     check_temperature,
 )
-from rollstream.producers.settings import VllmSettings
 from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
 

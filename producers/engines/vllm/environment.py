@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.settings import EngineArgument, VllmSettings
+from rollstream.producers.engines.settings import EngineArgument, VllmSettings
 
 CPU_BLOCK_TOKENS = 32  # tokens in a block of the KV cache, as vLLM's attention on the CPU needs
 CPU_STEP_TOKENS = 2048  # least value of `VllmShape.step_tokens` on the CPU
@@ -126,6 +126,7 @@ def shape_for(
 
 def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
     """Returns the bytes of the keys and values of one token, over all layers."""
+    config = config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -14,6 +14,7 @@ from rollstream.errors import EngineRefused
 from rollstream.streams.values import Sampling
 
 TEMPERATURES = (0.01, 2.0)
+"""Temperatures above 0 at which vLLM draws as asked."""
 
 
 @dataclass(frozen=True, slots=True)

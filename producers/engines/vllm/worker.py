@@ -22,6 +22,7 @@ from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
 from rollstream.producers.drafts.history import AnswerHistory
 from rollstream.producers.drafts.index import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, SharedHistory, running_tokens
+from rollstream.producers.engines.settings import DRAFTS_TOKENS
 from rollstream.producers.engines.vllm.parameter_map import (
     PartState,
     combined,
@@ -36,7 +37,6 @@ from rollstream.producers.engines.vllm.release import (
 )
 from rollstream.producers.engines.vllm.staging import NamedTensors, StagedTensor, staged_tensors
 from rollstream.producers.engines.vllm.transfer import VersionTransfer, is_elsewhere, loaded_part
-from rollstream.producers.settings import DRAFTS_TOKENS
 from rollstream.storage.lora import HIGH
 
 

@@ -13,7 +13,7 @@ from rollstream.cli.console import TerminalConsole
 from rollstream.cli.signals import warn
 from rollstream.config.config import load_for_viewing
 from rollstream.config.run_folder import RunFolder, is_deleted
-from rollstream.errors import RollstreamError
+from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.monitor.format import age, byte_size, plain_table
 from rollstream.monitor.observer import run_standing
 
@@ -28,7 +28,13 @@ def add_arguments(command: CommandParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Print the runs. Exit code 0, also if some cannot be read; their problems are printed."""
     now_s = time.time()
-    folders = [path.parent for path in Path(arguments.folder).glob("*/config.json")]
+    place = Path(arguments.folder)
+    if not place.is_dir() and place != RUNS_FOLDER:
+        raise ConfigurationError(f"{place}: no such folder")
+    if may_hold_run(place):
+        folders = [place]
+    else:
+        folders = [path.parent for path in place.glob("*/config.json")]
     lines = [run_line(RunFolder(at.absolute()), now_s) for at in folders if may_hold_run(at)]
     lines.sort(key=lambda line: line["newest_s"] or 0.0, reverse=True)
     if not lines:

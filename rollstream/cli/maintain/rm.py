@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import cast
 
+from rollstream.analysis.locate import run_path
 from rollstream.analysis.permissions import folder_of_url
-from rollstream.cli.arguments import CommandParser, run_path
+from rollstream.cli.arguments import CommandParser
 from rollstream.cli.main import EXIT_INTERRUPTED
 from rollstream.errors import ConfigurationError
 from rollstream.monitor.format import byte_size

@@ -8,6 +8,7 @@ from typing import Any
 from rollstream.analysis.output import json_value
 from rollstream.explorer.explored_run import ExploredRun
 from rollstream.explorer.simulated import SimulatedLocation
+from rollstream.producers.engines.kind import has_model
 from rollstream.storage.metrics_file import read_metrics
 
 CURVE_STEPS = 2000  # steps of a curve; longer runs are thinned evenly
@@ -48,7 +49,7 @@ def run_line(run: ExploredRun) -> dict[str, Any]:
         "place": _without_password(run.location.name),
         "phase": phase,
         "living": phase in ("starting", "training"),
-        "paced": run.settings.get("rollouts.engine") == "paced",
+        "paced": not has_model(run.settings.get("rollouts.engine")),
         "simulated": isinstance(run.location, SimulatedLocation),
         "replay": run.replayed,
         "steps": shown.steps if shown and run.settings else steps,

@@ -59,13 +59,15 @@ def parse_s3_url(url: str) -> S3Address:
     """
     try:
         split = urlsplit(url)
+        bucket = _bucket(split)
         given = dict(parse_qsl(split.query, True, strict_parsing=True)) if split.query else {}
+    except ConfigurationError:
+        raise
     except ValueError:
         # The library's message quotes the bad field, which might be a secret.
         raise ConfigurationError(
             "store URL s3://…: write it as s3://bucket/prefix?name=value&name=value"
         ) from None
-    bucket = _bucket(split)
     where = f"store URL s3://{bucket}"
     _check_names(given, where)
     prefix = split.path.strip("/")
@@ -88,11 +90,13 @@ def parse_s3_url(url: str) -> S3Address:
 
 
 def _bucket(split: SplitResult) -> str:
-    if "@" in split.netloc:
+    is_bucket = fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", split.netloc) is not None
+    # A secret key may hold what ends the part of the bucket: `/`, `?` or `#`.
+    if "@" in (split.netloc if is_bucket else split.geturl()):
         raise ConfigurationError(f"store URL s3://…@…: it must not hold credentials; {CHAIN}")
     if split.fragment:
         raise ConfigurationError("store URL s3://…: it has a '#', which no bucket or key may hold")
-    if not fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", split.netloc):
+    if not is_bucket:
         raise ConfigurationError(
             f"store URL s3://{split.netloc[:80]}: name a bucket of 3 to 63 of [a-z0-9.-], "
             "as in s3://bucket/prefix"

@@ -12,10 +12,12 @@ covered by its request's signature instead, and each object by its xxh3 hash (do
 import functools
 import logging
 import re
+import ssl
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from boto3.session import Session
@@ -108,6 +110,23 @@ def _session() -> Session:
     return Session(botocore_session=core)
 
 
+def _check_authorities(session: Session) -> None:
+    """Raise `ConfigurationError` if the file of authorities that the environment or profile names
+    cannot be used; each request would fail as if the network were at fault.
+    """
+    named = session._session.get_config_variable("ca_bundle")
+    if not named:
+        return
+    place = {"capath": named} if Path(named).is_dir() else {"cafile": named}
+    try:
+        ssl.create_default_context(**place)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(
+            f"AWS_CA_BUNDLE (or ca_bundle of the profile) names {named}, which holds no "
+            f"certificates in PEM form: {error}"
+        ) from None
+
+
 @functools.cache
 def _loader(path: str | None) -> Any:
     """Returns botocore's service descriptions, which all sessions share. They are 1.5 MB of JSON
@@ -137,7 +156,9 @@ class S3Client:
         try:
             # Below this level botocore logs the source of the credentials.
             logging.getLogger("botocore").setLevel(logging.WARNING)
-            self._s3: Any = _session().client(
+            session = _session()
+            _check_authorities(session)
+            self._s3: Any = session.client(
                 "s3", region_name=place.region, endpoint_url=place.endpoint, config=config
             )
         except (boto.BotoCoreError, ValueError) as error:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.engines.factory import lengths_from
+from rollstream.producers.engines.paced.build import lengths_from
 from rollstream.producers.engines.paced.lengths import (
     LengthSampler,
     LogNormal,

@@ -20,7 +20,7 @@ from rollstream.producers.engines.profile import (
     read_profile,
     write_profile,
 )
-from rollstream.roles.rollout import changed_settings, run_profile
+from rollstream.roles.rollout import run_profile
 from testbed.repository import ROOT
 from tests.support.engine_samples import SIZES, open_torch, tiny_model
 
@@ -102,10 +102,10 @@ def test_a_profile_is_used_for_the_engine_settings_that_it_was_measured_with(
         ["rollouts.vllm.tensor_parallel=2"],
     ):
         c = load(ROOT / "examples" / "quickstart.toml", [*plain, *changed], {})
-        keys.add(model_key(model, changed_settings(c.rollouts)))
+        keys.add(model_key(model, c.rollouts.kind.timed_settings(c.rollouts)))
     assert len(keys) == 4
     same = load(ROOT / "examples" / "quickstart.toml", [*plain, "rollouts.vllm.kv_gib=1"], {})
-    assert model_key(model, changed_settings(same.rollouts)) in keys
+    assert model_key(model, same.rollouts.kind.timed_settings(same.rollouts)) in keys
     assert model_key(model, {}) in keys
     assert profile_path(Path("x"), "torch", "k") == Path("x/profiles/torch-k.json")
 

@@ -5,7 +5,7 @@ import pytest
 from rollstream.config.config import fingerprint, load
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.producers.engines.factory import open_paced, roofline_from
+from rollstream.producers.engines.paced.build import open_paced, roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.paced.settings import PacedSettings
 from testbed.repository import EXAMPLES
@@ -33,8 +33,8 @@ def test_the_example_matches_its_comments() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trainer.learner=torch", "learner must be 'paced' with, and only with, rollouts.engine"),
-        ("rollouts.engine=torch", "learner must be 'paced' with, and only with"),
+        ("trainer.learner=torch", "learner must be 'paced' with rollouts.engine = 'paced'"),
+        ("rollouts.engine=torch", "learner must be 'torch' with rollouts.engine = 'torch'"),
         ("evaluation.enabled=true", "enabled must be false with rollouts.engine = 'paced'"),
         ("paced.kv_tokens=16383", "kv_tokens must be ≥ rollouts.context_max (16384)"),
         ("paced.lengths.p99=1599", "p99 must have a p99 ≥ its median (1600)"),

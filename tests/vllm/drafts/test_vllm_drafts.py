@@ -24,8 +24,8 @@ from rollstream.producers.engines.base import (
     GenerationRequest,
     WeightUpdate,
 )
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.engine import VllmEngine
-from rollstream.producers.settings import VllmSettings
 from rollstream.streams.records import PROMPT
 from rollstream.streams.values import (
     Drafts,

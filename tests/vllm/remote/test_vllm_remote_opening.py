@@ -7,9 +7,9 @@ import json
 import pytest
 
 from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.remote import factory
 from rollstream.producers.engines.vllm.remote.factory import open_remote
-from rollstream.producers.settings import VllmSettings
 from tests.vllm.remote.server import answering
 from tests.vllm.vllm_samples import vllm_model
 

@@ -12,13 +12,13 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from rollstream.errors import ConfigurationError, EngineRefused
+from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.environment import RELEASE
 from rollstream.producers.engines.vllm.parameter_map import architecture_of, expected_tensors
 from rollstream.producers.engines.vllm.remote.core import RemoteCore
 from rollstream.producers.engines.vllm.remote.http import ServerRoutes
 from rollstream.producers.engines.vllm.remote.streams import GENERATE_ROUTE
 from rollstream.producers.engines.vllm.remote.weights import RemoteWeights
-from rollstream.producers.settings import VllmSettings
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,201 @@
+"""What a run must know of an engine before it opens one (`EngineKind`), and the engines by their
+names (`ENGINES`).
+
+An engine's kind stands in the engine's own folder and is imported when its name is looked up
+(`engine_kind`), so a run imports nothing of the engines that it does not use. Kinds import neither
+torch nor the library that their engine needs: settings are checked before anything is loaded.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from math import inf
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from rollstream.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from rollstream.producers.engines.base import Engine, EngineOptions
+    from rollstream.producers.engines.roofline import Roofline
+    from rollstream.producers.engines.settings import RolloutFields
+    from rollstream.streams.values import Version
+
+ENGINES: Mapping[str, str] = {
+    "torch": "rollstream.producers.engines.torch.kind:TorchKind",
+    "vllm": "rollstream.producers.engines.vllm.kind:VllmKind",
+    "paced": "rollstream.producers.engines.paced.kind:PacedKind",
+}
+"""The values of `rollouts.engine`, each with the class of its kind as `module:class`."""
+
+ComputeDevice = Literal["cpu", "cuda"]
+FittedDefault = tuple[str, object, str]
+"""A setting's key, its default under this engine, and the reason."""
+
+
+class EngineTables(Protocol):
+    """The part of a run's configuration that every engine reads; one with a table of its own reads
+    that too.
+    """
+
+    @property
+    def rollouts(self) -> "RolloutFields": ...
+
+
+class ServedModel(Protocol):
+    """Describes the model whose weights an engine is to serve. Each call may read a file."""
+
+    def vocabulary(self) -> int:
+        """Returns the number of tokens that may be generated."""
+        ...
+
+    def config(self) -> "PreTrainedConfig":
+        """Returns the configuration; imports transformers."""
+        ...
+
+
+class EngineKind(ABC):
+    """Answers for one engine what other parts of a run would else ask its name for. An engine
+    overrides what the defaults say wrongly of it: they describe one that computes a model on this
+    machine's CPU, in float32, without drafts and without adapters.
+
+    Where a method has `r`, these are the run's settings of rollouts.
+    """
+
+    name: ClassVar[str]
+    """The value of `rollouts.engine`."""
+    has_model: ClassVar[bool] = True
+    """Whether tokens are computed by the weights; without, nothing is learned, and no answer is
+    text.
+    """
+    module: ClassVar[str] = ""
+    """A module that `open` needs and that takes seconds to import."""
+    learner: ClassVar[str] = "torch"
+    """The value of `trainer.learner` that makes versions for this engine."""
+    temperatures: ClassVar[tuple[float, float]] = (0.0, inf)
+    """The least and the highest temperature above 0 at which the engine samples."""
+    large_weights: ClassVar[Literal["resident", "streamed", "mapped"]] = "resident"
+    """How a rollout holds a version that is large: `resident` in its own memory, `streamed` in the
+    engine's tensors only, `mapped` in a file that the engine's processes map.
+    """
+    sizes_cache: ClassVar[bool] = False
+    """Whether the engine decides how many tokens its KV cache holds; else this is the room of all
+    slots.
+    """
+    tables: ClassVar[tuple[str, ...]] = ()
+    """The begin of the keys of settings that only this engine reads."""
+
+    def package(self, r: "RolloutFields") -> tuple[str, str] | None:
+        """Returns the package that must be installed and the extra that installs it; None if the
+        engine needs none.
+        """
+        return None
+
+    def is_server(self, r: "RolloutFields") -> bool:
+        """Returns whether a server of somebody else generates."""
+        return False
+
+    def can_draft(self, r: "RolloutFields") -> bool:
+        return False
+
+    def computes_on(self, r: "RolloutFields") -> frozenset[ComputeDevice]:
+        """Returns the devices of this machine on which a rollout may compute; empty if it computes
+        elsewhere, or nothing.
+        """
+        return frozenset({"cpu"})
+
+    def cards(self, r: "RolloutFields") -> int:
+        """Returns the number of GPUs that one engine takes where it computes on GPUs."""
+        return 1
+
+    def memory_share(self, r: "RolloutFields") -> float:
+        """Returns the share of a GPU's memory that the engine reserves at its start; 0 if it takes
+        memory as it needs it.
+        """
+        return 0.0
+
+    def dtype(self, r: "RolloutFields") -> str:
+        """Returns the type in which layers compute, `auto` if the device decides."""
+        return "float32"
+
+    def device(self, r: "RolloutFields") -> str | None:
+        """Returns the device for `EngineOptions`; None if the engine chooses it. Raises
+        `ConfigurationError` for a device that this process does not see.
+        """
+        return None
+
+    def timed_settings(self, r: "RolloutFields") -> Mapping[str, object]:
+        """Returns the settings that affect step times, as far as they differ from their
+        defaults.
+        """
+        return {}
+
+    def adapter_problem(self, r: "RolloutFields") -> tuple[str, str] | None:
+        """Returns the key of a setting that keeps the engine from serving LoRA adapters and what it
+        must be; None if adapters are served.
+        """
+        must = "must be 'torch' or 'vllm' with model.lora.rank > 0: they serve adapters"
+        return "rollouts.engine", must
+
+    def fitted_defaults(self, value: Callable[[str], object]) -> Iterator[FittedDefault]:
+        """Yields the defaults that this engine changes; `value` gives a setting's value by its key,
+        before validation.
+        """
+        yield from ()
+
+    def evaluating(self, r: "RolloutFields") -> "EngineKind":
+        """Returns the kind of the engine that an evaluation opens in its own process."""
+        return self
+
+    def import_ahead(self) -> None:
+        """Import the engine's `module`, while there are no weights yet."""
+        if self.module:
+            import_module(self.module)
+
+    def check_model(self, model: "PreTrainedModel", context_max: int, is_adapted: bool) -> None:
+        """Raise `EngineRefused` if the engine would not serve this model, which may be on the meta
+        device, or no adapter of it (`is_adapted`). This one finds out when it is opened.
+        """
+        return
+
+    def roofline(self, c: EngineTables) -> "Roofline | None":
+        """Returns the step times, in seconds of the engine's clock, if the settings decide them;
+        None if they have to be measured (`rollstream profile`).
+        """
+        return None
+
+    @abstractmethod
+    def open(
+        self,
+        c: EngineTables,
+        model: ServedModel,
+        tensors: "Mapping[str, torch.Tensor]",
+        version: "Version",
+        options: "EngineOptions",
+    ) -> "Engine":
+        """Open an engine that serves `tensors` as `version`. Raises `ConfigurationError` for an
+        engine that is not installed, and `EngineRefused` for a model that it cannot serve.
+        """
+
+
+@cache
+def engine_kind(name: str) -> EngineKind:
+    """Returns the kind of the engine with this name. Raises `ConfigurationError` if there is
+    none.
+    """
+    if name not in ENGINES:
+        raise ConfigurationError(f"rollouts.engine must be one of {', '.join(ENGINES)}: {name!r}")
+    module, _, attribute = ENGINES[name].partition(":")
+    kind: type[EngineKind] = getattr(import_module(module), attribute)
+    return kind()
+
+
+def has_model(recorded: object) -> bool:
+    """Returns whether the engine of this name, which a run recorded, computes a model. An engine
+    that this release does not know is taken for one that does.
+    """
+    is_known = isinstance(recorded, str) and recorded in ENGINES
+    return not is_known or engine_kind(recorded).has_model
