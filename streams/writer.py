@@ -10,6 +10,7 @@ appends, so that its role exits and restarts under a new term.
 import threading
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from rollstream.deadline import Deadline
 from rollstream.errors import BusError, ConfigurationError, RecordTooLarge
@@ -35,9 +36,8 @@ def publish(
     raises `ConfigurationError` for an annotation under another key than its group, which no trainer
     would find.
     """
-    given: object = key  # of a user's program
-    if not isinstance(given, str):
-        raise ConfigurationError(f"publish: a key is text, got {given!r}")
+    if not isinstance(cast(object, key), str):  # of a user's program
+        raise ConfigurationError(f"publish: a key is text, got {key!r}")
     if isinstance(record, Annotation) and key != str(record.group):
         raise ConfigurationError(
             f"publish: the key of an annotation is its group, {str(record.group)!r}, got {key!r}"

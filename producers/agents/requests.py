@@ -225,7 +225,8 @@ def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         role = "system" if item.get("role") == "developer" else item.get("role")
-        thought = messages.pop() if role == "assistant" and _is_thought(messages) else {}
+        is_answer = role == "assistant" and _is_thought(messages)
+        thought: JsonObject = messages.pop() if is_answer else {}
         messages.append({**thought, "role": role, "content": text_of(item.get("content"))})
     elif kind == "function_call":
         call = {
@@ -240,15 +241,15 @@ def _add_item(messages: list[JsonObject], item: JsonObject) -> None:
         content = text_of(item.get("output"))
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind == "reasoning":
-        if thought := text_of(item.get("content")):
-            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+        if text := text_of(item.get("content")):
+            messages.append({"role": "assistant", "content": "", "reasoning_content": text})
     else:
         raise RequestRefused(f"an input item of type {_shown(kind)} is not served")
 
 
 def _is_thought(messages: Sequence[JsonObject]) -> bool:
     """Whether the last message is a thought whose answer follows."""
-    last = messages[-1] if messages else {}
+    last: JsonObject = messages[-1] if messages else {}
     return bool(last.get("reasoning_content")) and not (
         last.get("content") or last.get("tool_calls")
     )

@@ -107,6 +107,11 @@ class EngineKind(ABC):
         """
         return frozenset({"cpu"})
 
+    def is_on_cpu(self, r: "RolloutFields") -> bool:
+        """Returns whether a rollout computes on this machine's CPU, whatever else is there."""
+        devices = self.computes_on(r)
+        return "cpu" in devices and "cuda" not in devices
+
     def cards(self, r: "RolloutFields") -> int:
         """Returns the number of GPUs that one engine takes where it computes on GPUs."""
         return 1

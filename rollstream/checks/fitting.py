@@ -5,7 +5,7 @@ is; if it does not fit, the check refuses it.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rollstream.checks.task_facts import TaskFacts
 from rollstream.config.fitted_defaults import longest_sequence
@@ -71,7 +71,8 @@ def fit_data(
         if answer != c.sampling.tokens_max:
             for key, value in given_by_length(c.trainer.preset, answer).items():
                 if key not in set_keys:
-                    changed[key] = tuple(value) if isinstance(value, list) else value
+                    is_pair = isinstance(value, list)
+                    changed[key] = tuple(cast(list[object], value)) if is_pair else value
                     lines.append(f"{key} = {value}: sampling.tokens_max and the preset")
     asked, there = c.evaluation.prompts, held_out_within(facts, context - answer)
     if c.evaluation.enabled and 0 <= there < asked and "evaluation.prompts" not in set_keys:

@@ -148,7 +148,7 @@ def _groups(rollouts: RolloutSettings, positions: Sequence[int]) -> list[tuple[i
     own = rollouts.kind.cards(rollouts)
     if not positions:
         return []
-    if rollouts.kind.computes_on(rollouts) == {"cpu"}:
+    if rollouts.kind.is_on_cpu(rollouts):
         raise ConfigurationError(
             "rollouts.device must be 'cuda' or 'auto' with devices.rollouts and the engine "
             f"{rollouts.engine!r}"

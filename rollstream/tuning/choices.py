@@ -70,7 +70,7 @@ class ChoiceSpace:
 def rollout_gpus(c: Configuration) -> int:
     """Returns the units that one rollout takes."""
     r = c.rollouts
-    return r.threads if r.kind.computes_on(r) == {"cpu"} else r.kind.cards(r)
+    return r.threads if r.kind.is_on_cpu(r) else r.kind.cards(r)
 
 
 def trains_on_cpu(c: Configuration) -> bool:

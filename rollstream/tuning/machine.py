@@ -189,7 +189,7 @@ def machine_of(
 
 def shares_cores(c: Configuration) -> bool:
     """Returns whether the engines of the rollouts and the trainer compute on the same cores."""
-    return c.rollouts.kind.computes_on(c.rollouts) == {"cpu"} and trains_on_cpu(c)
+    return c.rollouts.kind.is_on_cpu(c.rollouts) and trains_on_cpu(c)
 
 
 def at_cpu_time(engine: Roofline, run: RunMeasurements, slots: int) -> Roofline:

@@ -15,7 +15,9 @@ import threading
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
-from socket import create_server, socket
+from socket import create_connection, create_server, socket
+
+from testbed.waiting import wait_for
 
 READ_S = 10.0
 KAFKA_BYTES_MAX = 1 << 20
@@ -32,7 +34,8 @@ class ForeignHost:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.received: list[bytes] = []
-        self.connections = 0
+        self._threads: list[threading.Thread] = []
+        self._served: set[tuple[str, int]] = set()
         self._tls: ssl.SSLContext | None = None
         self.certificate: Path | None = None
         if folder is not None:
@@ -46,6 +49,17 @@ class ForeignHost:
     @property
     def address(self) -> str:
         return f"localhost:{self.port}"
+
+    def settle(self) -> None:
+        """Wait until everything is read that clients which have ended sent: connections are taken
+        in their order, and a thread that serves one ends with it.
+        """
+        mark = create_connection(self._listening.getsockname())
+        own = mark.getsockname()
+        mark.close()
+        wait_for(lambda: own in self._served)
+        while self._threads:
+            self._threads.pop().join(READ_S)
 
     def forget(self) -> None:
         self.received.clear()
@@ -67,9 +81,11 @@ class ForeignHost:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                connection, _ = self._listening.accept()
-                self.connections += 1
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                connection, client = self._listening.accept()
+                thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+                self._served.add(client)
 
     def _serve(self, connection: socket) -> None:
         with contextlib.suppress(OSError, ValueError, struct.error), connection:

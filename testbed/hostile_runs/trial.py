@@ -170,6 +170,8 @@ def attempt(
         _browse(child, output, started + timeout_s)
     code = _wait(child, timeout_s)
     seconds = time.monotonic() - started
+    for host in hosts:
+        host.settle()
     text = output.read_bytes()[:OUTPUT_BYTES].decode(errors="replace")
     faults = list(before.faults(call))
     faults += [Fault("imported", name) for name in sorted(set(scene.marked()))]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollstream.checks.task import task_findings
+from rollstream.checks.task import TaskAnswer, task_findings
 from rollstream.checks.task_facts import TaskOrder
 from rollstream.checks.task_process import task_facts
 from rollstream.config.settings import Configuration
@@ -17,7 +17,6 @@ from rollstream.producers.evaluation import JudgedAnswer, measure
 from rollstream.producers.rewards.pool import RewardVerdict
 from rollstream.producers.tasks import dataset_rows, dataset_survey
 from rollstream.producers.tasks.base import Document, plain_documents
-from rollstream.producers.tasks.dataset import Dataset
 from rollstream.producers.tasks.dataset_survey import survey_dataset
 from rollstream.producers.tasks.mixture import MixturePart, mix
 from rollstream.producers.tasks.row_files import RowFault, data_files, read_file_rows
@@ -116,15 +115,14 @@ def test_a_reference_that_no_record_holds_is_a_fault(
     assert "1,002 bytes" in survey.named[0]
 
 
-def lines_of(task: Dataset, context_max: int = 128) -> dict[str, tuple[str, str]]:
+def lines_of(task: Any, context_max: int = 128) -> dict[str, tuple[str, str]]:
     """What a check says about the data set, by subject."""
     c = Configuration.model_validate(
         {"rollouts": {"context_max": context_max}, "sampling": {"tokens_max": 28},
          "task": {"name": "dataset"}, "evaluation": {"enabled": False}}
     )  # fmt: skip
     facts = task_facts(task, TaskOrder(0, context_max - 28, None, False, False, False))
-    answer = type("Answer", (), {"facts": facts, "judged": [""], "ended": ""})()
-    findings = task_findings(c, answer)
+    findings = task_findings(c, TaskAnswer(facts, [""]))
     return {finding.subject: (finding.verdict, finding.text) for finding in findings}
 
 
@@ -162,8 +160,8 @@ def test_held_out_rows_that_were_read_count(
 
 
 def test_a_mixture_evaluates_the_parts_that_hold_out_prompts(tmp_path: Path) -> None:
-    one = data_set(json_lines(tmp_path / "a.jsonl", ROWS), held_out_share=0.0)
-    two = data_set(json_lines(tmp_path / "b.jsonl", ROWS))
+    one: Any = data_set(json_lines(tmp_path / "a.jsonl", ROWS), held_out_share=0.0)
+    two: Any = data_set(json_lines(tmp_path / "b.jsonl", ROWS))
     mixture = mix([MixturePart("a", 1.0, one), MixturePart("b", 1.0, two)])
     assert mixture.unevaluated() == ["a"]
     assert {prompt.task for prompt in mixture.held_out(10)} == {"b"}

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -126,12 +127,12 @@ def shape_for(
 
 def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
     """Returns the bytes of the keys and values of one token, over all layers."""
-    config = config.get_text_config()
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    text: Any = config.get_text_config()  # pyright: ignore[reportUnknownMemberType]
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
     item = torch.empty(0, dtype=getattr(torch, kind)).element_size()
-    return 2 * config.num_hidden_layers * kv_heads * width * item
+    return 2 * text.num_hidden_layers * kv_heads * width * item
 
 
 RELEASE = "0.32"

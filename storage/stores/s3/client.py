@@ -107,19 +107,21 @@ def _session() -> Session:
     """Returns a new session with the present credentials."""
     core = get_session()
     core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
+    _check_authorities(core.get_config_variable("ca_bundle"))
     return Session(botocore_session=core)
 
 
-def _check_authorities(session: Session) -> None:
+def _check_authorities(named: str | None) -> None:
     """Raise `ConfigurationError` if the file of authorities that the environment or profile names
     cannot be used; each request would fail as if the network were at fault.
     """
-    named = session._session.get_config_variable("ca_bundle")
     if not named:
         return
-    place = {"capath": named} if Path(named).is_dir() else {"cafile": named}
+    is_folder = Path(named).is_dir()
     try:
-        ssl.create_default_context(**place)
+        ssl.create_default_context(
+            cafile=None if is_folder else named, capath=named if is_folder else None
+        )
     except (ssl.SSLError, OSError) as error:
         raise ConfigurationError(
             f"AWS_CA_BUNDLE (or ca_bundle of the profile) names {named}, which holds no "
@@ -156,9 +158,7 @@ class S3Client:
         try:
             # Below this level botocore logs the source of the credentials.
             logging.getLogger("botocore").setLevel(logging.WARNING)
-            session = _session()
-            _check_authorities(session)
-            self._s3: Any = session.client(
+            self._s3: Any = _session().client(
                 "s3", region_name=place.region, endpoint_url=place.endpoint, config=config
             )
         except (boto.BotoCoreError, ValueError) as error:
