@@ -10,9 +10,10 @@ choice `GroupCandidate` and `check_choice`. To read a run as Arrow tables: `open
 late reward to a run's log: `open_bus`, `publish`, `Annotation`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rollstream import open_run
+from rollstream.errors import ConfigurationError
 from rollstream.exports import lazy_exports
 from rollstream.producers import sandbox
 from rollstream.producers.scoring.functions import Finished
@@ -27,9 +28,11 @@ from rollstream.producers.tasks.base import (
 )
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.trained_tokenizer import TrainedTokenizer
+from rollstream.streams import writer
+from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
-from rollstream.streams.records import Annotation
-from rollstream.streams.writer import publish
+from rollstream.streams.records import Annotation, Record
+from rollstream.streams.values import Address
 
 if TYPE_CHECKING:
     from rollstream.consumers.trainer.data.rule_checks import (
@@ -66,3 +69,19 @@ __all__ = [
 ]
 
 __getattr__ = lazy_exports(__name__)
+
+
+def publish(
+    bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
+) -> Address:
+    """Append one record and return its address once it is durable. Raises `RecordTooLarge` before
+    anything is written, `BusError` with the record in doubt, and `ConfigurationError` for an
+    annotation under another key than its group: no trainer would find it.
+    """
+    if not isinstance(cast(object, key), str):
+        raise ConfigurationError(f"publish: a key is text, got {key!r}")
+    if isinstance(record, Annotation) and key != str(record.group):
+        raise ConfigurationError(
+            f"publish: the key of an annotation is its group, {str(record.group)!r}, got {key!r}"
+        )
+    return writer.publish(bus, topic, key, record, partition)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import BusError, ConfigurationError, ReadOnly
@@ -20,9 +20,6 @@ from rollstream.streams.records import Position
 from rollstream.streams.sqlite.bus import SqliteBus
 from rollstream.streams.sqlite.read_only import SqliteReader
 from rollstream.streams.topics import Topic
-
-if TYPE_CHECKING:
-    from rollstream.streams.kafka.address import KafkaAddress
 
 FIRST_ANSWER_S = 5.0
 """A reader waits so long for the first answer of brokers: a wrong URL, or a host that is no broker,
@@ -86,14 +83,15 @@ class BusReader(BusWrapper):
 
 
 def check_reachable(url: str, wait_s: float = 5.0) -> None:
-    """Raise `ConfigurationError` if this process lacks what a `kafka:` URL needs, and `BusError` if
-    no broker accepts a connection; each is tried for at most `wait_s`. Commands call it when they
-    start: the bus itself waits a minute for brokers that restart, and a wrong URL should fail
-    sooner. Other URLs are not checked.
+    """Raise `BusError` if no broker of a `kafka:` URL accepts a connection; each is tried for at
+    most `wait_s`. Commands call it when they start: the bus itself waits a minute for brokers that
+    restart, and a wrong URL should fail sooner. Other URLs are not checked.
     """
     if not url.startswith("kafka://"):
         return
-    address, why = check_kafka_client(url), ""
+    from rollstream.streams.kafka.address import parse_kafka_url
+
+    address, why = parse_kafka_url(url), ""
     for server in address.servers:
         host, _, port = server.rpartition(":")
         try:
@@ -105,10 +103,12 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
     raise BusError(f"no broker of {address} can be reached ({why})")
 
 
-def check_kafka_client(url: str) -> "KafkaAddress":
-    """Returns the address of the URL. Raises `ConfigurationError` for what keeps this process from
-    connecting to any broker: no client installed, a secret or a file that is not there.
+def check_client(url: str) -> None:
+    """Raise `ConfigurationError` for what keeps this process from connecting to any broker of a
+    `kafka:` URL: no client installed, a secret or a file that is not there.
     """
+    if not url.startswith("kafka://"):
+        return
     from rollstream.streams.kafka.address import parse_kafka_url, read_secrets
 
     address = parse_kafka_url(url)
@@ -118,7 +118,6 @@ def check_kafka_client(url: str) -> "KafkaAddress":
     except ImportError as error:
         raise _no_kafka_client(address, error) from error
     base_settings(address, secrets)
-    return address
 
 
 def _no_kafka_client(address: object, error: ImportError) -> ConfigurationError:

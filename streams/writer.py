@@ -10,14 +10,13 @@ appends, so that its role exits and restarts under a new term.
 import threading
 import time
 from collections.abc import Sequence
-from typing import cast
 
 from rollstream.deadline import Deadline
-from rollstream.errors import BusError, ConfigurationError, RecordTooLarge
+from rollstream.errors import BusError, RecordTooLarge
 from rollstream.streams.bus import AppendEntry, Bus, check_entries
 from rollstream.streams.codec import Envelope, encode
 from rollstream.streams.foreign_text import reason_text
-from rollstream.streams.records import Annotation, Fence, Opened, Position, Record
+from rollstream.streams.records import Fence, Opened, Position, Record
 from rollstream.streams.release import KNOWN_FEATURES, NEEDED_BY_TOPIC, RELEASE
 from rollstream.streams.topics import partition_of
 from rollstream.streams.values import Address
@@ -32,16 +31,7 @@ KeyedRecord = tuple[str, Record] | tuple[str, Record, int]
 def publish(
     bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
 ) -> Address:
-    """Append one record and return its address once it is durable. See `publish_all` for errors;
-    raises `ConfigurationError` for an annotation under another key than its group, which no trainer
-    would find.
-    """
-    if not isinstance(cast(object, key), str):  # of a user's program
-        raise ConfigurationError(f"publish: a key is text, got {key!r}")
-    if isinstance(record, Annotation) and key != str(record.group):
-        raise ConfigurationError(
-            f"publish: the key of an annotation is its group, {str(record.group)!r}, got {key!r}"
-        )
+    """Append one record and return its address once it is durable. See `publish_all` for errors."""
     keyed: KeyedRecord = (key, record) if partition is None else (key, record, partition)
     return publish_all(bus, topic, [keyed])[0]
 

@@ -10,7 +10,7 @@ from rollstream.storage.settings import ESSENTIAL, Settings
 
 DRAFTS_TOKENS = 262_144
 """Default size, in tokens, of a node's draft history; vLLM's workers assume it."""
-EngineArgument = bool | int | float | str | list[int] | list[str] | dict[str, object]
+EngineArgument = bool | int | float | str | list[int | str] | dict[str, object]
 """A value of `rollouts.vllm.args`."""
 OWN_ARGUMENTS = {
     "model": "model.path",

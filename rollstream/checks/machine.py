@@ -36,7 +36,7 @@ from rollstream.storage.relay.client import needed_token
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.pointer import read_pointer
-from rollstream.streams.connect import check_reachable
+from rollstream.streams.connect import check_client, check_reachable
 from rollstream.supervisor.cards import GpuCard, assign_cards, read_cards
 
 _INTERPRETER = re.compile(r"python[0-9.]*|node|ruby|perl|php|sh|bash|dash|zsh|lua")
@@ -78,6 +78,7 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
     except ConfigurationError as error:
         yield Finding("machine", "refused", str(error))
     try:
+        check_client(c.bus)
         check_reachable(c.bus)
     except BusError as error:
         yield Finding(LOG, "refused", str(error))

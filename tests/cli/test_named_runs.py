@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.text import Text
 
-from rollstream.api import open_run
+from rollstream.api import open_run, publish
 from rollstream.cli.console import TerminalConsole
 from rollstream.cli.main import main
 from rollstream.errors import ConfigurationError
@@ -17,7 +17,6 @@ from rollstream.import_path import find_callable
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import Annotation
 from rollstream.streams.topics import catalogue
-from rollstream.streams.writer import publish
 from testbed.repository import EXAMPLES
 
 

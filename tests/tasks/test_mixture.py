@@ -120,7 +120,9 @@ def test_parts_that_do_not_go_together_are_refused(parts: tuple[PartSettings, ..
 def test_a_part_that_cannot_is_named():
     with pytest.raises(ConfigurationError, match=r"task.parts: talk has no documents"):
         mixture(*BOTH).documents(0, 20)  # pyright: ignore
-    with pytest.raises(ConfigurationError, match=r"task.parts: talk: evaluation.prompts = 1000"):
+    with pytest.raises(
+        ConfigurationError, match=r"task.parts: talk, its share .*: evaluation.prompts = 1000"
+    ):
         mixture(*BOTH).held_out(4000)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,22 @@ def server() -> Iterator[ToolServer]:
     one = ToolServer(COMMAND)
     yield one
     one.close()
+
+
+@pytest.fixture(autouse=True)
+def ended_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ends the servers of a test's dialogues, which end with their process otherwise."""
+    begun: list[ToolServer] = []
+    begin = ToolServer.__init__
+
+    def noted(server: ToolServer, *given: Any) -> None:
+        begin(server, *given)
+        begun.append(server)
+
+    monkeypatch.setattr(ToolServer, "__init__", noted)
+    yield
+    for server in begun:
+        server.close()
 
 
 def contains(answer: str, reference: object) -> float:

@@ -11,7 +11,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.s3.address import parse_s3_url
 from rollstream.storage.stores.s3.client import S3Client
 from rollstream.storage.stores.s3.errors import time_limits
-from rollstream.streams.connect import check_reachable
+from rollstream.streams.connect import check_client
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.client import base_settings
 
@@ -96,7 +96,7 @@ def test_a_check_names_what_this_process_lacks(
 ) -> None:
     monkeypatch.delenv("KAFKA_USER", raising=False)
     with pytest.raises(ConfigurationError, match=said):
-        check_reachable(f"kafka://127.0.0.1:9/x?{options}")
+        check_client(f"kafka://127.0.0.1:9/x?{options}")
 
 
 @pytest.mark.parametrize("name", ["ca.der", "missing.pem"])
