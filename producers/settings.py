@@ -146,9 +146,11 @@ class ServiceSettings(Settings):
     """
 
     url: Annotated[str | None, INCIDENTAL] = Field(
-        default=None, pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$"
+        default=None, pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*(\?api-version=[\w.-]+)?)?$"
     )
-    """URL of the service; for a judge the base of its OpenAI protocol (`http://host:8000/v1`)."""
+    """URL of the service; for a judge the base of its OpenAI protocol (`http://host:8000/v1`). Only
+    `?api-version=…`, as Azure wants it, may stand behind the path: keys go into the environment.
+    """
     key_env: Annotated[str | None, INCIDENTAL] = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )

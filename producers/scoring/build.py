@@ -5,6 +5,7 @@ judge or a function, or requests to a service for `scoring.function = "http"` an
 import os
 import re
 from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.pool import RewardPool
@@ -83,9 +84,10 @@ def service_plan(scoring: ScoringSettings, environment: Mapping[str, str]) -> Se
                 f"scoring.service.key_env: the environment has no variable {service.key_env}"
             )
         headers["Authorization"] = f"Bearer {key}"
-    url = service.url
-    if scoring.function == "judge" and not url.endswith(_CHAT):
-        url = url.rstrip("/") + _CHAT
+    parts = urlsplit(service.url)
+    if scoring.function == "judge" and not parts.path.endswith(_CHAT):
+        parts = parts._replace(path=parts.path.rstrip("/") + _CHAT)
+    url = parts.geturl()
     return ServicePlan(
         url,
         headers,

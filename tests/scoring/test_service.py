@@ -1,5 +1,6 @@
 """Scorers ask a service or a judge model by HTTP, through its failures, and never twice."""
 
+import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from rollstream.errors import ConfigurationError
-from rollstream.producers.scoring.build import scorer_pool
+from rollstream.producers.scoring.build import scorer_pool, service_plan
+from rollstream.producers.scoring.requests import JudgeRequest
 from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
 from rollstream.producers.scoring.service import RequestPace, ServicePool, retry_after_s
-from rollstream.producers.settings import ScoringSettings, TaskSettings
+from rollstream.producers.settings import JudgeSettings, ScoringSettings, TaskSettings
 from rollstream.producers.tasks.registry import load_task
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
@@ -287,3 +289,31 @@ def test_a_service_without_what_it_needs_is_refused(changed: dict, message: str)
         scorer_pool(
             settings, TaskSettings(), load_task(TaskSettings()).tokenizer, {"JUDGE_KEY": "k"}
         )
+
+
+@pytest.mark.parametrize(
+    "text", ["Score: 7", "**Score:** 7", "**Score**: 7", "*Score*: 7", "Score: `7`", "Score：7"]
+)
+def test_a_score_may_have_marks_of_markdown(text: str):
+    body = {"choices": [{"message": {"content": f"Right. {text}"}}]}
+    request = JudgeRequest("m", "{answer}", JudgeSettings().pattern, 10.0, 64, 0.0)
+    assert request.scores(json.dumps(body).encode()) == {"": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("http://h/v1", "http://h/v1/chat/completions"),
+        ("http://h/v1/chat/completions", "http://h/v1/chat/completions"),
+        (
+            "https://x.openai.azure.com/openai/deployments/d?api-version=2024-10-21",
+            "https://x.openai.azure.com/openai/deployments/d/chat/completions?api-version=2024-10-21",
+        ),
+    ],
+)
+def test_a_judge_is_asked_at_its_own_path(url: str, asked: str):
+    settings = scoring(url, function="judge", judge={"model": "m"})
+    assert service_plan(settings, {"JUDGE_KEY": "k"}).url == asked
+    for wrong in ("http://h/v1?key=secret", "http://u:p@h/v1"):
+        with pytest.raises(ValueError, match="url"):
+            scoring(wrong, function="judge")
