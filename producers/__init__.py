@@ -5,9 +5,8 @@
 answers (`drafts/`). `rewards/` runs a task's own code in separate processes, `sandbox/` confines
 what a model wrote, `scoring/` adds late rewards as annotations. `agents/` runs episodes of programs
 of many turns, and `dialogue/` continues chats by their tokens. `evaluation` measures a version on
-held-out prompts. `foreign_number` takes the rewards of a user's code, `code_environment` has
-its variables. `settings` has the settings
-of all of them.
+held-out prompts. `foreign_number` takes the rewards of a user's code, `code_environment` has its
+variables. `settings` has the settings of all of them.
 """
 
 if __name__ == "producers":  # found beside the package, in a checkout

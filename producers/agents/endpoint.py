@@ -12,7 +12,6 @@ first answer, anything else 409. A rollout is to take it up: 503, ask again.
 import asyncio
 import hmac
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -66,6 +65,7 @@ from rollstream.producers.agents.requests import (
     scores_in,
 )
 from rollstream.producers.agents.serving import answer_unrouted
+from rollstream.producers.agents.settings import service_key
 from rollstream.streams.branches import path_to
 from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 from rollstream.streams.records import GENERATED, Annotation
@@ -387,7 +387,7 @@ def check_service(request: Request, variable: str) -> None:
         if request.client is None or request.client.host not in ("127.0.0.1", "::1"):
             raise SessionKeyRefused("set agent.key_env to open sessions from other machines")
         return
-    wanted = os.environ.get(variable, "").strip()
+    wanted = service_key(variable)
     given = request.headers.get("authorization", "").partition(" ")[2].strip()
     if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
         raise SessionKeyRefused(f"send the key of ${variable} (agent.key_env)")

@@ -105,9 +105,8 @@ class EndpointFront:
         found = await self._ask(trajectory, request, body)
         if isinstance(found, Response):
             return found
-        headers = {k: v for k, v in found.headers.items() if k not in _DROPPED}
         events = self._events(found, trajectory, request, body)
-        return StreamingResponse(events, found.status_code, headers)
+        return StreamingResponse(events, found.status_code, _kept(found))
 
     async def _events(
         self, found: httpx2.Response, trajectory: str, request: Request, body: bytes
@@ -169,7 +168,6 @@ class EndpointFront:
             if found.status_code == 503:
                 await found.aread()
                 return None
-            headers = {k: v for k, v in found.headers.items() if k not in _DROPPED}
             if "text/event-stream" in found.headers.get("content-type", ""):
                 self.forwarded += 1
                 return found
@@ -177,7 +175,7 @@ class EndpointFront:
         except _UNREACHABLE:
             return None
         self.forwarded += 1
-        return Response(data, found.status_code, headers)
+        return Response(data, found.status_code, _kept(found))
 
     async def _send(
         self, method: str, url: str, request: Request, body: bytes | None
@@ -219,6 +217,11 @@ class EndpointFront:
             if time.monotonic() - self._read_s >= READ_S:
                 await asyncio.to_thread(self.directory.read)
                 self._read_s = time.monotonic()
+
+
+def _kept(found: httpx2.Response) -> dict[str, str]:
+    """Returns the headers of an answer that are passed on."""
+    return {k: v for k, v in found.headers.items() if k not in _DROPPED}
 
 
 def _is_comment(chunk: bytes) -> bool:

@@ -87,11 +87,18 @@ class AgentSettings(Settings):
         return min(self.commands_max, episodes_max) if self.command else episodes_max
 
 
+def service_key(variable: str) -> str:
+    """Returns the key in this environment variable; "" without it. A file that was mounted into the
+    variable may have ended its line.
+    """
+    return os.environ.get(variable, "").strip()
+
+
 def require_service_key(variable: str) -> None:
     """Raise `ConfigurationError` if the environment variable `agent.key_env` is not there: every
     session would be refused, and the run would wait for ever.
     """
-    if variable and not os.environ.get(variable, "").strip():
+    if variable and not service_key(variable):
         raise ConfigurationError(
             f"agent.key_env = {variable!r}: the environment has no variable {variable}; set it to "
             "the key that your service sends"

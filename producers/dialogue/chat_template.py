@@ -77,8 +77,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._shown: dict[tuple[str, bool], bool] = {}
-        self._seen: dict[tuple[str, bool], bool] = {}
+        self._shown: dict[tuple[str, str], bool] = {}
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -251,18 +250,12 @@ class ChatTemplate:
 
     def _check_shown(self, role: str, is_result: bool) -> None:
         """Raise `ConfigurationError` if the template leaves out messages of this role."""
-        if (role, is_result) not in self._shown:
-            calls = (SAMPLE_CALL,) if is_result else ()
-            message = {"role": role, "content": _SAMPLE_TEXT, "name": TOOL_NAME}
-            if role == "tool":
-                message["tool_call_id"] = "call_0"
-            chat = [QUESTION, marked(calls, MARK), message]
-            try:
-                shown = _SAMPLE_TEXT in self.render(chat, (), True)
-            except ConfigurationError:
-                shown = True  # the messages themselves are rendered, and refused with the reason
-            self._shown[role, is_result] = shown
-        if not self._shown[role, is_result]:
+        calls = (SAMPLE_CALL,) if is_result else ()
+        message = {"role": role, "content": _SAMPLE_TEXT, "name": TOOL_NAME}
+        if role == "tool":
+            message["tool_call_id"] = "call_0"
+        chat = [QUESTION, marked(calls, MARK), message]
+        if not self._shows_sample((role, "result" if is_result else "answer"), chat):
             raise ConfigurationError(
                 f"the chat template of {self.tokenizer.where} leaves out messages of the role "
                 f"{role}, so a dialogue cannot be continued with them"
@@ -275,19 +268,26 @@ class ChatTemplate:
         """
         if role in ("user", "assistant", "tool"):
             return
-        if (role, is_first) not in self._seen:
-            message = {"role": role, "content": _SAMPLE_TEXT}
-            chat = [message, QUESTION] if is_first else [QUESTION, message]
-            try:
-                self._seen[role, is_first] = _SAMPLE_TEXT in self.render(chat, (), True)
-            except ConfigurationError:
-                self._seen[role, is_first] = True  # refused with the reason, if the chat is
-        if not self._seen[role, is_first]:
+        message = {"role": role, "content": _SAMPLE_TEXT}
+        chat = [message, QUESTION] if is_first else [QUESTION, message]
+        if not self._shows_sample((role, "first" if is_first else "later"), chat):
             later = "" if is_first else " behind the first message"
             raise ConfigurationError(
                 f"the chat template of {self.tokenizer.where} leaves out messages of the role "
                 f"{role!r}{later}, so the model would not see them"
             )
+
+    def _shows_sample(self, place: tuple[str, str], chat: Sequence[ChatMessage]) -> bool:
+        """Returns whether the template shows the sample in this chat, which a role and its place
+        stand for. A chat that it refuses counts: the messages themselves are rendered, and refused
+        with the reason.
+        """
+        if place not in self._shown:
+            try:
+                self._shown[place] = _SAMPLE_TEXT in self.render(chat, (), True)
+            except ConfigurationError:
+                self._shown[place] = True
+        return self._shown[place]
 
     def _after_end(self, tail: str, last: int | None, has_ended: bool) -> str:
         """Returns the text behind the token that ends an answer."""

@@ -102,8 +102,6 @@ def _held_out_count(task: Dataset, training: "_Part", held_out: "_Part") -> int:
     """Returns how many held-out prompts there are at least, exactly if all rows were read."""
     if held_out is not training:
         return held_out.rows - held_out.sampled + len(held_out.usable)
-    if training.sampled == training.rows:
-        return sum(map(task.is_held_out, training.usable))
     seen = sum(map(task.is_held_out, training.usable))
     expected = (training.rows - training.sampled) * task.options.held_out_share
     return seen + max(0, int(expected - _SIGMAS * sqrt(expected)))

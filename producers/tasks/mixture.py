@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from inspect import isawaitable
 from math import gcd, lcm
 from threading import Event
@@ -183,13 +184,14 @@ class TaskMixture:
         lists = {number: self._held_out(number, n, count) for number, n in shares.items()}
         return [lists[at.part][at.place] for at in order]
 
+    @cached_property
     def unevaluated(self) -> list[str]:
-        """Returns the labels of the parts that hold out no prompt."""
+        """The labels of the parts that hold out no prompt."""
         return [part.label for part in self._parts if not _holds_out(part)]
 
     def _held_out_order(self) -> Iterator[PartPosition]:
         """Yields the positions of the mixture's order without those of such parts."""
-        silent = set(self.unevaluated())
+        silent = set(self.unevaluated)
         if len(silent) == len(self._parts):
             raise TooFewHeldOut("task.parts: no part holds out a prompt", 0)
         for place in itertools.count():

@@ -10,7 +10,6 @@ import csv
 import gzip
 import io
 import json
-import re
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -25,12 +24,12 @@ import msgspec
 
 from rollstream.errors import ConfigurationError
 from rollstream.foreign_json import parse_loose_json
+from rollstream.producers.tasks.csv_table import CsvTable
 from rollstream.storage.hf_folder import BOM, is_lfs_pointer, lfs_refusal
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 """Names of files that a folder of shards may have, also with `.gz` or `.zst` behind them."""
 KINDS = ".jsonl, .json, .csv, .tsv (also .gz and .zst) and .parquet"
-FIELD_CHARACTERS_MAX = 1 << 27  # of a CSV field; csv's own limit of 131 072 is below a long prompt
 FIRST_ROWS, SAMPLED_EVERY, ROWS_PASSED_MAX = 1000, 997, 2_000_000
 _ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Files that Hugging Face datasets writes beside the shards."""
@@ -353,10 +352,6 @@ def _list_rows(
             yield RowFault(path, f"item {number}", str(error))
 
 
-_QUOTED = re.compile(r'"[^"]*"')
-_DELIMITERS = (";", "\t", ",")  # spreadsheets write ; where the comma is the decimal mark
-
-
 def _csv_rows(
     path: Path,
     lines: IO[bytes],
@@ -365,22 +360,13 @@ def _csv_rows(
     sampling: RowSampling | None,
 ) -> Iterator[PlacedValues | RowFault]:
     """Yields the rows behind the header; every column is text."""
-    csv.field_size_limit(FIELD_CHARACTERS_MAX)
     # Bytes that are not UTF-8 become halves of surrogate pairs, so their row is refused by itself.
-    text = io.TextIOWrapper(lines, "utf-8-sig", "surrogateescape", newline="")
-    header_line, lines_before = text.readline(), 2
-    if (separator := _stated_separator(header_line)) is not None:
-        delimiter, header_line, lines_before = separator, text.readline(), 3
-    elif delimiter not in (outside := _QUOTED.sub("", header_line)):
-        delimiter = next((other for other in _DELIMITERS if other in outside), delimiter)
-    header = [
-        name.strip() for line in csv.reader([header_line], delimiter=delimiter) for name in line
-    ]
+    table = CsvTable(io.TextIOWrapper(lines, "utf-8-sig", "surrogateescape", newline=""), delimiter)
+    header = table.header
     repeated = [column for column in columns if header.count(column) > 1]
     if repeated:
         raise ConfigurationError(f"data set {path} has two columns {repeated[0]!r}")
-    records = _CsvRecords(text, delimiter, lines_before)
-    for number, fields in records:
+    for number, fields in table:
         place = f"line {number}"
         if not fields:
             continue
@@ -395,56 +381,6 @@ def _csv_rows(
             yield RowFault(path, place, f"{len(fields)} fields, the header has {len(header)}")
             continue
         yield place, dict(zip(header, fields, strict=True))
-
-
-class _CsvRecords:
-    """Iterates over the records of CSV lines, each with the number of its first line; an error
-    stands for a line that is no record.
-
-    A quote that is never closed, or is closed by the begin of another one, would take all lines up
-    to there into one field. Only its own line is at fault: the lines after it are read again. A
-    line of tabs may have quotes that quote nothing, and is then cut at its tabs.
-    """
-
-    def __init__(self, lines: Iterator[str], delimiter: str, number: int) -> None:
-        self._lines, self._delimiter, self._number = lines, delimiter, number
-        self._again: list[str] = []  # in reverse
-        self._taken: list[str] = []
-
-    def __iter__(self) -> Iterator[tuple[int, list[str] | csv.Error]]:
-        reader = csv.reader(self._next_lines(), delimiter=self._delimiter, strict=True)
-        while True:
-            self._taken = []
-            try:
-                fields = next(reader, None)
-            except csv.Error as error:
-                first = self._taken[0]
-                self._again += reversed(self._taken[1:])
-                reader = csv.reader(self._next_lines(), delimiter=self._delimiter, strict=True)
-                cut = first.rstrip("\r\n").split("\t") if self._delimiter == "\t" else [""]
-                yield self._number, cut if len(cut) > 1 else error
-                self._number += 1
-                continue
-            if fields is None:
-                return
-            yield self._number, fields
-            self._number += len(self._taken)
-
-    def _next_lines(self) -> Iterator[str]:
-        while True:
-            line = self._again.pop() if self._again else next(self._lines, None)
-            if line is None:
-                return
-            self._taken.append(line)
-            yield line
-
-
-def _stated_separator(line: str) -> str | None:
-    """Returns the character that a first line `sep=;`, as Excel writes it, states; None if the line
-    is none of this kind.
-    """
-    text = line.rstrip("\r\n").strip('"')
-    return text[4] if len(text) == 5 and text[:4].lower() == "sep=" else None
 
 
 def _parquet_rows(

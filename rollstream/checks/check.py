@@ -22,7 +22,7 @@ from rollstream.consumers.objective_settings import named_version
 from rollstream.errors import EXIT_REFUSED, BusError, ConfigurationError, RollstreamError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.registry import too_few_tokens
-from rollstream.storage.hf_folder import CONFIG, find_hf_folder
+from rollstream.storage.hf_folder import CONFIG, find_hf_folder, hf_vocabulary_size
 from rollstream.storage.hf_weights import check_trainable, read_weight_files
 
 
@@ -110,15 +110,14 @@ def _reference_findings(c: Configuration, model: ModelFacts | None) -> Iterator[
         return
     folder = find_hf_folder(c.trainer.reference)
     try:
-        fields = check_trainable(folder)
+        check_trainable(folder)
         read_weight_files(folder)
     except (ConfigurationError, OSError) as error:
         text = str(error).replace("model.path:", "trainer.reference:")
         yield Finding("reference", "refused", text)
         return
-    size = (fields.get("text_config") or fields).get("vocab_size")
-    least = None if model is None else model.vocabulary
-    if isinstance(size, int) and least is not None and size < least:
+    size, least = hf_vocabulary_size(folder), None if model is None else model.vocabulary
+    if size is not None and least is not None and size < least:
         text = f"trainer.reference: {folder} has {size} tokens, the trained model {least}"
         yield Finding("reference", "refused", text)
 

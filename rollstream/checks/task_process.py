@@ -90,7 +90,7 @@ def task_facts(task: Task, order: TaskOrder) -> TaskFacts:
         if isinstance(task, TaskMixture)
         else [],
         unevaluated=(
-            task.unevaluated()
+            task.unevaluated
             if isinstance(task, TaskMixture) and order.evaluation is not None and whole
             else []
         ),

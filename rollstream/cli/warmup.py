@@ -2,10 +2,9 @@
 training on the task's documents (prompts with responses), and prints its progress as JSON lines.
 
 The folder appears completely or not at all, and an existing one is kept. With `model.path` none is
-made. The run's store gets its
-files, so other hosts need none. `rollstream run` starts
-this command before all roles, unless there is a model. The learner `paced` trains no real weights;
-for it the command only writes the size of the vocabulary and the tokenizer.
+made. The run's store gets its files, so other hosts need none. `rollstream run` starts this command
+before all roles, unless there is a model. The learner `paced` trains no real weights; for it the
+command only writes the size of the vocabulary and the tokenizer.
 """
 
 import argparse

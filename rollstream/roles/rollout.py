@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -366,9 +367,9 @@ def open_rollout_engine(
     return engine, c.rollouts.batch_max or profiled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VersionModel:
-    """Describes the model of a version by the version's files (`ServedModel`)."""
+    """Describes the model of a version by the version's files (`ServedModel`), read once."""
 
     store: ObjectStore
     manifest: Manifest
@@ -378,6 +379,10 @@ class VersionModel:
         return int(parse_json(text, dict[str, Any])["vocab_size"])
 
     def config(self) -> "PreTrainedConfig":
+        return self._config
+
+    @cached_property
+    def _config(self) -> "PreTrainedConfig":
         from rollstream.storage.models import config_from_version
 
         return config_from_version(self.store, self.manifest)

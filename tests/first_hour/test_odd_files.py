@@ -163,7 +163,7 @@ def test_a_mixture_evaluates_the_parts_that_hold_out_prompts(tmp_path: Path) -> 
     one: Any = data_set(json_lines(tmp_path / "a.jsonl", ROWS), held_out_share=0.0)
     two: Any = data_set(json_lines(tmp_path / "b.jsonl", ROWS))
     mixture = mix([MixturePart("a", 1.0, one), MixturePart("b", 1.0, two)])
-    assert mixture.unevaluated() == ["a"]
+    assert mixture.unevaluated == ["a"]
     assert {prompt.task for prompt in mixture.held_out(10)} == {"b"}
     with pytest.raises(ConfigurationError, match="b, its share of 9999 prompts"):
         mixture.held_out(9999)

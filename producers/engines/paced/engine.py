@@ -26,7 +26,7 @@ from rollstream.producers.engines.base import (
 from rollstream.producers.engines.paced.batch import PacedBatch, PacedSequence
 from rollstream.producers.engines.paced.lengths import LengthSampler
 from rollstream.producers.engines.queue import QueuedEngine
-from rollstream.producers.engines.roofline import Roofline, batch_max
+from rollstream.producers.engines.roofline import Roofline
 from rollstream.producers.engines.torch.weights import ServedWeights, WeightView
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Floats, Tokens, Version
@@ -120,11 +120,6 @@ class PacedEngine(QueuedEngine[PacedSequence]):
         self._batch = PacedBatch(shape.kv_capacity)
         self._at_s = pace.now()
         """When the newest step ended, on the engine's clock."""
-
-    @property
-    def batch_max(self) -> int:
-        """The largest batch at which one more row hardly makes a step longer (`Roofline`)."""
-        return batch_max(self._shape.roofline, self.slots)
 
     @property
     def preempted(self) -> int:

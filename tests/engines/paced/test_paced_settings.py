@@ -8,6 +8,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.build import open_paced, roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
 from rollstream.producers.engines.paced.settings import PacedSettings
+from rollstream.producers.engines.roofline import batch_max
 from testbed.repository import EXAMPLES
 
 LONGTAIL = EXAMPLES / "longtail.toml"
@@ -66,7 +67,9 @@ def test_an_engine_is_what_its_settings_describe() -> None:
 
     engine = open_paced(settings, 40, WEIGHTS, V1, slots=8, context_max=4096)
     assert engine.stats().kv_capacity == 5000
-    assert engine.batch_max == 8  # an accelerator's B_max is far above
+    assert (
+        batch_max(roofline_from(settings.roofline), engine.slots) == 8
+    )  # an accelerator's B_max is far above
     assert len(run_all(engine, [ask("t", prompt(3), Sampling(tokens_max=20))])["t"].tokens) == 20
     free = open_paced(PacedSettings(), 40, WEIGHTS, V1, slots=8, context_max=4096)
     assert free.stats().kv_capacity == 8 * 4096
