@@ -19,6 +19,7 @@ from rollstream.streams.values import Version
 from rollstream.streams.writer import publish
 from testbed.first_hour.case import FirstHourCase
 from testbed.first_hour.looked_at_run import copied_run
+from testbed.servers import bubblewrap
 
 Fault = Callable[[Path], str]
 WAIT_S = 60.0
@@ -32,7 +33,7 @@ LIGHT = (
 HEAVY = ("weights|verify|{run}", "fork|{run}|--at|latest|--out|{out}/fork")  # they import torch
 LIVING = ("tail|{run}|ledger", "audit|{run}", "query|{run}|FROM steps", "top|{run}|--once")
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-MOUNTED = ("bwrap", "--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--ro-bind")
+MOUNTED = ("--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--ro-bind")  # of bwrap
 SEVERAL = """
 import json, sys
 from rollstream.cli.main import main
@@ -64,8 +65,9 @@ def _read_only(lines: Sequence[str], is_mounted: bool = False, is_living: bool =
             subprocess.run(["chmod", "-R", "a=rX", str(runs)], check=True)
             places = {"run": run, "runs": runs, "out": out}
             words = [[word.format(**places) for word in line.split("|")] for line in lines]
-            as_user = AS_NOBODY if os.getuid() == 0 else ()
-            before_it = (*MOUNTED, str(runs), str(runs)) if is_mounted else as_user
+            before_it: tuple[str, ...] = AS_NOBODY if os.getuid() == 0 else ()
+            if is_mounted:
+                before_it = (str(bubblewrap.program()), *MOUNTED, str(runs), str(runs))
             ended = subprocess.run(
                 [*before_it, sys.executable, "-c", SEVERAL, json.dumps(words)], cwd=out,
                 capture_output=True, timeout=WAIT_S, check=False,
