@@ -50,13 +50,12 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
     model = load_model(c.model.path)
     settings = c.trainer.model_copy(update={"workers": 1, "threads": threads})
     slots = settings.groups_per_step * settings.samples_per_group
-    tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
     config = model.config
     learner = TorchLearner(model, settings)
     engine = open_engine(
         "torch",
         config,
-        tensors,
+        learner.snapshot("float32"),
         Version(0, 1),
         EngineOptions(slots=slots, context_max=c.rollouts.context_max),
     )
