@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.case import Case, alone, paired
+from rollstream.producers.agents.episodes import TURN_S
 from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
 from rollstream.producers.engines.paced.build import open_paced
 from rollstream.producers.engines.paced.settings import (
@@ -25,7 +26,6 @@ from rollstream.producers.engines.paced.settings import (
     PacedSettings,
     RooflineSettings,
 )
-from rollstream.producers.rollout.worker import TURN_S
 from rollstream.streams.connect import open_bus
 from rollstream.streams.records import PROMPT
 from rollstream.streams.topics import catalogue

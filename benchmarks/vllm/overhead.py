@@ -31,9 +31,12 @@ from rollstream.producers.engines.base import EngineOptions
 from rollstream.producers.engines.vllm.engine import VllmEngine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
+from rollstream.producers.rollout.single_turn import SingleTurn
+from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
@@ -108,9 +111,11 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
     voice = RolloutPublisher(
         bus, BackgroundSender(bus), "rollout-0", 1, settings, StatusSchedule(settings.status_s)
     )
-    judging = EndedTurns(RewardPool(TaskSettings()), False, 1, lambda: V1, late=True)
+    judging = Judging(RewardPool(TaskSettings()), 1, lambda: V1, late=True)
+    driver = SingleTurn(RolloutParts(engine, judging, voice, settings))
     orders = AssignmentQueue(bus, "rollout-0", 1)
-    rollout = RolloutLoop(settings, engine, WeightsFollower(bus, store), orders, judging, voice)
+    follower, in_progress = WeightsFollower(bus, store), InProgress(driver)
+    rollout = RolloutLoop(settings, engine, follower, orders, in_progress, voice)
     rounds = [0]
 
     def run() -> None:

@@ -6,5 +6,5 @@ chat, `renderer_bridge` what stands between its turns, `keys` who asks. `convers
 tokens of a request among those that an episode has. `inbox` hands a `pending` turn to the rollout's
 loop, where `episodes` runs each `episode`. `service` puts these parts together for a rollout.
 `front` is one address for all rollouts, which `directory` finds. `fates` finds what became of an
-episode that is not open here. `settings` has the table `[agent]`.
+episode that is not open here.
 """

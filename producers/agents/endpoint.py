@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from rollstream.errors import RollstreamError
+from rollstream.producers.agent_settings import service_key
 from rollstream.producers.agents.answers import (
     TurnAnswer,
     answer_events,
@@ -65,7 +66,6 @@ from rollstream.producers.agents.requests import (
     scores_in,
 )
 from rollstream.producers.agents.serving import answer_unrouted
-from rollstream.producers.agents.settings import service_key
 from rollstream.streams.branches import path_to
 from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 from rollstream.streams.records import GENERATED, Annotation
@@ -90,7 +90,7 @@ class AgentEndpoint:
     fates: EpisodeFates = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fates = EpisodeFates(self.episodes.publisher.bus)
+        self.fates = EpisodeFates(self.episodes.parts.publisher.bus)
 
     def app(self) -> Starlette:
         """Returns the ASGI application."""
@@ -177,7 +177,7 @@ class AgentEndpoint:
         end = await self._end_of(identity)
         if end.reward is None and not end.failure:
             values = np.array([reward], np.float32)
-            name = self.episodes.publisher.name
+            name = self.episodes.parts.publisher.name
             note = Annotation(identity.trajectory, end.group, "reward", values, name)
             await asyncio.to_thread(publish, self.fates.bus, "annotations", str(end.group), note)
         elif not end.agrees(reward, ""):
@@ -255,7 +255,7 @@ class AgentEndpoint:
             return own
         if len(episode.asked) >= TURNS_PER_EPISODE:
             raise EndpointBusy(f"{len(episode.asked)} requests of this episode are being answered")
-        asked_s = self.episodes.clock()
+        asked_s = self.episodes.parts.clock()
         pending = PendingTurn(asked, self._planned(episode, asked), asked_s)
         pending.outcome.add_done_callback(
             partial(resolve_soon, own.get_loop(), episode.asked, asked.digest)

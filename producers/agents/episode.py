@@ -15,6 +15,7 @@ import msgspec
 
 from rollstream.errors import DecodeError
 from rollstream.metric_values import MetricValues
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.answers import REFUSAL_CODES, TurnAnswer
 from rollstream.producers.agents.conversation import (
     FORK_CAUSES,
@@ -24,7 +25,6 @@ from rollstream.producers.agents.conversation import (
 )
 from rollstream.producers.agents.keys import SessionIdentity
 from rollstream.producers.agents.requests import TurnRequest
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.chain import ChainContent
 from rollstream.producers.rollout.trajectory import RunningTrajectory

@@ -25,16 +25,16 @@ the failure before that program starts.
 """
 
 import logging
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollstream.errors import RollstreamError
 from rollstream.metric_values import MetricValues
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.chat_format import ChatFormat
 from rollstream.producers.agents.conversation import Conversation
 from rollstream.producers.agents.episode import (
@@ -51,6 +51,7 @@ from rollstream.producers.agents.episode import (
     read_state,
     state_text,
     succeed,
+    unusable_chain,
 )
 from rollstream.producers.agents.inbox import (
     AgentInbox,
@@ -63,17 +64,20 @@ from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.agents.program_process import EpisodeOrder
 from rollstream.producers.agents.programs import Programs, ServicePrograms, task_of
 from rollstream.producers.agents.requests import EpisodeMoved, SessionSealed, TurnFailed
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.agents.turns import EpisodeTurns
-from rollstream.producers.engines.base import Engine
-from rollstream.producers.rollout.ended_turns import EndedTurns
-from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.engines.base import Emission
+from rollstream.producers.rollout.chain import ChainContent
 from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.streams.foreign_text import reason_text
 from rollstream.streams.records import Trajectory
 
+if TYPE_CHECKING:
+    from rollstream.producers.agents.serving import EndpointThread
+
 log = logging.getLogger(__name__)
 
+TURN_S = 0.002  # of decoding between two looks for requests
 CHECK_S = 0.1  # between two checks of deadlines
 LEAVE_S = 10.0  # within which a program that has ended its episode ends itself
 VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -82,27 +86,29 @@ VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, Ty
 
 @dataclass(slots=True)
 class AgentEpisodes:
-    """Holds the open episodes of one rollout under one term, by trajectory. Used by the rollout's
-    loop; `find` and `counts.repeated` also by the endpoint's thread.
+    """The `TurnDriver` of episodes. Holds the open ones of a rollout, by trajectory. Used by the
+    rollout's loop; `find` and `counts.repeated` also by the endpoint's thread.
     """
 
-    engine: Engine
-    ended_turns: EndedTurns
-    publisher: RolloutPublisher
+    parts: RolloutParts
     settings: AgentSettings
     chat: ChatFormat
     keys: SessionKeys
     programs: Programs
     inbox: AgentInbox
-    keep_version: bool = False
-    clock: Callable[[], float] = time.time
+    retries: int = 0
+    """How often an episode that failed is tried again (`task.retries`)."""
     url: str = ""
     """Address of the endpoint, without a path."""
+    endpoint: "EndpointThread | None" = None
+    """Listens for the programs. It outlives `close`, to tell them that their episodes move on."""
     prompt_text: Callable[[RunningTrajectory], str] = lambda _: ""
     """Returns the text of the task's prompt."""
     open: dict[str, Episode] = field(default_factory=dict[str, Episode])
+    has_prompt: bool = False
+    poll_s: float = TURN_S
     finished: list[Trajectory] = field(default_factory=list[Trajectory])
-    """Records that end episodes, until `take_finished`."""
+    """Records that end episodes, until `poll`."""
     retrying: list[Episode] = field(default_factory=list[Episode])
     """Episodes whose program starts again once the log has their failure."""
     counts: AgentCounts = field(default_factory=AgentCounts)
@@ -113,12 +119,12 @@ class AgentEpisodes:
 
     def __post_init__(self) -> None:
         self.turns = EpisodeTurns(
-            self.engine,
-            self.publisher,
+            self.parts.engine,
+            self.parts.publisher,
             self.settings,
             self.counts,
-            self.keep_version,
-            self.clock,
+            self.parts.keep_version,
+            self.parts.clock,
             self.inbox.wake,
         )
 
@@ -138,7 +144,7 @@ class AgentEpisodes:
             raise SessionSealed(f"episode {identity.trajectory} has failed and is tried again")
         is_older, programs = identity.attempt < episode.identity.attempt, self.programs
         if is_older and isinstance(programs, ServicePrograms) and programs.claim(episode.key):
-            episode.adopt(identity, self.clock())
+            episode.adopt(identity, self.parts.clock())
             return episode
         raise SessionSealed(
             f"attempt {identity.attempt} of episode {identity.trajectory} was replaced"
@@ -150,8 +156,8 @@ class AgentEpisodes:
         identity = SessionIdentity(
             assignment.trajectory,
             assignment.attempt,
-            self.publisher.name,
-            self.publisher.term,
+            self.parts.publisher.name,
+            self.parts.publisher.term,
             len(running.failures),
         )
         held = held_tokens(running)
@@ -159,7 +165,7 @@ class AgentEpisodes:
         conversation.add(running.turns, held)
         key = self.keys.issue(identity)
         is_outside = isinstance(self.programs, ServicePrograms)
-        opened_s = float("inf") if is_outside else self.clock()
+        opened_s = float("inf") if is_outside else self.parts.clock()
         episode = Episode(identity, key, running, conversation, opened_s)
         reason = end_of(running.environment)
         starts = reason is None and not running.flushing
@@ -190,14 +196,19 @@ class AgentEpisodes:
 
     def drop(self, trajectory: str) -> None:
         """Close the episode without a record: it was released or assigned again."""
+        self.parts.judging.drop(trajectory)
         if (episode := self.open.get(trajectory)) is not None:
             self._close(episode, SessionSealed(f"episode {trajectory} is no longer needed"))
 
-    def leave(self, trajectory: str) -> RunningTrajectory:
-        """Close the episode, which another rollout resumes; returns it."""
+    def leave(self, trajectory: str) -> None:
+        """Close the episode, which another rollout resumes."""
         episode = self.open[trajectory]
         self._close(episode, EpisodeMoved(f"episode {trajectory} continues on another rollout"))
-        return episode.running
+        self.parts.publisher.give_up([episode.running])
+
+    def leave_all(self) -> None:
+        for trajectory in list(self.open):
+            self.leave(trajectory)
 
     def close(self) -> None:
         """Refuse all requests and end all programs."""
@@ -211,14 +222,53 @@ class AgentEpisodes:
         episode.seal = seal
         del self.open[episode.name]
         if leaves and not isinstance(self.programs, ServicePrograms):
-            self._leaving[episode.key] = self.clock() + LEAVE_S
+            self._leaving[episode.key] = self.parts.clock() + LEAVE_S
         else:
             self.programs.kill(episode.key)
         self.turns.close(episode, seal)
 
     def metric_values(self) -> MetricValues:
         """Returns the rollout's metrics about agents."""
-        return {**self.counts.metric_values(), "rollout_agent_episodes": len(self.open)}
+        return {
+            **self.counts.metric_values(),
+            "rollout_agent_episodes": len(self.open),
+            "rollout_replies_retried_total": 0,  # an environment's, which agents do not have
+        }
+
+    @property
+    def running(self) -> dict[str, RunningTrajectory]:
+        """The open episodes of which the engine generates a turn."""
+        return self.turns.generating
+
+    @property
+    def parked(self) -> dict[str, RunningTrajectory]:
+        """The other open episodes, which wait for their program."""
+        return self.turns.parked
+
+    def chain_problem(self, content: ChainContent) -> str:
+        return unusable_chain(content)
+
+    def grow(self, emission: Emission) -> None:
+        self.turns.grow(emission)
+
+    def wait(self, seconds: float) -> bool:
+        self.inbox.wait(seconds)
+        return True
+
+    def growing(self) -> Sequence[RunningTrajectory]:
+        return ()
+
+    @property
+    def awaited(self) -> int:
+        return len(self.parts.judging)
+
+    def open_max(self, room: int) -> int:
+        del room  # turns share the engine, not episodes
+        return self.settings.open_max(self.parts.settings.episodes_max)
+
+    @property
+    def parked_max(self) -> int:
+        return max(0, self.open_max(0) - self.parts.settings.slots)
 
     def accept(self) -> None:
         """Take the requests that arrived and the programs that ended, and check deadlines."""
@@ -240,7 +290,7 @@ class AgentEpisodes:
             if (episode := self._by_key(ended.key)) is not None:
                 with self._boundary(episode):
                     self._end(episode, ended.reward, ended.reason)
-        now = self.clock()
+        now = self.parts.clock()
         if now - self._checked_s >= CHECK_S:
             self._checked_s = now
             for key in [key for key, until in self._leaving.items() if now >= until]:
@@ -286,7 +336,7 @@ class AgentEpisodes:
         self.counts.broken += 1
         self.counts.failures += 1
         self.drop(episode.name)
-        self.finished.append(self.ended_turns.dead_record(episode.running, f"agent: {reason}"))
+        self.finished.append(self.parts.judging.dead_record(episode.running, f"agent: {reason}"))
 
     def _by_key(self, key: str) -> Episode | None:
         identity = self.keys.identity(key)
@@ -298,7 +348,7 @@ class AgentEpisodes:
         if isinstance(programs, ServicePrograms) and (key := programs.next()):
             found = self._by_key(key)
         if found is not None:
-            found.opened_s = self.clock()
+            found.opened_s = self.parts.clock()
         succeed(ticket.outcome, found)
 
     def _begin_turn(self, ticket: TurnTicket) -> None:
@@ -308,7 +358,7 @@ class AgentEpisodes:
             return
         if isinstance(self.programs, ServicePrograms):
             self.programs.claim(episode.key)  # it is opened now
-        now = self.clock()
+        now = self.parts.clock()
         episode.first_s = now if episode.first_s is None else episode.first_s
         episode.opened_s = min(episode.opened_s, now)
         self.turns.begin(episode, ticket.turn)
@@ -321,7 +371,7 @@ class AgentEpisodes:
             return
         state = EpisodeState(ticket.reward, dict(ticket.scores))
         episode.running.environment = state_text(state)
-        self.publisher.episode(
+        self.parts.publisher.episode(
             episode.running,
             lambda: succeed(ticket.outcome, None),
             lambda reason: fail(ticket.outcome, TurnFailed(reason)),
@@ -362,16 +412,16 @@ class AgentEpisodes:
         running = episode.running
         running.abandoned = episode.abandoned()
         reason = failure_of(episode, reason)
-        if is_retried(episode, reason, self.ended_turns.retries):
+        if is_retried(episode, reason, self.retries):
             log.info("episode %s is tried again: %s", episode.name, reason)
             self.counts.retried += 1
-            again = running.retried(f"agent: {reason}", self.clock())
-            self.publisher.episode(again, on_durable, on_refused)
+            again = running.retried(f"agent: {reason}", self.parts.clock())
+            self.parts.publisher.episode(again, on_durable, on_refused)
             self.start(again)
             return
         if state:
             running.environment = state
-            self.publisher.episode(running, on_durable, on_refused)
+            self.parts.publisher.episode(running, on_durable, on_refused)
         self.counts.abandoned += len(running.abandoned)
         self._finish(episode, reward, reason)
 
@@ -380,20 +430,19 @@ class AgentEpisodes:
         running = episode.running
         if reason:
             self.counts.failures += 1
-            self.finished.append(self.ended_turns.dead_record(running, f"agent: {reason}"))
+            self.finished.append(self.parts.judging.dead_record(running, f"agent: {reason}"))
             return
         last = max(set(range(len(running.turns))) - set(running.abandoned))
         finish = "length" if running.turns[last].finish == "length" else "stop"
         state = read_state(running.environment)
         reward = state.reward if reward is None else reward
         if reward is None:
-            self.ended_turns.judge(running, finish)
+            self.parts.judging.judge(running, finish)
             return
         self.finished.append(
-            self.ended_turns.rewarded_record(running, finish, reward, state.scores)
+            self.parts.judging.rewarded_record(running, finish, reward, state.scores)
         )
 
-    def take_finished(self) -> list[Trajectory]:
-        """Returns the records of the episodes that ended since the last call."""
+    def poll(self) -> list[Trajectory]:
         finished, self.finished = self.finished, []
-        return finished
+        return finished + self.parts.judging.poll()

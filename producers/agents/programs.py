@@ -24,8 +24,8 @@ import msgspec
 from rollstream.errors import ConfigurationError
 from rollstream.http_proxies import without_proxy
 from rollstream.import_path import module_command
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.program_process import EpisodeOrder, EpisodeOutcome
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.code_environment import (
     allowed_variables,
     of_a_program,

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from rollstream.errors import ContextFull, EngineRefused
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.answers import assistant_message
 from rollstream.producers.agents.conversation import history_hashes
 from rollstream.producers.agents.episode import (
@@ -36,7 +37,6 @@ from rollstream.producers.agents.episode import (
     succeed,
 )
 from rollstream.producers.agents.requests import LimitReached, RequestRefused, TurnFailed
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Emission, Engine
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.trajectory import RunningTrajectory

@@ -4,7 +4,8 @@ another role.
 Each iteration has a few phases: take assignments, take weights, start waiting trajectories, decode
 for `POLL_S`, publish. A phase handles what has arrived and returns; only decoding takes time. The
 loop calls its parts in this order: `AssignmentQueue`, `WeightsFollower` (which fetches versions in
-a thread), `InProgress` (which moves trajectories through the engine), and `RolloutPublisher`.
+a thread), `InProgress` (whose driver moves trajectories through the engine), and
+`RolloutPublisher`.
 """
 
 import threading
@@ -15,7 +16,7 @@ from itertools import islice
 
 from rollstream.metric_values import MetricValues
 from rollstream.producers.drafts.feed import DraftFeed
-from rollstream.producers.engines.base import Emission, Engine, UpdateMode
+from rollstream.producers.engines.base import Engine, UpdateMode
 from rollstream.producers.rollout.assignments import (
     AssignmentQueue,
     UpdateInputs,
@@ -24,12 +25,12 @@ from rollstream.producers.rollout.assignments import (
     quota_left,
     wants_update,
 )
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Health
 from rollstream.producers.rollout.in_progress import InProgress
 from rollstream.producers.rollout.loop_metrics import rollout_metrics
 from rollstream.producers.rollout.publisher import RolloutCondition, RolloutPublisher
 from rollstream.producers.rollout.tail_filling import TailFilling
+from rollstream.producers.rollout.turn_driver import TurnDriver
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.reader import TopicReader
@@ -38,7 +39,6 @@ from rollstream.streams.values import Version
 
 POLL_S = 0.03  # of decoding in one iteration
 IDLE_S = 0.02  # pause of an iteration that has nothing to decode
-TURN_S = 0.002  # of decoding between two looks for requests of agents
 
 
 @dataclass(slots=True)
@@ -52,8 +52,7 @@ class RolloutLoop:
     engine: Engine
     follower: WeightsFollower
     assignments: AssignmentQueue
-    ended_turns: EndedTurns
-    """The trajectories that wait for a reward or for the environment's reply."""
+    in_progress: InProgress
     publisher: RolloutPublisher
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
@@ -71,14 +70,9 @@ class RolloutLoop:
     """What was started beside a tail under the held version (`_fill_tail`)."""
     passes: int = 0
     """Number of draft verification passes that the engine had made at the last check."""
-    in_progress: InProgress = field(init=False)
 
     def __post_init__(self) -> None:
         self.follower.prepare = self.engine.prepare
-        keep_version = self.settings.on_update == "keep_version"
-        self.in_progress = InProgress(
-            self.engine, self.ended_turns, self.publisher, keep_version, self.clock
-        )
 
     def run(self, stop: threading.Event) -> None:
         """Generate until `stop` is set, then hand over everything in progress and leave (`_leave`).
@@ -101,28 +95,11 @@ class RolloutLoop:
         if self.draft_feed is not None:
             self.draft_feed.poll(self._has_drafted())
         began = self.timer()
-        emissions = self.generate() if self.in_progress.agents is None else self._serve_agents()
-        for emission in emissions:
-            self.in_progress.grow(emission)
+        has_generated = self.generate()
         self.in_progress.collect_outcomes()
         self.publish()
-        if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
+        if not has_generated and self.timer() - began < IDLE_S:  # nothing to decode
             stop.wait(IDLE_S)
-
-    def _serve_agents(self) -> list[Emission]:
-        """Decode for `POLL_S` seconds like `generate`, but begin the turns that programs ask for
-        and end those that are generated within `TURN_S`; while there is none, wait for a request.
-        """
-        agents, deadline = self.in_progress.agents, self.timer() + POLL_S
-        assert agents is not None
-        while (rest := deadline - self.timer()) > 0:
-            self.in_progress.take_requests()
-            if not (self.in_progress.running and self.follower.verified):
-                agents.inbox.wait(min(rest, IDLE_S))
-                continue
-            for emission in self.engine.poll(min(rest, TURN_S)):
-                self.in_progress.grow(emission)
-        return []
 
     def take_assignments(self) -> None:
         """Read new assignments. A released trajectory is dropped, or handed over if another rollout
@@ -241,11 +218,8 @@ class RolloutLoop:
 
     def _startable(self, room: int) -> int:
         """Returns how many more trajectories the engine may get, of which `room` may run."""
-        open_max = max(self.settings.episodes_max, room)
-        if self.in_progress.agents is not None:
-            open_max = self.in_progress.agents.settings.open_max(self.settings.episodes_max)
-        left = min(room - len(self.in_progress.running), open_max - len(self.in_progress))
-        return max(0, left)
+        open_left = self.driver.open_max(room) - len(self.in_progress)
+        return max(0, min(room - len(self.driver.running), open_left))
 
     def _fill_tail(self) -> None:
         """Start what fits beside the tail: dispatch assigns it only with `dispatch.fill_tails`."""
@@ -255,16 +229,25 @@ class RolloutLoop:
             waiting.remove(chosen)
             self.in_progress.start(chosen)
 
-    def generate(self) -> list[Emission]:
-        """Decode for `POLL_S` seconds and return the emissions (new tokens by trajectory)."""
-        emissions: list[Emission] = []
-        deadline, running = self.timer() + POLL_S, self.in_progress.running
-        while running and self.follower.verified and (rest := deadline - self.timer()) > 0:
-            news = self.engine.poll(rest)
-            if not news:  # the engine is idle, or the time is over
+    def generate(self) -> bool:
+        """Decode for `POLL_S` seconds, and meanwhile begin the turns that programs ask for; while
+        there is none, wait for a request. Returns whether the engine generated anything.
+        """
+        driver, deadline, has_generated = self.driver, self.timer() + POLL_S, False
+        while (rest := deadline - self.timer()) > 0:
+            driver.accept()
+            if not (driver.running and self.follower.verified):
+                if not driver.wait(min(rest, IDLE_S)):
+                    break
+                continue
+            emissions = self.engine.poll(min(rest, driver.poll_s))
+            for emission in emissions:
+                driver.grow(emission)
+            if emissions:
+                has_generated = True
+            elif not driver.wait(0.0):  # the engine is idle, or the time is over
                 break
-            emissions += news
-        return emissions
+        return has_generated
 
     def _has_drafted(self) -> bool:
         """Returns whether the engine verified drafts since the last call."""
@@ -290,14 +273,13 @@ class RolloutLoop:
         5. Publish `leaving` with nothing queued: dispatch resumes the rest elsewhere.
         """
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
-        if self.in_progress.agents is not None:
-            self.in_progress.agents.close()
+        self.driver.close()
         self.assignments.waiting.clear()
         self.publisher.flush_given_up()
         deadline = self.timer() + self.outcome_wait_s
-        if len(self.ended_turns):
+        if self.driver.awaited:
             self.send_status("leaving")  # 2
-        while len(self.ended_turns) and self.timer() < deadline:
+        while self.driver.awaited and self.timer() < deadline:
             self.publisher.note_iteration()
             self.sleep(IDLE_S)
             self.in_progress.collect_outcomes()  # 3
@@ -312,6 +294,10 @@ class RolloutLoop:
         self.publisher.end()
 
     # ---- state ---------------------------------------------------------------------------------
+
+    @property
+    def driver(self) -> TurnDriver:
+        return self.in_progress.driver
 
     @property
     def _is_side_by_side(self) -> bool:
@@ -339,14 +325,6 @@ class RolloutLoop:
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
 
-    @property
-    def _parked_max(self) -> int:
-        """The number of trajectories that may wait for their environment beside full slots."""
-        slots = self.settings.slots
-        if (agents := self.in_progress.agents) is not None:
-            return max(0, agents.settings.open_max(self.settings.episodes_max) - slots)
-        return max(0, self.settings.episodes_max - slots) if self.ended_turns.dialogue else 0
-
     def _resumes(self) -> list[Assignment]:
         return [one for one in self.assignments.waiting if one.kind == "resume"]
 
@@ -354,12 +332,10 @@ class RolloutLoop:
         here = [*self.in_progress.running.values(), *self.in_progress.parked.values()]
         started = [running.started_s for running in here]
         oldest_s = self.clock() - min(started) if started else 0.0
-        agents = self.in_progress.agents
         return {
-            **rollout_metrics(self.publisher, self.follower, len(self.ended_turns), oldest_s),
+            **rollout_metrics(self.publisher, self.follower, self.driver.awaited, oldest_s),
             "rollout_chains_broken_total": self.in_progress.broken_chains,
-            "rollout_replies_retried_total": self.ended_turns.retried,
-            **({} if agents is None else agents.metric_values()),
+            **self.driver.metric_values(),
         }
 
     def readers(self) -> list[TopicReader]:
@@ -386,12 +362,12 @@ class RolloutLoop:
             version=self.engine.version,
             health=health,
             queued=len(self.assignments.waiting)
-            + (len(self.ended_turns) if health == "leaving" else 0),
+            + (self.driver.awaited if health == "leaving" else 0),
             quota_left=quota_left(self._effective_mode, inputs),
             verified=verified,
             pulling=pulling or self._version_from_history() is not None,
             versions=tuple(self.engine.versions) if self._is_side_by_side else (),
             parked=len(self.in_progress.parked),
-            parked_max=self._parked_max,
+            parked_max=self.driver.parked_max,
         )
         self.publisher.status(condition, self.engine.stats())

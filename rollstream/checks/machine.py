@@ -27,7 +27,7 @@ from rollstream.errors import (
 )
 from rollstream.metrics.endpoint import metrics_port
 from rollstream.os_failures import explain_os_error
-from rollstream.producers.agents.settings import require_service_key
+from rollstream.producers.agent_settings import require_service_key
 from rollstream.producers.scoring.build import SERVICES, check_service
 from rollstream.roles.catalogue import ROLES
 from rollstream.sizes.check import check_memory, unassigned_use, uses_gpus

@@ -17,7 +17,7 @@ from rollstream.config.objective_checks import objective_problems
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.consumers.trainer.data.credit import GAE, scored_reference
 from rollstream.foreign_json import parse_loose_json
-from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.code_environment import OWN_VARIABLES
 from rollstream.producers.engines.kind import ENGINES
 from rollstream.producers.engines.paced.settings import PacedSettings

@@ -267,11 +267,11 @@ def run_endpoint(context: RoleContext) -> bool:
     settings = context.configuration.agent
     if not settings.front:
         raise ConfigurationError('agent.front: set it to an address, for example "127.0.0.1:8700"')
+    from rollstream.producers.agent_settings import require_service_key
     from rollstream.producers.agents.directory import RolloutDirectory
     from rollstream.producers.agents.front import EndpointFront
     from rollstream.producers.agents.keys import run_session_keys
     from rollstream.producers.agents.serving import EndpointThread
-    from rollstream.producers.agents.settings import require_service_key
 
     directory, keys = RolloutDirectory(context.bus), run_session_keys(context.store)
     require_service_key(settings.key_env)

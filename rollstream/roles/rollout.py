@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +50,21 @@ from rollstream.producers.engines.roofline import batch_max
 from rollstream.producers.rewards.pool import CAPACITY, RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
 from rollstream.producers.rollout.chain import ChainPrefetch
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
 from rollstream.producers.rollout.read_back import FetchedWeights, compare_all_tensors
+from rollstream.producers.rollout.turn_driver import (
+    DriverScope,
+    RolloutParts,
+    TurnDriver,
+    open_driver,
+)
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import STREAMED_BYTES
-from rollstream.producers.tasks.base import Environment, Task, is_asynchronous
+from rollstream.producers.tasks.base import Task, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
     RoleContext,
@@ -204,20 +210,20 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         heartbeat=Heartbeat(context.bus, c.rollouts.status_s),
     )
     publisher.applied(compare_all_tensors(fetched, engine.read_back, started))
-    ended_turns = _open_ended_turns(
+    judging = _open_judging(
         context,
         task,
         term,
         lambda: engine.version if follower.newest is None else follower.newest.version,
     )
-    rollout = RolloutLoop(
-        c.rollouts, engine, follower, assignments, ended_turns, publisher, draft_feed=draft_feed
-    )
+    driver = _open_driver(context, task, RolloutParts(engine, judging, publisher, c.rollouts))
     # No bound for the vocabulary: an engine emits no token beyond its own.
-    rollout.in_progress.bounds = training_bounds(c, None)
-    rollout.in_progress.prefetch = ChainPrefetch(context.bus)
-    if c.agent.is_active:
-        _serve_agents(context, rollout, task)
+    in_progress = InProgress(
+        driver, bounds=training_bounds(c, None), prefetch=ChainPrefetch(context.bus)
+    )
+    rollout = RolloutLoop(
+        c.rollouts, engine, follower, assignments, in_progress, publisher, draft_feed=draft_feed
+    )
     if context.grace_s is not None:
         rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
     return rollout
@@ -239,42 +245,26 @@ def _open_follower(context: RoleContext) -> WeightsFollower:
     return follower
 
 
-def _open_ended_turns(
+def _open_judging(
     context: RoleContext, task: Task, term: int, newest: Callable[[], Version]
-) -> EndedTurns:
-    """Returns what judges and answers the ended turns; its processes start with the first one."""
+) -> Judging:
+    """Returns what judges the complete answers; its processes start with the first one."""
     c = context.configuration
     pool = RewardPool(
         task_settings(c, context.folder),
         capacity=max(CAPACITY, 2 * c.rollouts.episodes_max),
         is_asynchronous=is_asynchronous(task),
     )
-    return EndedTurns(
-        pool,
-        isinstance(task, Environment),
-        term,
-        newest,
-        late=c.task.reward == "late",
-        context_max=c.rollouts.context_max,
-        retries=c.task.retries,
-        turns_max=c.task.turns_max,
-    )
+    return Judging(pool, term, newest, late=c.task.reward == "late")
 
 
-def _serve_agents(context: RoleContext, rollout: RolloutLoop, task: Task) -> None:
-    """Make the rollout run episodes. Raises `ConfigurationError` if a library of the extra `agents`
-    is missing.
+def _open_driver(context: RoleContext, task: Task, parts: RolloutParts) -> TurnDriver:
+    """Returns what drives the trajectories through their turns. Raises `ConfigurationError` if the
+    machine lacks what it needs.
     """
     c = context.configuration
-    for name in ("starlette", "uvicorn", *(["openai"] if c.agent.episode else [])):
-        if find_spec(name) is None:
-            raise ConfigurationError(
-                f"[agent] needs the library {name}: pip install 'rollstream[agents]'"
-            )
-    from rollstream.producers.agents.service import serve_agents
-
-    settings = task_settings(c, context.folder)
-    serve_agents(rollout, context.store, task, c.agent, settings, c.run)
+    scope = DriverScope(task_settings(c, context.folder), c.agent, context.store, c.run)
+    return open_driver(parts, task, scope)
 
 
 def _open_draft_feed(context: RoleContext) -> DraftFeed | None:

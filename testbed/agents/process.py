@@ -18,8 +18,8 @@ from typing import Any
 import httpx2
 
 from rollstream.import_path import module_environment
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.branches import Indices, leaves
 from rollstream.streams.bus import Bus

@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.chat_format import ChatFormat, chat_format
 from rollstream.producers.agents.endpoint import AgentEndpoint
-from rollstream.producers.agents.episodes import AgentEpisodes
+from rollstream.producers.agents.episodes import TURN_S, AgentEpisodes
 from rollstream.producers.agents.inbox import AgentInbox
 from rollstream.producers.agents.keys import SessionKeys
 from rollstream.producers.agents.programs import open_programs
 from rollstream.producers.agents.serving import EndpointThread, endpoint_url
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.engines.base import Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.rewards.pool import RewardPool
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
 from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import BackgroundSender, RolloutPublisher
-from rollstream.producers.rollout.worker import TURN_S
+from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.producers.tasks.text_tokenizer import END, TextTokenizer, byte_token
 from rollstream.storage.models import build_model
@@ -101,32 +101,31 @@ class AgentRollout:
             "torch", model.config, model.state_dict(), Version(0, 1),
             EngineOptions(slots=8, context_max=CONTEXT, emit_every=4),
         )  # fmt: skip
+        rollouts = RolloutSettings(slots=8, context_max=self.context)
         publisher = RolloutPublisher(
-            self.bus, BackgroundSender(self.bus), self.name, self.term,
-            RolloutSettings(slots=8, context_max=self.context), StatusSchedule(1.0),
+            self.bus, BackgroundSender(self.bus), self.name, self.term, rollouts,
+            StatusSchedule(1.0),
         )  # fmt: skip
-        ended = EndedTurns(
+        judging = Judging(
             RewardPool(self.task),
-            False,
             self.term,
             lambda: engine.version,
-            context_max=self.context,
-            retries=self.task.retries,
             late=self.task.reward == "late",
         )
         settings = self.settings.model_copy(update={"setup_s": WAIT_S})  # on a busy machine, too
         self.agents = AgentEpisodes(
-            engine, ended, publisher, settings, self.chat, SessionKeys(self.secret),
+            RolloutParts(engine, judging, publisher, rollouts),
+            settings, self.chat, SessionKeys(self.secret),
             open_programs(self.settings, self.task),
             AgentInbox(),
+            self.task.retries,
             prompt_text=lambda running: self.chat.user_text(running.assignment.tokens.tolist()),
         )  # fmt: skip
         self.endpoint = EndpointThread(
             AgentEndpoint(self.agents, "letters", self.context).app(), self.settings.endpoint
         )
         self.agents.url = endpoint_url(self.settings.endpoint, self.endpoint.port)
-        self.in_progress = InProgress(engine, ended, publisher, False)
-        self.in_progress.run_agents(self.agents)
+        self.in_progress = InProgress(self.agents)
         self.endpoint.start()
         self._engine = engine
         self._loop = threading.Thread(target=self._guarded, daemon=True)
@@ -144,10 +143,10 @@ class AgentRollout:
         while not self._stop.is_set():
             while self._orders:
                 self._orders.pop(0)()
-            self.in_progress.take_requests()
+            self.agents.accept()
             if self.in_progress.running:
                 for emission in self._engine.poll(TURN_S):
-                    self.in_progress.grow(emission)
+                    self.agents.grow(emission)
             else:
                 self.agents.inbox.wait(0.005)
             self.in_progress.collect_outcomes()
@@ -197,7 +196,7 @@ class AgentRollout:
         self._end_loop()  # it reads the pipes of the programs, which are closed next
         self.agents.close()
         self.endpoint.close()
-        self.in_progress.ended_turns.rewards.close()
+        self.agents.parts.judging.rewards.close()
 
 
 def letters_format() -> ChatFormat:

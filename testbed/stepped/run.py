@@ -24,10 +24,13 @@ from rollstream.consumers.trainer.data.prepare import Choices, training_rule
 from rollstream.errors import Fenced, RollstreamError
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.read_back import compare_all_tensors
+from rollstream.producers.rollout.single_turn import SingleTurn
+from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
@@ -333,9 +336,10 @@ class SteppedRun:
         )
         voice.applied(compare_all_tensors(fetched, engine.read_back, clock(), clock))
         rewards = FakeRewards()
-        judging = EndedTurns(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
+        judging = Judging(rewards, term, lambda: engine.version, clock)  # type: ignore[arg-type]
+        driver = SingleTurn(RolloutParts(engine, judging, voice, settings, clock))
         rollout = RolloutLoop(
-            settings, engine, follower, orders, judging, voice, clock, clock, pause
+            settings, engine, follower, orders, InProgress(driver), voice, clock, clock, pause
         )  # type: ignore[arg-type]
         if not self.shape.drafts:
             rollout.run(stop)  # type: ignore[arg-type]

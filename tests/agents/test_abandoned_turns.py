@@ -13,9 +13,9 @@ import pytest
 
 from rollstream.consumers.trainer.data.sample import sample_of
 from rollstream.import_path import module_environment
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.keys import SessionIdentity
 from rollstream.producers.agents.programs import EpisodeOrder, ServicePrograms
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.streams.admissible import TrainingBounds, refusal
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Partial, Trajectory

@@ -171,7 +171,7 @@ def test_what_a_client_asks_against_the_runs_sampling_is_overridden_and_recorded
 
 
 def test_limits_are_checked_before_a_turn(bus: Bus):
-    from rollstream.producers.agents.settings import AgentSettings
+    from rollstream.producers.agent_settings import AgentSettings
 
     with agent_rollout(bus, settings=AgentSettings(service=True, turns_max=1)) as rollout:
         rollout.assign(assignment())

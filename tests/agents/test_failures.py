@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.settings import TaskSettings
 from rollstream.streams.bus import Bus
 from rollstream.streams.records import Annotation, Partial

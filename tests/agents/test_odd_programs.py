@@ -11,11 +11,11 @@ import pytest
 
 from rollstream.errors import ConfigurationError
 from rollstream.http_guard import program_rule
+from rollstream.producers.agent_settings import AgentSettings, require_service_key
 from rollstream.producers.agents.answers import TurnAnswer, answer_events, answer_json
 from rollstream.producers.agents.chat_format import ChatRefused, TemplateChat
 from rollstream.producers.agents.conversation import history_hashes
 from rollstream.producers.agents.requests import TurnRequest, read_request
-from rollstream.producers.agents.settings import AgentSettings, require_service_key
 from rollstream.producers.code_environment import of_a_program, with_own_path
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.producers.tasks.tool_server import ToolServer

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.engines.base import Emission, EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.streams.admissible import TrainingBounds, refusal

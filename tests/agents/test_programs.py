@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents import programs
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.program_output import EPISODE_BYTES, ProgramOutput
 from rollstream.streams.bus import Bus

@@ -10,7 +10,7 @@ import pytest
 from rollstream.cli.main import main
 from rollstream.consumers.trainer.data.ready_groups import UNTRAINED_MAX
 from rollstream.errors import EveryGroupDied
-from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.settings import RolloutSettings
 from rollstream.streams.ledger_records import GroupClosed, StepDone
 from rollstream.streams.records import Trajectory

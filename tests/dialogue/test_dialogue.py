@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents.answers import assistant_message
 from rollstream.producers.agents.chat_format import ChatRefused, TemplateChat
 from rollstream.producers.agents.conversation import Conversation, HeldTokens, history_hashes
-from rollstream.producers.agents.settings import AgentSettings
 from rollstream.producers.dialogue.chat_template import ChatTemplate
 from rollstream.producers.dialogue.tool_formats import TOOL_FORMATS, UNKNOWN, format_of_template
 from rollstream.producers.tasks.text import TaskText

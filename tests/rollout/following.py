@@ -13,10 +13,13 @@ from rollstream.producers.engines.base import EngineOptions, UpdateMode, WeightU
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.read_back import FetchedWeights
+from rollstream.producers.rollout.single_turn import SingleTurn
+from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
@@ -123,9 +126,10 @@ class Followed:
         voice = RolloutPublisher(
             self.bus, SynchronousSender(self.bus), "a", 1, settings, StatusSchedule(0.1)
         )
-        judging = EndedTurns(RewardPool(TaskSettings()), False, 1, lambda: engine.version)
+        judging = Judging(RewardPool(TaskSettings()), 1, lambda: engine.version)
+        driver = SingleTurn(RolloutParts(engine, judging, voice, settings))
         orders = AssignmentQueue(self.bus, "a", 1)
-        return RolloutLoop(settings, engine, self.follower, orders, judging, voice)
+        return RolloutLoop(settings, engine, self.follower, orders, InProgress(driver), voice)
 
     def records(self, topic: str, kind: type[Record]) -> list:
         reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))

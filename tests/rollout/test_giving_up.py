@@ -8,9 +8,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import StatusSchedule
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import RolloutPublisher
+from rollstream.producers.rollout.single_turn import SingleTurn
+from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings
@@ -66,13 +69,15 @@ class Scene:
             return turns.now_s
 
         engine = FakeEngine(version, SETTINGS.slots, clock, is_slow=True)
-        judging = EndedTurns(FakeRewards(), False, 1, lambda: engine.version, clock)  # type: ignore[arg-type]
+        judging = Judging(FakeRewards(), 1, lambda: engine.version, clock)  # type: ignore[arg-type]
         voice = RolloutPublisher(
             self.bus, SynchronousSender(self.bus), name, 1, SETTINGS, StatusSchedule(0.5), clock
         )
         follower = WeightsFollower(self.bus, MemoryStore())
         orders = AssignmentQueue(self.bus, name, 1)
-        return RolloutLoop(SETTINGS, engine, follower, orders, judging, voice, clock), turns
+        driver = SingleTurn(RolloutParts(engine, judging, voice, SETTINGS, clock))
+        in_progress = InProgress(driver)
+        return RolloutLoop(SETTINGS, engine, follower, orders, in_progress, voice, clock), turns
 
     def turn(self, of: tuple[RolloutLoop, Turns], rounds: int) -> RolloutLoop:
         """Runs rounds without leaving at the end."""
@@ -81,8 +86,7 @@ class Scene:
         while not turns.is_set():
             rollout.take_assignments()
             rollout.start_waiting()
-            for emission in rollout.generate():
-                rollout.in_progress.grow(emission)
+            rollout.generate()
             rollout.in_progress.collect_outcomes()
             rollout.publish()
         return rollout

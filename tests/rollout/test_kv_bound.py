@@ -2,12 +2,16 @@
 not started belongs to no version, and may go to any rollout.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from rollstream.producers.engines.paced.engine import PacedEngine, PacedShape
 from rollstream.producers.engines.paced.lengths import LengthSampler, LogNormal
 from rollstream.producers.engines.roofline import Roofline
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.single_turn import SingleTurn
 from rollstream.producers.rollout.worker import RolloutLoop
 from tests.rollout.test_giving_up import SETTINGS, V0, Scene, order
 
@@ -32,12 +36,13 @@ def rollout_of(scene: Scene, kv_capacity: int) -> RolloutLoop:
         SETTINGS.slots, 64, kv_capacity, 19, SLOW, LengthSampler(LogNormal(30, 40), 0.0)
     )
     engine = PacedEngine(shape, {"head": torch.ones(2)}, V0, Still())
+    parts = replace(rollout.driver.parts, engine=engine)
     return RolloutLoop(
         SETTINGS,
         engine,
         rollout.follower,
         rollout.assignments,
-        rollout.ended_turns,
+        InProgress(SingleTurn(parts)),
         rollout.publisher,
     )
 

@@ -20,20 +20,23 @@ from rollstream.consumers.trainer.build import InitialModel, Provenance, Trainer
 from rollstream.consumers.trainer.data.prepare import training_rule
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.errors import Fenced
-from rollstream.producers.agents.settings import AgentSettings
+from rollstream.producers.agent_settings import AgentSettings
+from rollstream.producers.agents.episodes import AgentEpisodes
 from rollstream.producers.engines.base import Emission, Engine, EngineOptions
 from rollstream.producers.engines.factory import open_engine
 from rollstream.producers.prompt_source import PromptOrder, PromptSource
 from rollstream.producers.rewards.pool import RewardPool
 from rollstream.producers.rollout.assignments import AssignmentQueue
-from rollstream.producers.rollout.ended_turns import EndedTurns
 from rollstream.producers.rollout.heartbeat import Heartbeat, StatusSchedule
+from rollstream.producers.rollout.in_progress import InProgress
+from rollstream.producers.rollout.judging import Judging
 from rollstream.producers.rollout.publisher import RolloutPublisher
 from rollstream.producers.rollout.read_back import compare_all_tensors
+from rollstream.producers.rollout.turn_driver import DriverScope, RolloutParts, open_driver
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
 from rollstream.producers.settings import RolloutSettings, TaskSettings
-from rollstream.producers.tasks.base import Environment, is_asynchronous
+from rollstream.producers.tasks.base import is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.storage.lora import attach_adapters
 from rollstream.storage.metrics_file import MetricsFile
@@ -272,31 +275,21 @@ class TinyRun:
             heartbeat=Heartbeat(bus, status_s),
         )  # fmt: skip
         voice.applied(compare_all_tensors(fetched, engine.read_back, time.perf_counter()))
-        judging = EndedTurns(
-            rewards,
-            isinstance(task, Environment),
-            term,
-            lambda: engine.version,
-            late=self.task.reward == "late",
-            context_max=self.rollout.context_max,
-            retries=self.task.retries,
-            turns_max=self.task.turns_max,
-        )
+        judging = Judging(rewards, term, lambda: engine.version, late=self.task.reward == "late")
         served: Any = OneStepAPoll(engine) if dying else engine
-        loop = RolloutLoop(self.rollout, served, follower, orders, judging, voice)
-        endpoint = None
+        driver = open_driver(
+            RolloutParts(served, judging, voice, self.rollout),
+            task,
+            DriverScope(self.task, self.agent, self.store, "tiny"),
+        )
         try:
-            if self.agent.is_active:
-                from rollstream.producers.agents.service import serve_agents
-
-                endpoint = serve_agents(loop, self.store, task, self.agent, self.task, "tiny")
+            loop = RolloutLoop(self.rollout, served, follower, orders, InProgress(driver), voice)
             loop.run(stop)
         finally:
             rewards.close()
-            if endpoint is not None:
-                assert loop.in_progress.agents is not None
-                loop.in_progress.agents.close()
-                endpoint.close()
+            driver.close()
+            if isinstance(driver, AgentEpisodes) and driver.endpoint is not None:
+                driver.endpoint.close()
 
 
 @contextmanager

@@ -1,0 +1,126 @@
+"""Gets the rewards of complete answers from the task's code in the reward pool's processes
+(`Judging`).
+
+Each answer that is judged has exactly one outcome: a reward, or the reason why it has none
+(invariant 1). An outcome belongs to the attempt that asked for it, and is ignored if that attempt
+has been dropped meanwhile. With late rewards the answer is finished without a reward; a scorer adds
+it later as an annotation.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
+from rollstream.producers.rollout.trajectory import RunningTrajectory
+from rollstream.producers.tasks.base import Reply, turns_of
+from rollstream.streams.records import Trajectory
+from rollstream.streams.values import Version
+
+Finish = Literal["stop", "length"]
+"""How a turn ended: by a stop token, or at a limit of its length."""
+
+_ATTEMPT_SEPARATOR = "#"
+
+
+@dataclass(slots=True)
+class Judging:
+    """Holds the trajectories that wait for their reward, from `judge` until `poll` returns their
+    records.
+    """
+
+    rewards: RewardPool
+    term: int
+    """The rollout's term, for the records."""
+    newest: Callable[[], Version]
+    """Returns the newest version that the rollout knows, for the lag at finish."""
+    clock: Callable[[], float] = time.time
+    late: bool = False
+    """Whether rewards come later, from a scorer."""
+    _waiting: dict[str, tuple[RunningTrajectory, Finish]] = field(
+        default_factory=dict[str, tuple[RunningTrajectory, Finish]]
+    )
+    _unscored: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    """Records that are finished without a reward, until the next `take_unscored`."""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._unscored)
+
+    def judge(self, running: RunningTrajectory, finish: Finish) -> None:
+        """Ask for the reward of the complete answer, or finish it without one if rewards come
+        late. An earlier attempt of the trajectory is forgotten.
+        """
+        trajectory = running.assignment.trajectory
+        if self.late:
+            record = running.to_record(self.term, finish, self.clock(), self.newest())
+            self._unscored[trajectory] = record
+            return
+        self._waiting[trajectory] = (running, finish)
+        turns = turns_of(*running.judged_content())
+        self.rewards.submit(attempt_key(running), running.assignment.reference, turns)
+
+    def drop(self, trajectory: str) -> None:
+        """Forget the trajectory, because it was released or assigned again. A reward that still
+        arrives for it is ignored.
+        """
+        self._waiting.pop(trajectory, None)
+        self._unscored.pop(trajectory, None)
+
+    def drop_all(self) -> None:
+        """Forget all trajectories; later outcomes are ignored."""
+        self._waiting.clear()
+        self._unscored.clear()
+
+    def poll(self) -> list[Trajectory]:
+        """Returns the records of the trajectories whose outcome came since the last call."""
+        settled = (self.settle(key, outcome) for key, outcome in self.rewards.poll())
+        return [record for record in settled if record is not None] + self.take_unscored()
+
+    def settle(self, key: str, outcome: RewardVerdict | Reply) -> Trajectory | None:
+        """Returns the record of the attempt with this key: with the reward, or a dead one if
+        judging failed. None for an attempt that was dropped.
+        """
+        trajectory = trajectory_of(key)
+        waiting = self._waiting.get(trajectory)
+        if waiting is None or key != attempt_key(waiting[0]):
+            return None
+        del self._waiting[trajectory]
+        running, finish = waiting
+        assert isinstance(outcome, RewardVerdict), (
+            "the reward pool replied instead of giving a reward"
+        )
+        if outcome.dead:
+            return self.dead_record(running, f"reward: {outcome.reason}")
+        return self.rewarded_record(running, finish, outcome.reward, outcome.scores)
+
+    def take_unscored(self) -> list[Trajectory]:
+        """Returns the records that were finished without a reward since the last call."""
+        records = list(self._unscored.values())
+        self._unscored.clear()
+        return records
+
+    def dead_record(self, running: RunningTrajectory, reason: str) -> Trajectory:
+        """Returns the completion that records a failure, with its reason (invariant 2)."""
+        return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
+
+    def rewarded_record(
+        self,
+        running: RunningTrajectory,
+        finish: Finish,
+        reward: float,
+        scores: Mapping[str, float],
+    ) -> Trajectory:
+        """Returns the completion with a reward that the task or an episode's program gave."""
+        now, newest = self.clock(), self.newest()
+        return running.to_record(self.term, finish, now, newest, reward, dict(scores))
+
+
+def attempt_key(running: RunningTrajectory) -> str:
+    """Returns the key under which the reward pool is asked for this attempt."""
+    return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"
+
+
+def trajectory_of(key: str) -> str:
+    """Returns the trajectory of an attempt's key."""
+    return key.rpartition(_ATTEMPT_SEPARATOR)[0]
