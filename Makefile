@@ -67,7 +67,7 @@ fuzz: .venv/.testing
 check: .venv/.testing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --threads
 
 bench: .venv/.runtime
 	$(BIN)/python -m benchmarks
