@@ -23,6 +23,10 @@ from rollstream.storage.stores.run_keys import LEASES, RunKeys
 
 ROLLOUTS, RELAYS = "rollouts", "relays"
 """The roles with many holders."""
+RELAY_TERMS = "chain"
+"""The single name under which the store counts the terms of all relays. No two starts of relays
+have the same term, and a later start has a higher one, so terms order the relays.
+"""
 SINGLE_HOLDERS = ("trainer", "dispatch", "prompts", "archive")
 """The roles with a lease."""
 REPLAYS = "replay"  # a replay takes the term of its records under this role and name

@@ -15,8 +15,7 @@ from itertools import takewhile
 
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, VoidAssignment
-from rollstream.storage.relay.topology import RELAY_TERMS
-from rollstream.storage.terms import RELAYS, ROLLOUTS, RoleTerms
+from rollstream.storage.terms import RELAY_TERMS, RELAYS, ROLLOUTS, RoleTerms
 from rollstream.streams import records
 from rollstream.streams.admissible import is_count, is_version, malformed_partial
 from rollstream.streams.bus import AppendEntry, Bus

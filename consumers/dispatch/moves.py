@@ -15,21 +15,13 @@ from rollstream.consumers.dispatch import repack
 from rollstream.consumers.dispatch.admission import rollout_speeds
 from rollstream.consumers.dispatch.assignments import release_record
 from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.policy import MoveSummary
 from rollstream.consumers.dispatch.state import CurrentAssignment, DispatchState, TrackedRollout
 from rollstream.streams.records import Assignment
 from rollstream.streams.values import Version
 
 # Longest wait for a source's last partial. An answer that is already being scored gets none.
 MOVE_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class MoveSummary:
-    """Counts the requests that `source` is asked to release so that `destination` resumes them."""
-
-    source: str
-    destination: str
-    requests: int
 
 
 @dataclass(frozen=True, slots=True)

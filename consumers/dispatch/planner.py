@@ -1,24 +1,28 @@
 """Plans the assignments to give now: one for each open trajectory that no rollout generates, as far
 as rollouts have room (free slots, and places in their queues). Planning changes no argument
-(invariant 9); the service appends the returned records. A plan holds, in this order:
+(invariant 9); the service appends the returned records.
 
-1. resumes of trajectories that were released for a move, on the planned destination;
-2. other resumes, some on a rollout that first loads their old version from the store;
-3. starts from the prompt, of new samples and as restarts, oldest wave first;
-4. with `fills_tails`, short ones of the other starts, beside the tails of draining rollouts.
+A plan is made by steps (`PlanStep`), each of which assigns some of what the earlier ones left
+(`PlanDraft`). The steps of every policy are, in this order:
+
+1. resumes of trajectories that were released for a move, on the planned destination (`Moved`);
+2. other resumes (`Resumed`);
+3. starts from the prompt, of new samples and as restarts, oldest wave first (`Started`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
 from rollstream.consumers.dispatch import assignments
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,
-    WaveLayouts,
-    admissible_now,
     rollout_speeds,
+    room_to_admit,
     start_version,
 )
+from rollstream.consumers.dispatch.assignments import UnassignedSamples
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.placement import (
     PlacementWork,
@@ -26,195 +30,62 @@ from rollstream.consumers.dispatch.placement import (
     WaveLayout,
     place_samples,
 )
+from rollstream.consumers.dispatch.policy import PlannedAssignment
 from rollstream.consumers.dispatch.state import DispatchState
-from rollstream.consumers.dispatch.tails import fill_tails, tail_rooms
-from rollstream.consumers.dispatch.version_reload import ReloadPlan, VersionReload
-from rollstream.streams.records import Assignment, Prompt
+from rollstream.streams.records import Prompt
 from rollstream.streams.values import Version
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedAssignment:
-    """Holds an assignment that is not appended yet."""
-
-    record: Assignment
-    discards_tokens: bool
-    """Whether the trajectory restarts from its prompt and loses the tokens generated so far."""
+IsLoadable = Callable[[DispatchState, Version], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class AssignmentPlanner:
-    """Plans assignments under one run's settings. `queue_per_slot` assignments may wait for each
-    slot of a rollout; `waves` states which rollouts take the long and the short samples of a wave.
-
-    Under `keep_version` a resume needs the version of its trajectory. If versions are whole models,
-    `history` decides when a rollout loads one that no rollout holds. If they are adapters,
-    `is_loadable` states which versions any rollout can load beside those that it holds.
+@dataclass(slots=True)
+class PlanDraft:
+    """A plan that is being made. `unassigned` are the samples that can be assigned, `free` is the
+    room that is left, `planned` has the assignments so far.
     """
 
     pace: AdmissionPace
-    keep_version: bool
-    queue_per_slot: float
-    waves: WaveLayouts
-    history: VersionReload | None = None
-    is_loadable: Callable[[Version], bool] | None = None
-    by_length: bool = True
-    """Whether new samples are ordered and placed by their expected lengths."""
-    fills_tails: bool = False
-    """Whether short samples start beside the last long answers of a draining rollout."""
+    state: DispatchState
+    lengths: LengthHistory
+    ahead: Sequence[Prompt]
+    now_s: float
+    by_speed: bool
+    """Whether rollouts count as fast as measured; else all are equal."""
+    is_side_by_side: bool
+    """Whether a rollout loads the version of a resume beside those that it serves."""
+    unassigned: Sequence[UnassignedSamples]
+    free: assignments.FreeRoom
+    planned: list[PlannedAssignment] = field(default_factory=list[PlannedAssignment])
+    put_off: set[str] = field(default_factory=set[str])
+    """Trajectories that stay unassigned in this plan."""
 
-    def plan(
+    def rest(self, kind: str) -> list[UnassignedSamples]:
+        """Returns the samples of this kind that no step has assigned or put off."""
+        settled = {assigned.record.trajectory for assigned in self.planned} | self.put_off
+        parts = [one.without(settled) for one in self.unassigned if one.kind == kind]
+        return [part for part in parts if part.trajectories]
+
+    def assign(self, samples: UnassignedSamples, trajectory: str, rollout: str) -> None:
+        """Add one assignment; the room is the step's to count."""
+        how, predicted = samples.how[trajectory], round(samples.mean)
+        record = assignments.assignment_record(
+            self.state, self.pace, samples.group, trajectory, how, rollout, predicted
+        )
+        self.planned.append(PlannedAssignment(record, how.discards_tokens))
+
+    def place(
         self,
-        state: DispatchState,
-        lengths: LengthHistory,
-        ahead: Sequence[Prompt],
-        now_s: float = 0.0,
-    ) -> list[PlannedAssignment]:
-        """Returns all assignments that can be given now. `ahead` are the prompts to be admitted
-        next: they are ranked with their wave, and count as work that will need slots.
-        """
-        found = assignments.find_unassigned(state, lengths, self.keep_version, self.is_loadable)
-        unassigned = [
-            samples
-            for samples in found
-            if samples.kind != "start"
-            or start_version(self.pace, state, samples.group) <= state.version.number
-        ]
-        if not unassigned:
-            return []
-        free = assignments.free_room(state, self.queue_per_slot)
-        reloads = self._plan_reloads(state, lengths, unassigned, free, bool(ahead), now_s)
-        planned = list(self._moved(state, unassigned))  # 1
-        planned += self._loading(state, unassigned, reloads, free)  # 2
-        settled = {assigned.record.trajectory for assigned in planned} | reloads.waiting
-        rest = [part for samples in unassigned if (part := samples.without(settled)).trajectories]
-        resumes = [samples for samples in rest if samples.kind == "resume"]
-        for version in sorted({samples.version for samples in resumes}, key=str):
-            eligible = assignments.eligible_rollouts(
-                state, version if self.is_loadable is None else None
-            )
-            rooms = {name: room for name, room in free.resumes.items() if name in eligible}
-            alike = [samples for samples in resumes if samples.version == version]
-            planned += self._placed(state, alike, rooms, free, {})  # 2
-        starts = [samples for samples in rest if samples.kind == "start"]
-        if not self.by_length:
-            starts = [replace(samples, mean=0.0) for samples in starts]
-        layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
-        starts = assignments.in_start_order(starts, sum(max(0, room) for room in free.new.values()))
-        planned += self._placed(state, starts, dict(free.new), free, layouts)  # 3
-        return planned + list(self._filled(state, rest, planned))  # 4
-
-    def _filled(
-        self,
-        state: DispatchState,
-        unassigned: Sequence[assignments.UnassignedSamples],
-        planned: Sequence[PlannedAssignment],
-    ) -> Iterator[PlannedAssignment]:
-        """Yields starts beside the tails of draining rollouts, of samples that nothing in `planned`
-        starts. What needs a newer version than the rollout's is left out.
-        """
-        rooms = tail_rooms(state) if self.fills_tails else []
-        if not rooms:
-            return
-        settled = {assigned.record.trajectory for assigned in planned}
-        starts = [samples.without(settled) for samples in unassigned if samples.kind == "start"]
-        for samples, trajectory, rollout in fill_tails(starts, rooms):
-            yield self._assigned(state, samples, trajectory, rollout)
-
-    def restart_on_newest(
-        self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
-    ) -> list[PlannedAssignment]:
-        """Returns assignments that restart these trajectories from their prompts on the newest
-        version, as far as the rollouts that hold this version have room.
-        """
-        free = assignments.free_room(state, self.queue_per_slot)
-        eligible = assignments.eligible_rollouts(state, state.version)
-        restarts = [
-            assignments.UnassignedSamples(
-                group,
-                group.prompt,
-                (t,),
-                {t: _start_on_newest(state, t)},
-                lengths.mean(group.prompt),
-            )
-            for t in trajectories
-            if (group := state.group_of(t)).prompt is not None
-        ]
-        rooms = {name: room for name, room in free.new.items() if name in eligible}
-        return self._placed(state, restarts, rooms, free, {})
-
-    def _plan_reloads(
-        self,
-        state: DispatchState,
-        lengths: LengthHistory,
-        unassigned: Sequence[assignments.UnassignedSamples],
-        free: assignments.FreeRoom,
-        has_more: bool,
-        now_s: float,
-    ) -> ReloadPlan:
-        """Returns which rollouts load an old version, and for which trajectories. A load takes
-        slots from other work only if more groups may be admitted or starts lack room.
-        """
-        if self.history is None:
-            return ReloadPlan()
-        starts = sum(len(samples.trajectories) for samples in unassigned if samples.kind == "start")
-        allowed = admissible_now(self.pace, state)
-        is_wanted = (has_more and allowed > 0) or starts > sum(free.new.values())
-        return self.history.plan(state, lengths, unassigned, is_wanted, now_s)
-
-    def _loading(
-        self,
-        state: DispatchState,
-        unassigned: Iterable[assignments.UnassignedSamples],
-        reloads: ReloadPlan,
-        free: assignments.FreeRoom,
-    ) -> Iterator[PlannedAssignment]:
-        """Yields resumes on rollouts that load the trajectory's version first; these rollouts get
-        no other work in this plan.
-        """
-        for samples in unassigned:
-            for trajectory in samples.trajectories:
-                rollout = reloads.loads.get(trajectory)
-                if rollout is None:
-                    continue
-                for room in (free.new, free.resumes):
-                    room.pop(rollout, None)
-                known, chain = state.assignments.get(trajectory), state.chains[trajectory]
-                assert chain.version is not None, "its version is loaded"
-                how = {trajectory: assignments.continuation(known, chain, True, (chain.version,))}
-                yield self._assigned(state, replace(samples, how=how), trajectory, rollout)
-
-    def _moved(
-        self, state: DispatchState, unassigned: Iterable[assignments.UnassignedSamples]
-    ) -> Iterator[PlannedAssignment]:
-        """Yields resumes on the planned destinations of moves; room was reserved there when the
-        moves were requested.
-        """
-        for samples in unassigned:
-            is_resume = samples.kind == "resume"
-            eligible = (
-                assignments.eligible_rollouts(state, samples.version) if is_resume else set[str]()
-            )
-            for trajectory in samples.trajectories:
-                known = state.assignments.get(trajectory)
-                if known is not None and known.given_up and known.onward in eligible:
-                    yield self._assigned(state, samples, trajectory, known.onward)
-
-    def _placed(
-        self,
-        state: DispatchState,
-        unassigned: Sequence[assignments.UnassignedSamples],
+        unassigned: Sequence[UnassignedSamples],
         rooms: Mapping[str, int],
-        free: assignments.FreeRoom,
-        layouts: Mapping[int, WaveLayout],
-    ) -> list[PlannedAssignment]:
-        """Returns assignments of these samples to the rollouts of `rooms`, as far as they fit, and
-        uses up the room of `free`.
+        layouts: Mapping[int, WaveLayout] | None = None,
+    ) -> None:
+        """Assign these samples to the rollouts of `rooms`, as far as they fit, and use up `free`.
+        `layouts` has by wave which rollouts take its long and its short samples.
         """
         if not unassigned:
-            return []
-        tokens = _expected_tokens(state)
-        workers = rollout_speeds(state, self.waves.by_speed)
+            return
+        tokens = _expected_tokens(self.state)
+        workers = rollout_speeds(self.state, self.by_speed)
         most = max(worker.slots for worker in workers) if workers else 1
         open_rooms = [
             RolloutRoom(
@@ -232,7 +103,7 @@ class AssignmentPlanner:
         median = means[len(means) // 2] if means else 0.0
         works: list[PlacementWork] = []
         for samples in unassigned:
-            layout = layouts.get(samples.group.admitted.wave) if samples.mean else None
+            layout = (layouts or {}).get(samples.group.admitted.wave) if samples.mean else None
             is_short, is_urgent = 0 < samples.mean < median, samples.kind == "resume"
             works.append(
                 PlacementWork(samples.trajectories, samples.mean, is_short, layout, is_urgent)
@@ -240,24 +111,218 @@ class AssignmentPlanner:
         parts = {
             trajectory: samples for samples in unassigned for trajectory in samples.trajectories
         }
-        planned: list[PlannedAssignment] = []
         for trajectory, rollout in place_samples(works, open_rooms).items():
-            free.take(rollout)
-            planned.append(self._assigned(state, parts[trajectory], trajectory, rollout))
-        return planned
+            self.free.take(rollout)
+            self.assign(parts[trajectory], trajectory, rollout)
 
-    def _assigned(
+
+class PlanStep(Protocol):
+    """One step of a plan."""
+
+    def plan(self, draft: PlanDraft) -> None:
+        """Assign some of the draft's rest."""
+        ...
+
+    def room(self, state: DispatchState) -> int:
+        """Returns for how many new samples this step has room beside free slots and queues."""
+        ...
+
+    @property
+    def held_max(self) -> int:
+        """Number of samples that may wait although there is room."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepWithoutRoom:
+    """A step that uses free slots and queues alone."""
+
+    def room(self, state: DispatchState) -> int:
+        return 0
+
+    @property
+    def held_max(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(StepWithoutRoom):
+    """Resumes on the planned destinations of moves; room was reserved there when the moves were
+    requested.
+    """
+
+    def plan(self, draft: PlanDraft) -> None:
+        state = draft.state
+        for samples in draft.unassigned:
+            is_resume = samples.kind == "resume"
+            eligible = (
+                assignments.eligible_rollouts(state, samples.version) if is_resume else set[str]()
+            )
+            for trajectory in samples.trajectories:
+                known = state.assignments.get(trajectory)
+                if known is not None and known.given_up and known.onward in eligible:
+                    draft.assign(samples, trajectory, known.onward)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(StepWithoutRoom):
+    """Resumes, each on a rollout that serves its version or can load it beside its own."""
+
+    def plan(self, draft: PlanDraft) -> None:
+        resumes = draft.rest("resume")
+        for version in sorted({samples.version for samples in resumes}, key=str):
+            eligible = assignments.eligible_rollouts(
+                draft.state, None if draft.is_side_by_side else version
+            )
+            rooms = {name: room for name, room in draft.free.resumes.items() if name in eligible}
+            draft.place([samples for samples in resumes if samples.version == version], rooms)
+
+
+class Layouts(Protocol):
+    """Lays waves out."""
+
+    held_max: int
+    """Number of samples that may wait for better rollouts under the newest layouts."""
+
+    def of(
+        self,
+        waves: Iterable[int],
+        state: DispatchState,
+        lengths: LengthHistory,
+        ahead: Sequence[Prompt],
+    ) -> Mapping[int, WaveLayout]:
+        """Returns by wave which rollouts take its long and its short samples."""
+        ...
+
+
+@dataclass(slots=True)
+class NoLayouts:
+    """Every rollout takes samples of any length."""
+
+    held_max: int = 0
+
+    def of(
+        self,
+        waves: Iterable[int],
+        state: DispatchState,
+        lengths: LengthHistory,
+        ahead: Sequence[Prompt],
+    ) -> Mapping[int, WaveLayout]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Started(StepWithoutRoom):
+    """Starts, the longest of a wave first; without `by_length` in the order of their prompts."""
+
+    by_length: bool = True
+    layouts: Layouts = field(default_factory=NoLayouts)
+
+    def plan(self, draft: PlanDraft) -> None:
+        starts = draft.rest("start")
+        if not self.by_length:
+            starts = [replace(samples, mean=0.0) for samples in starts]
+        waves = (samples.group.admitted.wave for samples in starts)
+        layouts = self.layouts.of(waves, draft.state, draft.lengths, draft.ahead)
+        room = sum(max(0, room) for room in draft.free.new.values())
+        draft.place(assignments.in_start_order(starts, room), dict(draft.free.new), layouts)
+
+    @property
+    def held_max(self) -> int:
+        return self.layouts.held_max
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentPlanner:
+    """Plans assignments under one run's settings. `queue_per_slot` assignments may wait for each
+    slot of a rollout.
+
+    Under `keep_version` a resume needs the version of its trajectory. If versions are adapters,
+    `is_loadable` states which ones any rollout can load beside those that it holds.
+    """
+
+    pace: AdmissionPace
+    keep_version: bool
+    queue_per_slot: float
+    steps: Sequence[PlanStep] = (Moved(), Resumed(), Started())
+    by_speed: bool = True
+    is_loadable: IsLoadable | None = None
+
+    def plan(
         self,
         state: DispatchState,
-        one: assignments.UnassignedSamples,
-        trajectory: str,
-        rollout: str,
-    ) -> PlannedAssignment:
-        how, predicted = one.how[trajectory], round(one.mean)
-        record = assignments.assignment_record(
-            state, self.pace, one.group, trajectory, how, rollout, predicted
+        lengths: LengthHistory,
+        ahead: Sequence[Prompt],
+        now_s: float = 0.0,
+    ) -> list[PlannedAssignment]:
+        """Returns all assignments that can be given now. `ahead` are the prompts to be admitted
+        next: they are ranked with their wave, and count as work that will need slots.
+        """
+        loadable = None if self.is_loadable is None else partial(self.is_loadable, state)
+        unassigned = [
+            samples
+            for samples in assignments.find_unassigned(state, lengths, self.keep_version, loadable)
+            if samples.kind != "start"
+            or start_version(self.pace, state, samples.group) <= state.version.number
+        ]
+        if not unassigned:
+            return []
+        draft = self._draft(state, lengths, ahead, now_s, unassigned)
+        for step in self.steps:
+            step.plan(draft)
+        return draft.planned
+
+    def room(self, state: DispatchState) -> int:
+        """Returns how many new samples may be admitted now: as many as rollouts and steps have room
+        for, besides the trajectories that are unassigned already.
+        """
+        free = sum(assignments.free_room(state, self.queue_per_slot).new.values())
+        free += sum(step.room(state) for step in self.steps)
+        unassigned = sum(map(len, assignments.unassigned_trajectories(state)))
+        return room_to_admit(free, unassigned, max(step.held_max for step in self.steps))
+
+    def restart_on_newest(
+        self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
+    ) -> list[PlannedAssignment]:
+        """Returns assignments that restart these trajectories from their prompts on the newest
+        version, as far as the rollouts that hold this version have room.
+        """
+        restarts = [
+            UnassignedSamples(
+                group,
+                group.prompt,
+                (t,),
+                {t: _start_on_newest(state, t)},
+                lengths.mean(group.prompt),
+            )
+            for t in trajectories
+            if (group := state.group_of(t)).prompt is not None
+        ]
+        draft = self._draft(state, lengths, (), 0.0, restarts)
+        eligible = assignments.eligible_rollouts(state, state.version)
+        draft.place(restarts, {n: room for n, room in draft.free.new.items() if n in eligible})
+        return draft.planned
+
+    def _draft(
+        self,
+        state: DispatchState,
+        lengths: LengthHistory,
+        ahead: Sequence[Prompt],
+        now_s: float,
+        unassigned: Sequence[UnassignedSamples],
+    ) -> PlanDraft:
+        free = assignments.free_room(state, self.queue_per_slot)
+        return PlanDraft(
+            self.pace,
+            state,
+            lengths,
+            ahead,
+            now_s,
+            self.by_speed,
+            self.is_loadable is not None,
+            unassigned,
+            free,
         )
-        return PlannedAssignment(record, how.discards_tokens)
 
 
 def _start_on_newest(state: DispatchState, trajectory: str) -> assignments.Continuation:

@@ -14,25 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollstream.consumers.dispatch.admission import (
-    AdmissionPace,
-    WaveLayouts,
-    admissible_now,
-    room_to_admit,
-)
-from rollstream.consumers.dispatch.assignments import (
-    admission_record,
-    free_room,
-    release_record,
-    unassigned_trajectories,
-)
+from rollstream.consumers.dispatch.admission import AdmissionPace, admissible_now
+from rollstream.consumers.dispatch.assignments import admission_record, release_record
 from rollstream.consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
-from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence, restore_state
-from rollstream.consumers.dispatch.planner import AssignmentPlanner, PlannedAssignment
+from rollstream.consumers.dispatch.policy import (
+    AssignmentPolicy,
+    MoveSummary,
+    PlannedAssignment,
+    PolicyScope,
+    open_policy,
+)
 from rollstream.consumers.dispatch.state import DispatchState, VoidAssignment
-from rollstream.consumers.dispatch.tails import tail_rooms
-from rollstream.consumers.dispatch.version_reload import VersionReload
 from rollstream.consumers.settings import DispatchSettings
 from rollstream.errors import CorruptObject, ObjectMissing
 from rollstream.metric_values import MetricValues
@@ -54,9 +47,9 @@ ROUND_S = 0.05  # pause between two rounds of the loop; rollouts have queued ass
 
 @dataclass(slots=True)
 class Dispatch:
-    """Runs one term of dispatch (`run`). Its parts: `inbox` reads topics into `state`,
-    `assignment_planner` plans assignments, `repack_planner` plans moves between rollouts, and
-    `DispatchPersistence` keeps the state in the store. `pace` bounds admission. `keep_version` is
+    """Runs one term of dispatch (`run`). Its parts: `inbox` reads topics into `state`, `policy`
+    plans assignments and moves between rollouts, and `DispatchPersistence` keeps the state in the
+    store. `pace` bounds admission. `keep_version` is
     true if that is the value of `rollouts.on_update`. With `truncate` records that no rebuild needs
     are removed from the log.
     """
@@ -88,41 +81,16 @@ class Dispatch:
     store; `moved`: trajectories that a rollout was asked to release for a move; `lost`: rollouts
     dropped because they were silent or stuck.
     """
-    assignment_planner: AssignmentPlanner = field(init=False)
-    repack_planner: RepackPlanner | None = field(init=False)
+    policy: AssignmentPolicy = field(init=False)
     _newest_values: MetricValues = field(init=False)
     """The metrics at the end of the newest round; within a round, related counts may differ."""
 
     def __post_init__(self) -> None:
-        """Choose the planners. Repack, wave layouts and `VersionReload` are used only under
-        `keep_version` without adapters, because only then must a rollout be empty before it takes
-        new weights.
-        """
-        pace, settings = self.pace, self.settings
-        needs_empty = self.keep_version and not self.has_adapters
-        is_ranked = needs_empty and settings.placement == "ranks"
-        waves = WaveLayouts(
-            is_ranked, pace.groups_per_step, settings.by_speed, settings.rollouts_per_rank
+        self.policy = open_policy(
+            PolicyScope(
+                self.settings, self.pace, self.keep_version, self.has_adapters, self._bytes_of
+            )
         )
-        history = is_loadable = None
-        if needs_empty:
-            history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
-        elif self.keep_version:
-            is_loadable = self._is_loadable
-        self.assignment_planner = AssignmentPlanner(
-            pace,
-            self.keep_version,
-            settings.queue_per_slot,
-            waves,
-            history,
-            is_loadable,
-            by_length=settings.placement != "room",
-            fills_tails=needs_empty and settings.fill_tails and settings.placement != "room",
-        )
-        self.repack_planner = None
-        if settings.repack and needs_empty:
-            every_s, groups = settings.repack_every_s, pace.groups_per_step
-            self.repack_planner = RepackPlanner(every_s, pace.max_lag, groups, settings.by_speed)
         self._newest_values = self._values()
 
     def run(self, stop: threading.Event) -> None:
@@ -166,11 +134,9 @@ class Dispatch:
                 )
             if news or dropped:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
-                plan = self.assignment_planner.plan(
-                    state, inbox.lengths, inbox.ahead(), self.monotonic()
-                )
+                plan = self.policy.plan(state, inbox.lengths, inbox.ahead(), self.monotonic())
                 self._append_and_apply(state, assignments, plan)
-            self._repack(state, inbox, assignments)
+            self._move(state, inbox, assignments)
             if inbox.foreign != reported and self.monotonic() - reported_s >= FOREIGN_S:
                 self.on_foreign(inbox.foreign - reported)
                 reported, reported_s = inbox.foreign.copy(), self.monotonic()
@@ -181,15 +147,8 @@ class Dispatch:
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
-        """Admit as many groups as the pace allows and rollouts have room for, besides the
-        trajectories that are unassigned already.
-        """
-        allowed = admissible_now(self.pace, state)
-        free = sum(free_room(state, self.settings.queue_per_slot).new.values())
-        if self.assignment_planner.fills_tails:
-            free += sum(room.slots for room in tail_rooms(state))
-        unassigned = sum(map(len, unassigned_trajectories(state)))
-        room = room_to_admit(free, unassigned, self.assignment_planner.waves.held_max)
+        """Admit as many groups as the pace allows and the policy has room for."""
+        allowed, room = admissible_now(self.pace, state), self.policy.room(state)
         records: list[Admitted] = []
         while allowed > len(records) and room > 0 and (next_prompt := inbox.next_prompt()):
             prompt, at = next_prompt
@@ -211,34 +170,24 @@ class Dispatch:
             log.warning("trajectories under version %s restart from the prompt: %s", version, error)
             return None
 
-    def _is_loadable(self, version: Version) -> bool:
-        """Returns whether a rollout may load this version of an adapter: it is stored, and its lag
-        is within `max_lag`.
-        """
-        lag, most = self.state.version.number - version.number, self.pace.max_lag
-        return (most is None or lag <= most) and self._bytes_of(version) is not None
-
-    def _repack(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
-        """If a repack is due, append its releases, by which rollouts give up the trajectories that
+    def _move(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
+        """If moves are due, append their releases, by which rollouts give up the trajectories that
         are to move. Trajectories that the plan restarts get an assignment on the newest version,
         and their old attempts are released.
         """
-        if self.repack_planner is None:
-            return
         began_s = self.monotonic()
-        plan = self.repack_planner.plan(state, inbox.lengths, began_s)
+        plan = self.policy.move(state, inbox.lengths, began_s)
         if plan is None:
             return
         plan_s = self.monotonic() - began_s
-        restarts = self.assignment_planner.restart_on_newest(state, plan.restarts, inbox.lengths)
         void = [
             VoidAssignment(state.group_of(t), t, state.assignments[t])
-            for t in (restart.record.trajectory for restart in restarts)
+            for t in (restart.record.trajectory for restart in plan.restarts)
         ]
         releases = [*plan.releases, *_release_records(void)]
-        self._append_and_apply(state, writer, restarts, releases)
+        self._append_and_apply(state, writer, plan.restarts, releases)
         self.counts["moved"] += len(plan.releases)
-        for one in plan.summaries():
+        for one in plan.summaries:
             log.info("moving %d requests from %s to %s", one.requests, one.source, one.destination)
             self.on_move(one, plan_s)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rollstream.consumers.dispatch.assignments import UnassignedSamples
+from rollstream.consumers.dispatch.planner import PlanDraft
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.streams.tails import FILL_LAG_MAX, fits_tail, tokens_left
 
@@ -18,6 +19,24 @@ class TailRoom:
     rollout: str
     slots: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailsFilled:
+    """The step of a plan that starts short samples beside the tails of draining rollouts, of those
+    that nothing else starts. What needs a newer version than the rollout's is left out.
+    """
+
+    held_max: int = 0
+
+    def plan(self, draft: PlanDraft) -> None:
+        rooms = tail_rooms(draft.state)
+        if rooms:
+            for samples, trajectory, rollout in fill_tails(draft.rest("start"), rooms):
+                draft.assign(samples, trajectory, rollout)
+
+    def room(self, state: DispatchState) -> int:
+        return sum(room.slots for room in tail_rooms(state))
 
 
 def tail_rooms(state: DispatchState) -> list[TailRoom]:

@@ -7,12 +7,13 @@ A trajectory whose last assignment was such a load restarts when it is unassigne
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
-from rollstream.consumers.dispatch.admission import rollout_speeds
-from rollstream.consumers.dispatch.assignments import UnassignedSamples, is_serving
+from rollstream.consumers.dispatch.admission import admissible_now, rollout_speeds
+from rollstream.consumers.dispatch.assignments import UnassignedSamples, continuation, is_serving
 from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.planner import PlanDraft, StepWithoutRoom
 from rollstream.consumers.dispatch.state import DispatchState, PartialChain
 from rollstream.streams.values import Version
 
@@ -177,6 +178,35 @@ class VersionReload:
         speed = median(worker.speed for worker in workers)
         refills = state.version.number <= version.number + 1
         return IdleRollout(int(slots), size / self.bytes_per_s, speed, is_wanted, refills)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded(StepWithoutRoom):
+    """The step of a plan that resumes trajectories on rollouts which first load their old version;
+    these rollouts get no other work in this plan.
+    """
+
+    reload: VersionReload
+
+    def plan(self, draft: PlanDraft) -> None:
+        state, free = draft.state, draft.free
+        starts = [one for one in draft.unassigned if one.kind == "start"]
+        lacking = sum(len(one.trajectories) for one in starts) > sum(free.new.values())
+        # A load takes slots from other work only if there is some.
+        is_wanted = lacking or (bool(draft.ahead) and admissible_now(draft.pace, state) > 0)
+        chosen = self.reload.plan(state, draft.lengths, draft.unassigned, is_wanted, draft.now_s)
+        draft.put_off |= chosen.waiting
+        for samples in draft.unassigned:
+            for trajectory in samples.trajectories:
+                rollout = chosen.loads.get(trajectory)
+                if rollout is None:
+                    continue
+                for room in (free.new, free.resumes):
+                    room.pop(rollout, None)
+                known, chain = state.assignments.get(trajectory), state.chains[trajectory]
+                assert chain.version is not None, "its version is loaded"
+                how = {trajectory: continuation(known, chain, True, (chain.version,))}
+                draft.assign(replace(samples, how=how), trajectory, rollout)
 
 
 def idle_rollouts(state: DispatchState) -> list[str]:

@@ -2,20 +2,17 @@
 (`own_runs.py`): to which hosts secrets are sent (`check_hosts`), and which run it is (`run_id`).
 """
 
-import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rollstream.analysis.own_runs import is_named
 from rollstream.contained_folder import ContainedFolder
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.printable import shell_command
+from rollstream.storage.stores.kind import store_kind
 from rollstream.storage.stores.run_keys import IDENTITY_KEY
-
-AWS_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 
 def folder_of_url(url: str) -> Path | None:
@@ -56,8 +53,8 @@ def check_hosts(run: str, url: str, named: Collection[str]) -> None:
         return
     if url.startswith("kafka://"):
         _check_brokers(run, url)
-    elif url.startswith("s3://"):
-        _check_endpoint(run, url)
+    else:
+        _check_server(run, url)
 
 
 def _trust(host: str) -> str:
@@ -81,22 +78,17 @@ def _check_brokers(run: str, url: str) -> None:
         )
 
 
-def _check_endpoint(run: str, url: str) -> None:
-    from rollstream.storage.stores.s3.address import parse_s3_url
-
-    address = parse_s3_url(url)
-    if address.endpoint is None:
-        if address.region is None or address.region.replace("-", "").isalnum():
-            return  # Amazon's hosts, or those of AWS_ENDPOINT_URL
-        raise ConfigurationError(f"{run}: {address.region!r} is no region of AWS")
-    if address.endpoint in (os.environ.get(name, "").rstrip("/") for name in AWS_VARIABLES):
+def _check_server(run: str, url: str) -> None:
+    kind = store_kind(url)
+    try:
+        server = None if kind is None else kind.named_server(url)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{run}: {error}") from None
+    if server is None or (server.is_encrypted and is_named(server.host)):
         return
-    split = urlsplit(address.endpoint)
-    host = f"{split.hostname}:{split.port or 443}"
-    if split.scheme != "https" or not is_named(host):
-        raise ConfigurationError(
-            f"{run}: its configuration names the S3 server {address.endpoint}, and "
-            "your AWS credentials are sent only to hosts that you named; set ROLLSTREAM_STORE to "
-            "the store's URL, or AWS_ENDPOINT_URL to the server's, if it is yours"
-            + (f", or: {_trust(host)}" if split.scheme == "https" else "")
-        )
+    raise ConfigurationError(
+        f"{run}: its configuration names {server.what} {server.url}, and your {server.credentials} "
+        "credentials are sent only to hosts that you named; set ROLLSTREAM_STORE to the store's "
+        f"URL, or {server.variable} to the server's, if it is yours"
+        + (f", or: {_trust(server.host)}" if server.is_encrypted else "")
+    )

@@ -44,6 +44,7 @@ from rollstream.storage.stored_settings import (
 )
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent, encode_json
+from rollstream.storage.stores.kind import store_kind
 from rollstream.storage.stores.run_keys import RunKeys
 from rollstream.streams.release import RELEASE
 
@@ -307,13 +308,10 @@ def url_identity(url: str) -> str:
     """Returns the part of a URL that names the data: scheme and prefix, or bucket and prefix.
     Hosts, endpoints and options may change during a run (invariant 15). A path is returned whole.
     """
-    parts = urlsplit(url)
-    path = parts.path.strip("/")
-    if parts.scheme == "kafka":
-        return f"kafka:///{path}"
-    if parts.scheme == "s3":
-        return f"s3://{parts.netloc}/{path}"
-    return url
+    if url.startswith("kafka://"):
+        return f"kafka:///{urlsplit(url).path.strip('/')}"
+    store = store_kind(url)
+    return url if store is None else store.identity(url)
 
 
 def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from rollstream.storage.settings import (
     Settings,
     WeightsSettings,
 )
-from rollstream.storage.stores.s3.address import parse_s3_url
+from rollstream.storage.stores.kind import store_forms, store_kind
 from rollstream.streams.kafka.address import parse_kafka_url
 
 
@@ -167,14 +167,6 @@ class Configuration(Settings):
         return self.trainer.workers if self.has_model and self.trainer.processes == 1 else 1
 
 
-LOCAL_SCHEMES = {"bus": "sqlite", "store": "file"}
-URL_FORMS = {
-    "bus": "sqlite:FOLDER or kafka://HOST:PORT/PREFIX",
-    "store": "file:FOLDER or s3://BUCKET/PREFIX",
-}
-"""The forms of the run's URLs, as `open_bus` and `open_store` take them."""
-
-
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
     """Names a setting, and the requirement that its value does not meet, for example
@@ -218,10 +210,14 @@ def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
             yield SettingProblem(key, must)
         elif key == "bus" and url.startswith("kafka://"):
             parse_kafka_url(url)  # its errors contain no secret of the options
-        elif key == "store" and url.startswith("s3://"):
-            parse_s3_url(url)
-        elif not url.partition(":")[2] or url.partition(":")[0] != LOCAL_SCHEMES[key]:
-            yield SettingProblem(key, f"must be {URL_FORMS[key]}")
+        elif key == "bus" and not (url.startswith("sqlite:") and url.partition(":")[2]):
+            yield SettingProblem(key, "must be sqlite:FOLDER or kafka://HOST:PORT/PREFIX")
+        elif key == "store":
+            kind = store_kind(url)
+            if kind is None:
+                yield SettingProblem(key, f"must be {' or '.join(store_forms())}")
+            else:
+                kind.check(url)
 
 
 def _check_model(c: Configuration) -> Iterator[SettingProblem]:

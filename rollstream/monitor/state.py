@@ -37,7 +37,7 @@ from rollstream.streams.records import (
 from rollstream.streams.values import Version
 
 if TYPE_CHECKING:
-    from rollstream.consumers.dispatch.moves import MoveSummary
+    from rollstream.consumers.dispatch.policy import MoveSummary
     from rollstream.storage.archive.segments import Hole
 
 MOVES_FILE = "moves.jsonl"

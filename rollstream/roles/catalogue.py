@@ -83,7 +83,7 @@ _ALL = (
     Role(
         name="relay",
         purpose="cache versions in this node's memory for its rollouts and for other nodes",
-        runs="roles:run_relay",
+        runs="relay:run_relay",
         processes=lambda c: ["relay"][: c.relay.enabled],
         needs_model=False,
     ),

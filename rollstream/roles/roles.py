@@ -3,8 +3,8 @@ roles; the files beside this one define rollout, trainer and evaluation.
 
 `run_role` opens log and store, checks that this configuration is the run's, and calls the role's
 function (`catalogue.py`), which builds the role's parts and runs its loop. A single-holder role
-runs inside its lease (`hold_role_lease`). `with_relay_reads` lets rollouts read versions through
-their node's relay; `with_relay_push` lets the trainer send new versions to the relays.
+runs inside its lease (`hold_role_lease`). `with_weight_source` lets rollouts read versions by a
+shorter way than the store, `with_publish_hook` lets the trainer send new versions that way.
 """
 
 import logging
@@ -37,14 +37,10 @@ from rollstream.roles.context import (
 from rollstream.storage.identity import check_exists, read_or_create_identity
 from rollstream.storage.leases import Lease, LeaseCandidate, LeaseRenewal, acquire_lease
 from rollstream.storage.metrics_file import MetricsFile
-from rollstream.storage.relay.client import BandwidthLimiter
-from rollstream.storage.relay.push import PushingStore
-from rollstream.storage.relay.relay import Relay
-from rollstream.storage.relay.store import RelayStore
-from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.settings import folder_for
 from rollstream.storage.skipped_rows import SkippedRecord, write_skipped_rows
 from rollstream.storage.stores.connect import check_conditional_writes
+from rollstream.storage.weight_paths import open_publish_hook, open_weight_source
 
 log = logging.getLogger(__name__)
 
@@ -254,14 +250,6 @@ def run_archive(context: RoleContext) -> bool:
     return False
 
 
-def run_relay(context: RoleContext) -> bool:
-    """Run this node's relay, a cache of weight versions, until the role is stopped."""
-    relay = build_relay(context)
-    context.watch.offer(relay.metric_values, relay.readers)
-    relay.run(context.stop)
-    return False
-
-
 def run_endpoint(context: RoleContext) -> bool:
     """Forward the requests of agents to their rollouts until the role is stopped."""
     settings = context.configuration.agent
@@ -285,41 +273,25 @@ def run_endpoint(context: RoleContext) -> bool:
     return False
 
 
-def build_relay(context: RoleContext) -> Relay:
-    """Build this node's relay, which takes the next term of all relays and serves at once."""
-    settings = context.configuration.relay
-    return Relay(context.bus, context.store, settings, context.name, _relay_folder(context))
-
-
-def with_relay_reads(context: RoleContext) -> RoleContext:
-    """Returns the context with a store that reads weight versions through this node's relay, and
-    from the original store where the relay cannot serve them; the same context without
-    `relay.enabled`.
+def with_weight_source(context: RoleContext) -> RoleContext:
+    """Returns the context with a store that reads weight versions by the run's shorter way, if it
+    has one (`storage/weight_paths.py`).
     """
     settings = context.configuration.relay
-    if not settings.enabled:
+    folder = folder_for(settings, context.folder)
+    source = open_weight_source(context.store, settings, folder)
+    if source is None:
         return context
-    store = RelayStore(context.store, _relay_folder(context), settings.url)
-    context.watch.offer(lambda: {"rollout_relay_bytes_total": store.relay_bytes})
-    return replace(context, store=store)
+    context.watch.offer(source.metric_values)
+    return replace(context, store=source)
 
 
-def with_relay_push(context: RoleContext) -> RoleContext:
-    """Returns the context with a store that also sends the objects of new versions, while this
-    process writes them, to the first of the run's relays, which read from each other in a chain;
-    the same context without `relay.enabled` or with `relay.push_bytes_max = 0`.
+def with_publish_hook(context: RoleContext) -> RoleContext:
+    """Returns the context with a store that also sends the objects of new versions on, while this
+    process writes them, if the run has one (`storage/weight_paths.py`).
     """
-    settings = context.configuration.relay
-    if not settings.enabled or not settings.push_bytes_max:
+    hook = open_publish_hook(context.store, context.bus, context.configuration.relay)
+    if hook is None:
         return context
-    directory, pace = (
-        RelayDirectory(context.bus, settings.timeout_s, site=settings.site),
-        BandwidthLimiter(settings.send_bytes_per_s),
-    )
-    store = PushingStore(context.store, directory, settings.push_bytes_max, pace)
-    context.watch.dependencies.append(store.metric_values)
-    return replace(context, store=store)
-
-
-def _relay_folder(context: RoleContext) -> Path:
-    return folder_for(context.configuration.relay, context.folder)
+    context.watch.dependencies.append(hook.metric_values)
+    return replace(context, store=hook)

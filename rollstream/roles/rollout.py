@@ -74,7 +74,7 @@ from rollstream.roles.context import (
     set_torch_threads,
     training_bounds,
 )
-from rollstream.roles.roles import with_relay_reads
+from rollstream.roles.roles import with_weight_source
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import ROLLOUTS, hold_name, next_term
 from rollstream.storage.weights.adapters import fetch_base, stream_base
@@ -171,7 +171,7 @@ def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrai
 
 def run_rollout(context: RoleContext) -> bool:
     """Generate until the role is stopped. Returns False, because a rollout is never done."""
-    rollout = build_rollout(with_relay_reads(context))
+    rollout = build_rollout(with_weight_source(context))
     if rollout is not None:
         context.watch.offer(rollout.metric_values, rollout.readers)
         rollout.run(context.stop)

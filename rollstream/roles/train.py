@@ -39,7 +39,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision
 from rollstream.roles.context import RoleContext, run_rule, set_torch_threads
-from rollstream.roles.roles import hold_role_lease, with_relay_push
+from rollstream.roles.roles import hold_role_lease, with_publish_hook
 from rollstream.storage.hf_folder import read_small_file, small_files
 from rollstream.storage.hf_tokenizer import is_tokenizer_file, tokenizer_class
 from rollstream.storage.identity import read_or_create_identity
@@ -67,7 +67,7 @@ def run_train(context: RoleContext) -> bool:
         if ranks is not None and ranks.rank:
             return follow_rank_0(context, ranks)
         with hold_role_lease(context, "trainer", context.configuration.trainer.lease_s) as lease:
-            return train(with_relay_push(context), lease.term, ranks)
+            return train(with_publish_hook(context), lease.term, ranks)
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
@@ -183,7 +183,7 @@ def follow_rank_0(context: RoleContext, ranks: "Ranks") -> bool:
     c = context.configuration
     set_torch_threads(threads_per_rank(c.trainer))
     plan, initial = trainer_plan(context), initial_model(context, ranks)
-    store = with_relay_push(context).store
+    store = with_publish_hook(context).store
     loop = build_follower(context.bus, store, plan, initial, c.run, context.stop.is_set)
     _log_model_read(context, ranks)
     if loop is None:

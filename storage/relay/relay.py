@@ -27,10 +27,10 @@ from rollstream.storage.relay.client import BandwidthLimiter, needed_token
 from rollstream.storage.relay.intake import RelayIntake
 from rollstream.storage.relay.object import URL_FILE
 from rollstream.storage.relay.server import RelayServer
-from rollstream.storage.relay.topology import RELAY_TERMS, RelayDirectory
+from rollstream.storage.relay.topology import RelayDirectory
 from rollstream.storage.settings import RelaySettings
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.terms import RELAYS, next_term
+from rollstream.storage.terms import RELAY_TERMS, RELAYS, next_term
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, RelayStatus, WeightsAnnounced

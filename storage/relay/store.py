@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from rollstream.metric_values import MetricValues
 from rollstream.storage.relay.client import (
     CONNECT_S,
     RelayConnection,
@@ -58,6 +59,9 @@ class RelayStore:
         self._is_lost = False
         self.relay_bytes = 0
         """Bytes read from shared memory or from the relay."""
+
+    def metric_values(self) -> MetricValues:
+        return {"rollout_relay_bytes_total": self.relay_bytes}
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         data = None

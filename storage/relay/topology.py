@@ -20,10 +20,6 @@ from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import RelayStatus
 from rollstream.streams.values import Version
 
-RELAY_TERMS = "chain"
-"""The single name under which the store counts the terms of all relays. No two starts of relays
-have the same term, and a later start has a higher one, so terms order the relays.
-"""
 log = logging.getLogger(__name__)
 SUSPICION_S = 3.0  # a relay that could not be reached is left out for so long, then tried again
 MEMBERS_MAX = 10_000  # names in a directory; beyond it the one with the oldest heartbeat is dropped

@@ -7,14 +7,12 @@ without any error. Three writes at the start of a process detect this (`check_co
 """
 
 import logging
-from dataclasses import replace
 from math import inf
 from typing import Literal
 
 from rollstream.errors import ConfigurationError, ObjectExists, StoreError, SwapLost
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.stores.file import FileStore
-from rollstream.storage.stores.s3.address import parse_s3_url
+from rollstream.storage.stores.kind import store_forms, store_kind
 
 
 def open_store(
@@ -24,26 +22,12 @@ def open_store(
     or if a library for it is not installed. `sync` is for stores in folders (see `FileStore`). No
     operation waits longer for a server than `deadline_s` or, if that is shorter, its URL allows.
     """
-    scheme, separator, rest = url.partition(":")
-    if scheme == "file" and rest:
-        return FileStore(rest.removeprefix("//"), sync)
-    if url.startswith("s3://"):
-        return _open_s3(url, deadline_s)
-    known = "file:PATH, s3://BUCKET/PREFIX"
+    kind = store_kind(url)
+    if kind is not None:
+        return kind.open(url, sync, deadline_s)
+    scheme, separator, _ = url.partition(":")
     what = f"unknown scheme {scheme!r}" if separator else "no scheme"
-    raise ConfigurationError(f"store URL {url!r}: {what}; known are {known}")
-
-
-def _open_s3(url: str, deadline_s: float) -> ObjectStore:
-    # boto3 is an extra and takes half a second to import, so only runs with a bucket import it.
-    place = parse_s3_url(url)
-    try:
-        from rollstream.storage.stores.s3.store import S3Store
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"store s3://…: {error.name} is not installed; pip install 'rollstream[cloud]'"
-        ) from None
-    return S3Store(replace(place, deadline_s=min(place.deadline_s, deadline_s)))
+    raise ConfigurationError(f"store URL {url!r}: {what}; known are {', '.join(store_forms())}")
 
 
 log = logging.getLogger(__name__)

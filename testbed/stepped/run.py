@@ -16,6 +16,7 @@ from typing import Any
 
 from rollstream.consumers.archive.service import ArchiveService
 from rollstream.consumers.dispatch.admission import AdmissionPace
+from rollstream.consumers.dispatch.planned_policy import PlannedPolicy
 from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
@@ -252,7 +253,8 @@ class SteppedRun:
         )
         if self.shape.restless:
             drawn = random.Random(self.baton.random.random())
-            dispatch.repack_planner = Restless(
+            assert isinstance(dispatch.policy, PlannedPolicy)
+            dispatch.policy.repack = Restless(
                 0.1, self.shape.max_lag, self.shape.groups, random=drawn, asked=self.asked
             )
         dispatch.run(self._stops["dispatch"])  # type: ignore[arg-type]

@@ -1,5 +1,4 @@
 """Invariant 4 while the only holders of versions are killed: an empty rollout loads the version
-import pytest
 from history, or the trajectory restarts; it never has two versions.
 """
 

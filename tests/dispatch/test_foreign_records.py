@@ -15,7 +15,7 @@ from rollstream.consumers.dispatch.inbox import DispatchInbox
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.persistence import DispatchPersistence
-from rollstream.consumers.dispatch.planner import AssignmentPlanner
+from rollstream.consumers.dispatch.planner import AssignmentPlanner, Moved, Resumed, Started
 from rollstream.consumers.dispatch.service import Dispatch
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.settings import DispatchSettings
@@ -95,9 +95,9 @@ class Scene:
             self.bus, self.state, lambda: self.now_s, self.lengths, terms=terms
         )
         self.inbox.rebuild(own, {})
-        self.ordering = AssignmentPlanner(
-            PACE, self.keep_version, 1.0, WaveLayouts(self.keep_version, 2)
-        )
+        started = Started(layouts=WaveLayouts(self.keep_version, 2))
+        steps = (Moved(), Resumed(), started)
+        self.ordering = AssignmentPlanner(PACE, self.keep_version, 1.0, steps)
         self.repacking = RepackPlanner(0.0, 2, 2)
         for name in NAMES:
             next_term(self.store, "rollouts", name)

@@ -10,11 +10,12 @@ from hypothesis import given, strategies as st
 from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.dispatch.assignments import free_room
 from rollstream.consumers.dispatch.lengths import LengthHistory
-from rollstream.consumers.dispatch.planner import AssignmentPlanner
+from rollstream.consumers.dispatch.planner import AssignmentPlanner, Moved, Resumed, Started
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.dispatch.version_reload import (
     IDLE_WAIT_S,
     IdleRollout,
+    Reloaded,
     UnheldTrajectory,
     VersionReload,
     reload_cost,
@@ -100,7 +101,8 @@ def history(size: int | None = 1000, max_lag: int | None = 2) -> VersionReload:
 
 def give(state: DispatchState, known: VersionReload, now_s: float = 0.0) -> list[Assignment]:
     """Assigns as the service does."""
-    ordering = AssignmentPlanner(PACE, True, 0.25, WaveLayouts(True, 4), known)
+    steps = (Moved(), Reloaded(known), Resumed(), Started(layouts=WaveLayouts(True, 4)))
+    ordering = AssignmentPlanner(PACE, True, 0.25, steps)
     records = [o.record for o in ordering.plan(state, LengthHistory(), (), now_s)]
     for record in records:
         state.apply_assignment(record, Address(0, 1))
@@ -190,7 +192,7 @@ def test_a_trajectory_released_by_the_rollout_that_loads_its_version_restarts():
 def give_adapters(state: DispatchState, stored: set[Version]) -> list[Assignment]:
     """Assigns as the service does in a run that trains an adapter."""
     ordering = AssignmentPlanner(
-        PACE, True, 0.25, WaveLayouts(False, 4), is_loadable=lambda version: version in stored
+        PACE, True, 0.25, is_loadable=lambda state, version: version in stored
     )
     records = [o.record for o in ordering.plan(state, LengthHistory(), (), 0.0)]
     for record in records:

@@ -6,9 +6,10 @@ from msgspec.structs import replace
 
 from rollstream.consumers.dispatch.admission import WaveLayouts
 from rollstream.consumers.dispatch.lengths import LengthHistory
-from rollstream.consumers.dispatch.moves import MoveSummary, RepackPlanner
+from rollstream.consumers.dispatch.moves import RepackPlanner
 from rollstream.consumers.dispatch.persistence import restore_state, state_to_persist
-from rollstream.consumers.dispatch.planner import AssignmentPlanner
+from rollstream.consumers.dispatch.planner import AssignmentPlanner, Moved, Resumed, Started
+from rollstream.consumers.dispatch.policy import MoveSummary
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.streams.records import Admitted, Assignment
 from rollstream.streams.values import Address, Version
@@ -19,7 +20,8 @@ TAIL = {"health": "draining", "quota_left": 0, "running": 1, "decode_batch_max":
 
 
 def ordering() -> AssignmentPlanner:
-    return AssignmentPlanner(PACE, True, 0.25, WaveLayouts(True, PACE.groups_per_step))
+    started = Started(layouts=WaveLayouts(True, PACE.groups_per_step))
+    return AssignmentPlanner(PACE, True, 0.25, (Moved(), Resumed(), started))
 
 
 def repacking() -> RepackPlanner:

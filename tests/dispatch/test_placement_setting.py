@@ -25,7 +25,7 @@ def planned(
 ) -> list[Assignment]:
     """The assignments of a wave of four prompts of known lengths to four rollouts."""
     settings = DispatchSettings(placement=placement, rollouts_per_rank=rollouts_per_rank)
-    planner = Dispatch(MemoryBus(), MemoryStore(), settings, PACE, True, 1).assignment_planner
+    planner = Dispatch(MemoryBus(), MemoryStore(), settings, PACE, True, 1).policy
     state, lengths = DispatchState(version=V3), LengthHistory()
     for number, length in enumerate(LENGTHS):
         state.apply_admitted(Admitted(number, 0, (f"{number}.0",), 60.0, Address(0, number)))
@@ -35,7 +35,7 @@ def planned(
         lengths.note(prompt, length)
     for name in "abcd":
         state.apply_status(status(name, slots=8), now_s=0.0)
-    return [one.record for one in planner.plan(state, lengths, ())]
+    return [one.record for one in planner.plan(state, lengths, (), 0.0)]
 
 
 def test_by_room_alone_samples_keep_the_order_of_their_prompts_and_no_length_is_predicted() -> None:

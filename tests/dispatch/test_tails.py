@@ -27,7 +27,7 @@ def planned(predicted: int, **settings: object) -> list[str]:
     """
     settings = {"fill_tails": True, "max_lag": None} | settings
     chosen = DispatchSettings(**settings)  # type: ignore[arg-type]
-    planner = Dispatch(MemoryBus(), MemoryStore(), chosen, PACE, True, 1).assignment_planner
+    planner = Dispatch(MemoryBus(), MemoryStore(), chosen, PACE, True, 1).policy
     state, lengths = DispatchState(version=V4), LengthHistory()
     for number, length in enumerate(LENGTHS):
         state.apply_admitted(Admitted(number, 0, (f"{number}.0",), 60.0, Address(0, number)))

@@ -34,7 +34,19 @@ BLOCK = re.compile(r"^   ```(?:python|toml)\n((?:(?!   ```).*\n)*)   ```$", re.M
 PATH = re.compile(r"`((?:\w+/)+(?:\w+\.py)?)`")
 
 
-@pytest.mark.parametrize("part", ["command", "reward", "task", "engine", "object store", "role"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "command",
+        "reward",
+        "task",
+        "engine",
+        "object store",
+        "turn driver",
+        "assignment policy",
+        "role",
+    ],
+)
 def test_a_part_has_at_most_five_steps(part: str) -> None:
     (steps,) = (text for title, text in PARTS.items() if title.endswith(f" {part}"))
     numbers = [int(one) for one in re.findall(r"^(\d)\. ", steps, re.MULTILINE)]

@@ -1,5 +1,5 @@
-"""The steps of CONTRIBUTING.md for an engine, an object store and a role, followed in a copy of the
-repository: three small ones of a user become part of it.
+"""The steps of CONTRIBUTING.md for an engine, an object store, a turn driver, an assignment policy
+and a role, followed in a copy of the repository: small ones of a user become part of it.
 """
 
 import os
@@ -60,11 +60,101 @@ from rollstream.storage.stores.file import FileStore
 class ToyStore(FileStore):
     """Files under a scheme of their own."""
 '''
-STORE_BRANCH = """    if scheme == "toy":
-        from rollstream.storage.stores.toy import ToyStore
+STORE_KIND = """
+from rollstream.storage.stores.file_kind import FileKind
 
-        return ToyStore(rest, sync)
+
+class ToyKind(FileKind):
+    form = "toy:FOLDER"
+
+    def open(self, url, sync, deadline_s):
+        from rollstream.storage.stores.toy.store import ToyStore
+
+        return ToyStore(url.removeprefix("toy:"), sync)
 """
+KIND_LINE = '    "toy:": "rollstream.storage.stores.toy.kind:ToyKind",\n'
+DRIVER = '''
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollstream.producers.rollout.single_turn import SingleTurn
+
+NEWLINE = np.array([10], np.uint32)
+
+
+def open_twice(parts, task, scope):
+    return Twice(parts, hold=True)
+
+
+@dataclass(slots=True)
+class Twice(SingleTurn):
+    """A trajectory that stops once is asked to go on."""
+
+    hold: bool = True
+
+    def end_turn(self, running, finish):
+        name = running.assignment.trajectory
+        if finish != "stop" or running.turn_count() > 1:
+            self.parts.engine.abort(name)
+            SingleTurn.end_turn(self, running, finish)
+            return
+        running.extend_environment(NEWLINE, "")
+        if running.leaving:
+            self.parts.publisher.give_up([running])
+            return
+        self.parts.engine.append(name, NEWLINE)
+        self.running[name] = running
+'''
+DRIVER_LINE = '    "toy": "rollstream.producers.toy.driver:open_twice",\n'
+DRIVER_RULE = """    if getattr(task, "name", "") == "numbered":
+        return "toy"
+"""
+POLICY = '''
+from rollstream.consumers.dispatch.assignments import (
+    assignment_record,
+    eligible_rollouts,
+    find_unassigned,
+    free_room,
+    unassigned_trajectories,
+)
+from rollstream.consumers.dispatch.policy import PlannedAssignment
+
+QUEUE = 0.25
+
+
+class LastFit:
+    """The last rollout, by name, that has room."""
+
+    def __init__(self, scope):
+        self.scope = scope
+
+    def plan(self, state, lengths, ahead, now_s):
+        free, planned = free_room(state, QUEUE), []
+        for samples in find_unassigned(state, lengths, self.scope.keep_version):
+            room = free.new if samples.kind == "start" else free.resumes
+            able = set(room)
+            if samples.kind == "resume":
+                able &= eligible_rollouts(state, samples.version)
+            for trajectory in samples.trajectories:
+                rollouts = [name for name in sorted(able) if room[name] > 0]
+                if rollouts:
+                    free.take(rollouts[-1])
+                    how = samples.how[trajectory]
+                    record = assignment_record(
+                        state, self.scope.pace, samples.group, trajectory, how, rollouts[-1]
+                    )
+                    planned.append(PlannedAssignment(record, how.discards_tokens))
+        return planned
+
+    def room(self, state):
+        waiting = sum(map(len, unassigned_trajectories(state)))
+        return sum(free_room(state, QUEUE).new.values()) - waiting
+
+    def move(self, state, lengths, now_s):
+        return None
+'''
+POLICY_LINE = '    "toy": "rollstream.consumers.dispatch.toy:LastFit",\n'
 STORE_LINE = '    "toy": lambda folder: f"toy:{folder}/store",\n'
 ROLE = '''
 from rollstream.roles.context import RoleContext
@@ -166,10 +256,42 @@ def test_the_steps_for_an_engine(copy: Path) -> None:
 
 
 def test_the_steps_for_an_object_store(copy: Path) -> None:
-    _new(copy, "storage/stores/", "toy.py", STORE)
-    _add(copy, "storage/stores/connect.py", STORE_BRANCH, "    known = ")
+    _new(copy, "storage/stores/", "toy/__init__.py", "")
+    _new(copy, "storage/stores/", "toy/store.py", STORE)
+    _new(copy, "storage/stores/", "toy/kind.py", STORE_KIND)
+    _add(copy, "storage/stores/kind.py", KIND_LINE, '}\n"""By the begin of its URLs')
     _add(copy, "tests/storage/conftest.py", STORE_LINE, '    "s3@moto"')
     assert _passed(copy, "tests/storage/stores/test_store_contract.py") > 20
+
+
+def test_the_steps_for_a_turn_driver(copy: Path) -> None:
+    _new(copy, "producers/", "toy/__init__.py", "")
+    _new(copy, "producers/", "toy/driver.py", DRIVER)
+    _add(copy, "producers/rollout/turn_driver.py", DRIVER_LINE, '}\n"""By name, `module')
+    _add(copy, "producers/rollout/turn_driver.py", DRIVER_RULE, "    if scope.agent.is_active:")
+    kind = "from rollstream.producers.toy.driver import Twice\n\nKINDS = "
+    suite = copy / "tests/rollout/test_turn_drivers.py"
+    suite.write_text(
+        suite.read_text().replace("KINDS = {", kind + '{"toy": Twice, ', 1), encoding="utf-8"
+    )
+    assert _passed(copy, "tests/rollout/test_turn_drivers.py") > 10
+    (copy / "run.toml").write_text(PACED_RUN.replace("paced", "toyed", 1))
+    _python(copy, "-m", "rollstream", "run", "run.toml", "--run", "runs/toyed")
+    turns = "SELECT count(*) FROM trajectories WHERE list_contains(sources, 2)"
+    assert _python(copy, "-m", "rollstream", "query", "runs/toyed", turns, "--json")
+
+
+def test_the_steps_for_an_assignment_policy(copy: Path) -> None:
+    _new(copy, "consumers/dispatch/", "toy.py", POLICY)
+    _add(copy, "consumers/dispatch/policy.py", POLICY_LINE, '}\n"""By the value of')
+    settings = copy / "consumers/settings.py"
+    settings.write_text(
+        settings.read_text().replace('"lengths", "room"]', '"lengths", "room", "toy"]')
+    )
+    assert _passed(copy, "tests/dispatch/test_policies.py") > 5
+    (copy / "run.toml").write_text(PACED_RUN + '[dispatch]\nplacement = "toy"\n')
+    _python(copy, "-m", "rollstream", "run", "run.toml", "--run", "runs/toyed")
+    _python(copy, "-m", "rollstream", "audit", "runs/toyed")
 
 
 def test_the_steps_for_a_role(copy: Path) -> None:

@@ -21,9 +21,9 @@ from rollstream.consumers.trainer.sharded.rank_plan import owners
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.consumers.trainer.sharded.tensors import gather_rows
 from rollstream.errors import StoreError
-from rollstream.storage.relay.push import PushingStore
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.weight_paths import settle
 from rollstream.storage.weights.manifest import (
     Delta,
     FileEntry,
@@ -111,8 +111,7 @@ def gather_written(
 
     def write_through() -> Any:
         written = write()  # 1
-        if isinstance(store, PushingStore):
-            store.settle()  # 2
+        settle(store)  # 2
         return written
 
     return gather_results(write_through, type_, ranks)

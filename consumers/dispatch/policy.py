@@ -1,0 +1,105 @@
+"""Which rollout gets which trajectory (`AssignmentPolicy`). `ASSIGNMENT_POLICIES` names policies
+by strings (`dispatch.placement`), so that dispatch imports the one that its run needs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from rollstream.consumers.dispatch.admission import AdmissionPace
+from rollstream.consumers.dispatch.lengths import LengthHistory
+from rollstream.consumers.dispatch.state import DispatchState
+from rollstream.consumers.settings import DispatchSettings
+from rollstream.streams.records import Assignment, Prompt
+from rollstream.streams.values import Version
+
+ASSIGNMENT_POLICIES: Mapping[str, str] = {
+    "ranks": "rollstream.consumers.dispatch.planned_policy:open_by_ranks",
+    "lengths": "rollstream.consumers.dispatch.planned_policy:open_by_lengths",
+    "room": "rollstream.consumers.dispatch.planned_policy:open_by_room",
+}
+"""By the value of `dispatch.placement`, `module:function` that opens the policy (`OpenPolicy`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyScope:
+    """What a run says to its policy."""
+
+    settings: DispatchSettings
+    pace: AdmissionPace
+    keep_version: bool
+    """Whether a trajectory keeps the version it began with."""
+    has_adapters: bool
+    """Whether versions are adapters, of which a rollout serves several side by side."""
+    bytes_of: Callable[[Version], int | None]
+    """Returns the bytes that a rollout reads to load a version; None if it is no longer stored."""
+
+    @property
+    def needs_empty(self) -> bool:
+        """Whether a rollout must be empty before it takes new weights."""
+        return self.keep_version and not self.has_adapters
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAssignment:
+    """Holds an assignment that is not appended yet."""
+
+    record: Assignment
+    discards_tokens: bool
+    """Whether the trajectory restarts from its prompt and loses the tokens generated so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSummary:
+    """Counts the requests that `source` is asked to release so that `destination` resumes them."""
+
+    source: str
+    destination: str
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """Holds the releases by which rollouts give trajectories up for others, and the restarts of
+    trajectories on the newest version, whose present attempts dispatch releases.
+    """
+
+    releases: tuple[Assignment, ...] = ()
+    restarts: tuple[PlannedAssignment, ...] = ()
+    summaries: tuple[MoveSummary, ...] = ()
+
+
+class AssignmentPolicy(Protocol):
+    """Plans from dispatch's state; planning changes no argument (invariant 9), and dispatch appends
+    the records. Each method may keep what it measured for its next call, but a policy that begins
+    anew after a crash must need nothing of that.
+    """
+
+    def plan(
+        self, state: DispatchState, lengths: LengthHistory, ahead: Sequence[Prompt], now_s: float
+    ) -> list[PlannedAssignment]:
+        """Returns all assignments that can be given now: at most one for each open trajectory that
+        no living rollout generates (`assignments.find_unassigned`), to rollouts that have room.
+        Under `keep_version` a resume goes to a rollout that serves its version or loads it
+        (invariant 4). `ahead` are the prompts that are admitted next.
+        """
+        ...
+
+    def room(self, state: DispatchState) -> int:
+        """Returns how many new samples may be admitted now; a negative number counts as none."""
+        ...
+
+    def move(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> MovePlan | None:
+        """Returns the moves between rollouts that are due now; None while none is due."""
+        ...
+
+
+OpenPolicy = Callable[[PolicyScope], AssignmentPolicy]
+
+
+def open_policy(scope: PolicyScope) -> AssignmentPolicy:
+    """Returns the policy that `dispatch.placement` names."""
+    module, _, function = ASSIGNMENT_POLICIES[scope.settings.placement].partition(":")
+    opener: OpenPolicy = getattr(import_module(module), function)
+    return opener(scope)

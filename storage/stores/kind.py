@@ -1,0 +1,77 @@
+"""What is known of a kind of object store before one is opened (`StoreKind`). `STORES` names the
+kinds by strings, so that a process imports the client of no store that its run does not use.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Literal, Protocol
+
+from rollstream.storage.stores.base import ObjectStore
+
+STORES: Mapping[str, str] = {
+    "file:": "rollstream.storage.stores.file_kind:FileKind",
+    "s3://": "rollstream.storage.stores.s3.kind:S3Kind",
+}
+"""By the begin of its URLs, `module:class` of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedServer:
+    """A server that a URL itself names, and to which the user's credentials would be sent."""
+
+    url: str
+    host: str
+    """`name:port`."""
+    is_encrypted: bool
+    what: str
+    """What it is, for messages, for example `the S3 server`."""
+    credentials: str
+    """Whose credentials are sent, for example `AWS`."""
+    variable: str
+    """The environment variable by which a user names such a server."""
+
+
+class StoreKind(Protocol):
+    """A kind of store; nothing here opens a connection or reads a file."""
+
+    form: str
+    """The form of its URLs, for messages."""
+
+    def check(self, url: str) -> None:
+        """Raise `ConfigurationError`, without a secret, if the URL is wrong."""
+        ...
+
+    def identity(self, url: str) -> str:
+        """Returns the part of the URL that names the data; the rest may change during a run
+        (invariant 15).
+        """
+        ...
+
+    def named_server(self, url: str) -> NamedServer | None:
+        """Returns the server that only this URL names; None if credentials go to hosts that the
+        user or the kind itself names. Raises `ConfigurationError` if the URL could hide one.
+        """
+        ...
+
+    def open(self, url: str, sync: Literal["normal", "full"], deadline_s: float) -> ObjectStore:
+        """Open the store (`connect.open_store`)."""
+        ...
+
+
+@cache
+def _load(name: str) -> StoreKind:
+    module, _, attribute = STORES[name].partition(":")
+    return getattr(import_module(module), attribute)()
+
+
+def store_kind(url: str) -> StoreKind | None:
+    """Returns the kind of store that a URL names; None if there is none of this form."""
+    names = (name for name in STORES if url.startswith(name) and len(url) > len(name))
+    return next(map(_load, names), None)
+
+
+def store_forms() -> list[str]:
+    """Returns the forms of all stores' URLs."""
+    return [_load(name).form for name in STORES]
