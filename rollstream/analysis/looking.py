@@ -105,10 +105,11 @@ def _contained(location: RunLocation, url: str) -> ContainedFolder | None:
 
 
 def _check_token(location: RunLocation, url: str) -> None:
-    """Raise `ConfigurationError` if a Kafka URL names a function that may not be imported."""
-    from rollstream.streams.kafka.address import parse_kafka_url
+    """Raise `ConfigurationError` if the log's URL names a function that may not be imported."""
+    from rollstream.streams.kind import bus_kind
 
-    token = parse_kafka_url(url).token if url.startswith("kafka://") else ""
+    kind = bus_kind(url)
+    token = "" if kind is None else kind.function(url)
     if token and not permits_run_code(location, (token,)):
         raise ConfigurationError(
             f"{location.name}: the URL of its log names the function {token}, which is not "

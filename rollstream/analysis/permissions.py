@@ -13,6 +13,7 @@ from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.printable import shell_command
 from rollstream.storage.stores.kind import store_kind
 from rollstream.storage.stores.run_keys import IDENTITY_KEY
+from rollstream.streams.kind import NamedBrokers, bus_kind
 
 
 def folder_of_url(url: str) -> Path | None:
@@ -51,30 +52,24 @@ def check_hosts(run: str, url: str, named: Collection[str]) -> None:
     """
     if url in named or is_named(url):
         return
-    if url.startswith("kafka://"):
-        _check_brokers(run, url)
-    else:
-        _check_server(run, url)
+    log = bus_kind(url)
+    brokers = None if log is None else log.named_brokers(url)
+    if brokers is not None:
+        _check_brokers(run, brokers)
+    _check_server(run, url)
 
 
 def _trust(host: str) -> str:
     return shell_command("trust", "RUN", "--host", host)
 
 
-def _check_brokers(run: str, url: str) -> None:
-    from rollstream.streams.kafka.address import parse_kafka_url
-
-    address = parse_kafka_url(url)
-    files = (address.ca, address.cert, address.key)
-    if not (address.security.startswith("sasl") or any(files)):
-        return  # nothing of the user is sent
-    is_encrypted = address.security in ("ssl", "sasl_ssl") and not address.ca
-    if not (is_encrypted and all(map(is_named, address.servers))):
+def _check_brokers(run: str, brokers: NamedBrokers) -> None:
+    if not (brokers.is_encrypted and all(map(is_named, brokers.servers))):
         raise ConfigurationError(
-            f"{run}: its configuration names the brokers {', '.join(address.servers)} "
-            f"(security={address.security}), and your Kafka credentials are sent only to hosts "
+            f"{run}: its configuration names the brokers {', '.join(brokers.servers)} "
+            f"(security={brokers.security}), and your Kafka credentials are sent only to hosts "
             f"that you named; set ROLLSTREAM_BUS to this URL if the brokers are yours"
-            + (f", or: {_trust(address.servers[0])}" if is_encrypted else "")
+            + (f", or: {_trust(brokers.servers[0])}" if brokers.is_encrypted else "")
         )
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import xxhash
 from pydantic import ValidationError
@@ -46,6 +45,7 @@ from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.json_objects import create_idempotent, encode_json
 from rollstream.storage.stores.kind import store_kind
 from rollstream.storage.stores.run_keys import RunKeys
+from rollstream.streams.kind import bus_kind
 from rollstream.streams.release import RELEASE
 
 CODE_REVISION = "code_revision"  # beside the settings in config.json
@@ -308,10 +308,8 @@ def url_identity(url: str) -> str:
     """Returns the part of a URL that names the data: scheme and prefix, or bucket and prefix.
     Hosts, endpoints and options may change during a run (invariant 15). A path is returned whole.
     """
-    if url.startswith("kafka://"):
-        return f"kafka:///{urlsplit(url).path.strip('/')}"
-    store = store_kind(url)
-    return url if store is None else store.identity(url)
+    kind = bus_kind(url) or store_kind(url)
+    return url if kind is None else kind.identity(url)
 
 
 def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from rollstream.storage.settings import (
     WeightsSettings,
 )
 from rollstream.storage.stores.kind import store_forms, store_kind
-from rollstream.streams.kafka.address import parse_kafka_url
+from rollstream.streams.kind import bus_forms, bus_kind
 
 
 class WarmupSettings(Settings):
@@ -208,16 +208,13 @@ def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
         if "@" in url.partition("//")[2].partition("/")[0]:
             must = "must not hold credentials (give them in the environment of its client)"
             yield SettingProblem(key, must)
-        elif key == "bus" and url.startswith("kafka://"):
-            parse_kafka_url(url)  # its errors contain no secret of the options
-        elif key == "bus" and not (url.startswith("sqlite:") and url.partition(":")[2]):
-            yield SettingProblem(key, "must be sqlite:FOLDER or kafka://HOST:PORT/PREFIX")
-        elif key == "store":
-            kind = store_kind(url)
-            if kind is None:
-                yield SettingProblem(key, f"must be {' or '.join(store_forms())}")
-            else:
-                kind.check(url)
+            continue
+        kind = bus_kind(url) if key == "bus" else store_kind(url)
+        if kind is None:
+            forms = bus_forms() if key == "bus" else store_forms()
+            yield SettingProblem(key, f"must be {' or '.join(forms)}")
+        else:
+            kind.check(url)
 
 
 def _check_model(c: Configuration) -> Iterator[SettingProblem]:

@@ -13,9 +13,9 @@ import pytest
 from kafka.errors import for_code  # pyright: ignore[reportAttributeAccessIssue] (made by name)
 
 from rollstream.errors import BusError, BusTimeout
-from rollstream.streams import connect
 from rollstream.streams.bus import AppendEntry, Bus
 from rollstream.streams.connect import open_bus, open_bus_for_reading
+from rollstream.streams.kafka import kind
 from rollstream.streams.kafka.address import Secrets, parse_kafka_url
 from rollstream.streams.kafka.admin import call_with_retries
 from rollstream.streams.kafka.bus import KafkaBus
@@ -306,7 +306,7 @@ def test_a_host_that_is_no_broker_is_named_soon(
     closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It accepts connections, and closes them or never answers."""
-    monkeypatch.setattr(connect, "FIRST_ANSWER_S", 0.5)
+    monkeypatch.setattr(kind, "FIRST_ANSWER_S", 0.5)
     accepted: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

@@ -1,0 +1,121 @@
+"""What is known of a kind of log before one is opened (`BusKind`). `BUSES` names the kinds by
+strings, so that a process imports the client of no log that its run does not use.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rollstream.contained_folder import ContainedFolder
+from rollstream.streams.bus import Bus
+
+BUSES: Mapping[str, str] = {
+    "sqlite:": "rollstream.streams.sqlite.kind:SqliteKind",
+    "kafka://": "rollstream.streams.kafka.kind:KafkaKind",
+}
+"""By the begin of its URLs, `module:class` of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogContents:
+    """Lists the topics and consumer groups of one run by their full names in the log. `bytes` is
+    the size of all topics, `where` the folder or the cluster. False if there are none.
+    """
+
+    where: str
+    topics: tuple[str, ...]
+    groups: tuple[str, ...]
+    bytes: int
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.groups)
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether the run's ledger is there, by which a log is known as one."""
+        return any(name.rpartition(".")[2] == "ledger" for name in self.topics)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBrokers:
+    """The brokers that a URL names, and to which the user's secrets would be sent."""
+
+    servers: tuple[str, ...]
+    security: str
+    is_encrypted: bool
+    """Whether the secrets are sent encrypted, and to hosts that a public authority vouches for."""
+
+
+class BusKind(Protocol):
+    """A kind of log, asked with one of its URLs."""
+
+    form: str
+    """The form of its URLs, for messages."""
+
+    def check(self, url: str) -> None:
+        """Raise `ConfigurationError`, without a secret, if the URL is wrong. Nothing is opened."""
+        ...
+
+    def identity(self, url: str) -> str:
+        """Returns the part of the URL that names the data; the rest may change during a run
+        (invariant 15).
+        """
+        ...
+
+    def folder(self, url: str) -> Path | None:
+        """Returns the folder of a log on this host; None for another one."""
+        ...
+
+    def named_brokers(self, url: str) -> NamedBrokers | None:
+        """Returns the brokers that get secrets of the user; None if none are sent."""
+        ...
+
+    def function(self, url: str) -> str:
+        """Returns the import path of the function that opening the log would call; "": none."""
+        ...
+
+    def check_reachable(self, url: str, wait_s: float) -> None:
+        """Raise `BusError` if no server of the log accepts a connection within `wait_s`."""
+        ...
+
+    def check_client(self, url: str) -> None:
+        """Raise `ConfigurationError` for what keeps this process from connecting to any server of
+        the log: no client installed, a secret or a file that is not there.
+        """
+        ...
+
+    def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> Bus:
+        """Open the log (`connect.open_bus`)."""
+        ...
+
+    def open_for_reading(self, url: str, folder: ContainedFolder | None) -> Bus:
+        """Open the log for a reader (`connect.open_bus_for_reading`)."""
+        ...
+
+    def contents(self, url: str) -> LogContents:
+        """Returns what a run has in the log (`removal.log_contents`)."""
+        ...
+
+    def remove(self, url: str, contents: LogContents) -> None:
+        """Remove what a run has in the log (`removal.remove_log`)."""
+        ...
+
+
+@cache
+def _load(name: str) -> BusKind:
+    module, _, attribute = BUSES[name].partition(":")
+    return getattr(import_module(module), attribute)()
+
+
+def bus_kind(url: str) -> BusKind | None:
+    """Returns the kind of log that a URL names; None if there is none of this form."""
+    names = (name for name in BUSES if url.startswith(name) and len(url) > len(name))
+    return next(map(_load, names), None)
+
+
+def bus_forms() -> list[str]:
+    """Returns the forms of all logs' URLs."""
+    return [_load(name).form for name in BUSES]
