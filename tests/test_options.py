@@ -21,10 +21,12 @@ CORE = {
 TOPS = ("streams", "storage", "producers", "consumers", "simulator")
 NAMED = {"streams/sqlite", "producers/engines/torch"}
 """What a plain run's configuration names: its log and its engine."""
+SETTINGS = {"producers/engines/paced", "producers/dialogue", "storage/weights/delta"}
+"""Imported by the settings of every role, and by manifests."""
 LEFT = {
-    "dispatch": set[str](),
-    "rollout": {"producers/dialogue", "producers/drafts", "producers/sandbox", "producers/scoring"},
-    "train": {"consumers/trainer/sharded", "producers/dialogue", "producers/sandbox"},
+    "dispatch": SETTINGS,
+    "rollout": SETTINGS | {"producers/drafts", "producers/sandbox", "producers/scoring"},
+    "train": SETTINGS | {"consumers/trainer/sharded"},
 }
 """By role the options that are still imported though the configuration names none of them."""
 LISTING = """

@@ -1,27 +1,16 @@
-"""The kind of logs in a local folder (`SqliteKind`): a topic is a file, beside its side files."""
-
-import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
-from pathlib import Path
-from typing import Literal
-from urllib.parse import quote
-
-from rollstream.contained_folder import ContainedFolder, check_regular
-from rollstream.errors import OutsideRun
-from rollstream.streams.bus import Bus
-from rollstream.streams.connect import BusReader
-from rollstream.streams.kind import LogContents, NamedBrokers
-from rollstream.streams.removal import topic_names
-from rollstream.streams.sqlite.bus import SqliteBus
-from rollstream.streams.sqlite.read_only import SqliteReader
-
-SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
-SCHEMA_BYTES = 64 << 10
-LOG_TABLES = (b"CREATE TABLE settings (topic", b"CREATE TABLE members")
-"""Statements in the files of a topic and of the groups, which are at the begin unless a topic has
-many partitions.
+"""The kind of logs in a local folder (`SqliteKind`). What opens one is imported only then: a
+command that only reads a URL starts fast.
 """
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rollstream.streams.kind import LogContents, NamedBrokers
+
+if TYPE_CHECKING:
+    from rollstream.contained_folder import ContainedFolder
+    from rollstream.streams.bus import Bus
 
 
 class SqliteKind:
@@ -36,7 +25,7 @@ class SqliteKind:
         return url
 
     def folder(self, url: str) -> Path | None:
-        return Path(url.partition(":")[2])
+        return _folder(url)
 
     def named_brokers(self, url: str) -> NamedBrokers | None:
         return None
@@ -50,68 +39,28 @@ class SqliteKind:
     def check_client(self, url: str) -> None:
         """SQLite is a part of Python."""
 
-    def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> Bus:
-        return SqliteBus(Path(url.partition(":")[2]), clock, sync=sync)
+    def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> "Bus":
+        from rollstream.streams.sqlite.bus import SqliteBus
 
-    def open_for_reading(self, url: str, folder: ContainedFolder | None) -> Bus:
-        if folder is None:
-            return BusReader(SqliteBus(Path(url.partition(":")[2])))
-        return SqliteReader(folder)
+        return SqliteBus(_folder(url), clock, sync=sync)
+
+    def open_for_reading(self, url: str, folder: "ContainedFolder | None") -> "Bus":
+        from rollstream.streams.connect import BusReader
+        from rollstream.streams.sqlite.bus import SqliteBus
+        from rollstream.streams.sqlite.read_only import SqliteReader
+
+        return BusReader(SqliteBus(_folder(url))) if folder is None else SqliteReader(folder)
 
     def contents(self, url: str) -> LogContents:
-        """All groups are one file, which is listed as the group `groups`."""
-        folder = Path(url.partition(":")[2])
-        files = list(_files(folder))
-        topics = tuple(f.stem for f in files if f.suffix == ".db" and f.stem != "groups")
-        groups = ("groups",) if any(f.stem == "groups" for f in files) else ()
-        return LogContents(str(folder), topics, groups, sum(f.stat().st_size for f in files))
+        from rollstream.streams.sqlite.removal import folder_contents
+
+        return folder_contents(_folder(url))
 
     def remove(self, url: str, contents: LogContents) -> None:
-        folder = Path(contents.where)
-        for path in _files(folder):
-            path.unlink(missing_ok=True)
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.resolve().rmdir()
-            if folder.is_symlink():  # the user had moved the log to another disk
-                folder.unlink()
+        from rollstream.streams.sqlite.removal import remove_files
+
+        remove_files(Path(contents.where))
 
 
-def _files(folder: Path) -> list[Path]:
-    """Returns the files of topics and groups in the folder, the ledger's last: it proves that the
-    others are a run's. A file of such a name that is no file of a log is not the run's.
-    """
-    names = [name for name in (*topic_names(), "groups") if name != "ledger"]
-    return [
-        path
-        for name in (*names, "ledger")
-        if _is_log_file(folder / name)
-        for suffix in SQLITE_SUFFIXES
-        if (path := folder / f"{name}{suffix}").is_symlink() or path.exists()
-    ]
-
-
-def _is_log_file(path: Path) -> bool:
-    """Returns whether `path`, with the suffix `.db`, is a file of a log, whose tables SQLite states
-    at the begin of the file or, before the first checkpoint, of its side file. An empty file is one
-    whose creation was interrupted; a side file alone is left by an interrupted removal. A pipe or
-    device is none.
-    """
-    starts: list[bytes] = []
-    try:
-        check_regular(*(f"{path}{suffix}" for suffix in SQLITE_SUFFIXES))
-    except OutsideRun:
-        return False
-    for suffix in (".db", ".db-wal"):
-        with suppress(OSError), open(f"{path}{suffix}", "rb") as file:
-            starts.append(file.read(SCHEMA_BYTES))
-    if not any(starts) or any(table in start for start in starts for table in LOG_TABLES):
-        return True
-    with suppress(sqlite3.Error), closing(sqlite3.connect(_immutable(path), uri=True)) as there:
-        names = {str(name) for (name,) in there.execute("SELECT name FROM sqlite_master")}
-        return {"settings", "begins"} <= names or {"commits", "members"} <= names
-    return False
-
-
-def _immutable(path: Path) -> str:
-    """Returns the URI by which SQLite reads the file without a lock or a side file."""
-    return f"file:{quote(f'{path.absolute()}.db')}?mode=ro&immutable=1"
+def _folder(url: str) -> Path:
+    return Path(url.partition(":")[2])

@@ -44,7 +44,7 @@ def planned(predicted: int, **settings: object) -> list[str]:
         )
     )  # fmt: skip
     state.apply_partial(partial("0.0", 1, tokens=100), Address(0, 1))
-    return [one.record.trajectory for one in planner.plan(state, lengths, ())]
+    return [one.record.trajectory for one in planner.plan(state, lengths, (), 0.0)]
 
 
 def test_a_short_sample_is_assigned_beside_a_long_answer_and_a_long_one_is_not() -> None:

@@ -35,7 +35,7 @@ def test_a_url_names_brokers_a_prefix_and_options() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("kafka://", "host:port"),
+        ("kafka://", "HOST:PORT"),
         ("kafka://host", "host:port"),
         ("kafka://host:port", "host:port"),
         ("kafka://host:0", "host:port"),

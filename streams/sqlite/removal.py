@@ -1,0 +1,81 @@
+"""Finds and removes what a run has in a folder of SQLite files: each topic is a file, removed after
+its side files.
+"""
+
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from rollstream.contained_folder import check_regular
+from rollstream.errors import OutsideRun
+from rollstream.streams.kind import LogContents
+from rollstream.streams.removal import topic_names
+
+SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
+SCHEMA_BYTES = 64 << 10
+LOG_TABLES = (b"CREATE TABLE settings (topic", b"CREATE TABLE members")
+"""Statements in the files of a topic and of the groups, which are at the begin unless a topic has
+many partitions.
+"""
+
+
+def folder_contents(folder: Path) -> LogContents:
+    """Returns the topics and groups in the folder; all groups are one file, which is listed as the
+    group `groups`.
+    """
+    files = list(_files(folder))
+    topics = tuple(f.stem for f in files if f.suffix == ".db" and f.stem != "groups")
+    groups = ("groups",) if any(f.stem == "groups" for f in files) else ()
+    return LogContents(str(folder), topics, groups, sum(f.stat().st_size for f in files))
+
+
+def remove_files(folder: Path) -> None:
+    """Remove the files of topics and groups, and the folder if nothing is left in it."""
+    for path in _files(folder):
+        path.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.resolve().rmdir()
+        if folder.is_symlink():  # the user had moved the log to another disk
+            folder.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Returns the files of topics and groups in the folder, the ledger's last: it proves that the
+    others are a run's. A file of such a name that is no file of a log is not the run's.
+    """
+    names = [name for name in (*topic_names(), "groups") if name != "ledger"]
+    return [
+        path
+        for name in (*names, "ledger")
+        if _is_log_file(folder / name)
+        for suffix in SQLITE_SUFFIXES
+        if (path := folder / f"{name}{suffix}").is_symlink() or path.exists()
+    ]
+
+
+def _is_log_file(path: Path) -> bool:
+    """Returns whether `path`, with the suffix `.db`, is a file of a log, whose tables SQLite states
+    at the begin of the file or, before the first checkpoint, of its side file. An empty file is one
+    whose creation was interrupted; a side file alone is left by an interrupted removal. A pipe or
+    device is none.
+    """
+    starts: list[bytes] = []
+    try:
+        check_regular(*(f"{path}{suffix}" for suffix in SQLITE_SUFFIXES))
+    except OutsideRun:
+        return False
+    for suffix in (".db", ".db-wal"):
+        with suppress(OSError), open(f"{path}{suffix}", "rb") as file:
+            starts.append(file.read(SCHEMA_BYTES))
+    if not any(starts) or any(table in start for start in starts for table in LOG_TABLES):
+        return True
+    with suppress(sqlite3.Error), closing(sqlite3.connect(_immutable(path), uri=True)) as there:
+        names = {str(name) for (name,) in there.execute("SELECT name FROM sqlite_master")}
+        return {"settings", "begins"} <= names or {"commits", "members"} <= names
+    return False
+
+
+def _immutable(path: Path) -> str:
+    """Returns the URI by which SQLite reads the file without a lock or a side file."""
+    return f"file:{quote(f'{path.absolute()}.db')}?mode=ro&immutable=1"
