@@ -10,7 +10,7 @@ its files are there, and any of them may be read there at any time.
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rollstream.metric_values import MetricValues
 from rollstream.storage.settings import RelaySettings
@@ -74,6 +74,6 @@ def settle(store: ObjectStore) -> None:
         store.settle()
 
 
-def _load(name: str) -> Callable[..., object]:
+def _load(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
