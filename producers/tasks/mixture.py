@@ -316,8 +316,9 @@ def part_reference(reference: str, label: str) -> str:
         return reference
     if not isinstance(packed, dict) or packed.keys() != {"part", "of"}:
         return reference
-    part, own = cast("dict[str, object]", packed).values()
-    return own if part == label and isinstance(own, str) else reference
+    fields = cast("dict[str, object]", packed)
+    own = fields["of"]
+    return own if fields["part"] == label and isinstance(own, str) else reference
 
 
 def _check_same_tokenizer(first: MixturePart, other: MixturePart) -> None:
