@@ -184,7 +184,7 @@ class JudgeSettings(Settings):
     tokens_max: int = Field(default=512, ge=1)
     """Most tokens that the judge writes."""
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """The judge's sampling temperature."""
+    """The judge's sampling temperature; left out where the model takes none."""
 
 
 class ScoringSettings(Settings):

@@ -29,6 +29,7 @@ from rollstream.streams.foreign_text import (
     joined_parts,
 )
 
+_SYSTEM_MARK = "rollstream-system"
 JsonObject = Mapping[str, Any]
 """An object of a request's JSON."""
 
@@ -73,7 +74,13 @@ class ChatFormat(Protocol):
         ...
 
     def user_text(self, prompt: Sequence[int]) -> str:
-        """Returns the user's message in a prompt of one message; else the prompt's text."""
+        """Returns the user's message in a prompt that has no other, or a system message before it;
+        else the prompt's text.
+        """
+        ...
+
+    def system_text(self, prompt: Sequence[int]) -> str:
+        """Returns the system message before the user's in such a prompt, "" without one."""
         ...
 
     def bridged(
@@ -130,6 +137,9 @@ class PlainChat:
     def user_text(self, prompt: Sequence[int]) -> str:
         return self.decode(prompt)
 
+    def system_text(self, prompt: Sequence[int]) -> str:
+        return ""
+
     def bridged(
         self,
         prompt: Sequence[int],
@@ -164,10 +174,16 @@ class TemplateChat:
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, tool_format: str, bridge: TurnBridge | None = None
+        self,
+        tokenizer: TextTokenizer,
+        tool_format: str,
+        bridge: TurnBridge | None = None,
+        system: str = "",
     ) -> None:
         self.tokenizer, self.tool_format, self.bridge = tokenizer, tool_format, bridge
+        self.system = system  # the message that the task puts before its prompts
         self.template = ChatTemplate(tokenizer)
+        self._around: dict[str, tuple[str, str]] = {}
 
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonObject], is_asked: bool
@@ -199,25 +215,54 @@ class TemplateChat:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens)
 
-    @cached_property
-    def _around_user(self) -> tuple[str, str]:
-        """What the template writes before and after a user's message; a template that refuses it
-        alone writes neither.
+    def _around_user(self, system: str = "") -> tuple[str, str]:
+        """Returns what the template writes before and after a user's message, with the message
+        `system` before it, if any; a template that refuses it writes neither.
         """
+        if system not in self._around:
+            self._around[system] = self._written_around_user(system)
+        return self._around[system]
+
+    def _written_around_user(self, system: str) -> tuple[str, str]:
+        messages = [{"role": "system", "content": system}] if system else []
         try:
-            rendered = self.render([{"role": "user", "content": MARK}], (), is_asked=True)
+            rendered = self.render(
+                [*messages, {"role": "user", "content": MARK}], (), is_asked=True
+            )
         except ChatRefused:
             return "", ""
         before, _, after = rendered.partition(MARK)
         return before, after
 
-    def user_text(self, prompt: Sequence[int]) -> str:
-        before, after = self._around_user
+    @cached_property
+    def _around_system(self) -> tuple[str, str, str]:
+        """What stands before a system message, between it and the user's, and after that; nothing
+        where no sign of the template separates them, which a text could not have, too.
+        """
+        before, after = self._around_user(_SYSTEM_MARK)
+        before, _, between = before.partition(_SYSTEM_MARK)
+        return (before, between, after) if between.strip() else ("", "", "")
+
+    def _asked(self, prompt: Sequence[int]) -> tuple[str, str] | None:
+        """Returns the system message and the user's in a prompt; None if it has others."""
         text = self.tokenizer.light.decode(list(prompt), skip_special_tokens=False)
-        is_one = bool(before or after) and text.startswith(before) and text.endswith(after)
-        if is_one and len(text) >= len(before) + len(after):
-            return text[len(before) : len(text) - len(after)]
-        return self.decode(prompt)
+        if self.system and (user := _within(text, *self._around_user(self.system))) is not None:
+            return self.system, user
+        before, between, after = self._around_system
+        within = _within(text, before, after)
+        if between and within is not None and within.count(between) == 1:
+            system, _, user = within.partition(between)
+            return system, user
+        user = _within(text, *self._around_user())
+        return None if user is None else ("", user)
+
+    def user_text(self, prompt: Sequence[int]) -> str:
+        asked = self._asked(prompt)
+        return self.decode(prompt) if asked is None else asked[1]
+
+    def system_text(self, prompt: Sequence[int]) -> str:
+        asked = self._asked(prompt)
+        return "" if asked is None else asked[0]
 
     def bridged(
         self,
@@ -276,15 +321,23 @@ class TemplateChat:
         )
 
 
+def _within(text: str, before: str, after: str) -> str | None:
+    """Returns what stands between the two; None if they do not surround the text."""
+    is_around = bool(before or after) and text.startswith(before) and text.endswith(after)
+    if not is_around or len(text) < len(before) + len(after):
+        return None
+    return text[len(before) : len(text) - len(after)]
+
+
 def _without(text: str, names: Sequence[str]) -> str:
     for name in names:
         text = text.replace(name, "")
     return text
 
 
-def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
+def chat_format(task: Task, tool_format: str = "auto", system: str = "") -> ChatFormat:
     """Returns the format of the run's tokenizer. With `auto` the chat template decides how tools
-    are called.
+    are called. `system` is the message that the task puts before its prompts.
     """
     tokenizer = task.tokenizer()
     sources = ChatTemplate(tokenizer).sources if isinstance(tokenizer, TextTokenizer) else ()
@@ -293,7 +346,7 @@ def chat_format(task: Task, tool_format: str = "auto") -> ChatFormat:
     if isinstance(tokenizer, TextTokenizer) and sources:
         if tool_format == UNKNOWN:
             log.warning("%s; requests with tools are refused", unknown_format(tokenizer.where))
-        return TemplateChat(tokenizer, tool_format)
+        return TemplateChat(tokenizer, tool_format, system=system)
     return PlainChat(tokenizer, tool_format)
 
 

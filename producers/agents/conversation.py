@@ -80,7 +80,7 @@ def _hash(before: str, text: str) -> str:
 
 def _canonical(message: JsonObject) -> str:
     """Returns a text that is equal for messages of equal meaning: clients leave out empty fields,
-    and write a content as text or as parts.
+    write a content as text or as parts, and write the arguments of calls again.
     """
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     fields: list[Any] = [
@@ -96,7 +96,23 @@ def _canonical(message: JsonObject) -> str:
 
 def _call(call: JsonObject) -> list[Any]:
     function: JsonObject = call.get("function") or {}
-    return [call.get("id"), function.get("name"), function.get("arguments")]
+    return [call.get("id"), function.get("name"), _arguments(function.get("arguments"))]
+
+
+def _arguments(given: object) -> object:
+    """Returns the value of a call's arguments, which are JSON text or an object; other text as it
+    is. JavaScript writes `1.0` as `1`.
+    """
+    try:
+        text = given if isinstance(given, str) else json.dumps(given)
+        return json.loads(text, parse_float=_plain_number)
+    except (ValueError, RecursionError):
+        return given
+
+
+def _plain_number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 @dataclass(slots=True)

@@ -62,8 +62,14 @@ from rollstream.producers.agents.inbox import (
 )
 from rollstream.producers.agents.keys import SessionIdentity, SessionKeys
 from rollstream.producers.agents.program_process import EpisodeOrder
-from rollstream.producers.agents.programs import Programs, ServicePrograms, task_of
-from rollstream.producers.agents.requests import EpisodeMoved, SessionSealed, TurnFailed
+from rollstream.producers.agents.programs import ProgramEnd, Programs, ServicePrograms, task_of
+from rollstream.producers.agents.requests import (
+    EpisodeMoved,
+    RequestRefused,
+    SessionSealed,
+    TurnFailed,
+    scores_in,
+)
 from rollstream.producers.agents.turns import EpisodeTurns
 from rollstream.producers.engines.base import Emission
 from rollstream.producers.rollout.chain import ChainContent
@@ -103,6 +109,7 @@ class AgentEpisodes:
     endpoint: "EndpointThread | None" = None
     """Listens for the programs. It outlives `close`, to tell them that their episodes move on."""
     prompt_text: Callable[[RunningTrajectory], str] = lambda _: ""
+    system_text: Callable[[RunningTrajectory], str] = lambda _: ""
     """Returns the text of the task's prompt."""
     open: dict[str, Episode] = field(default_factory=dict[str, Episode])
     has_prompt: bool = False
@@ -191,7 +198,12 @@ class AgentEpisodes:
             episode.key,
             f"{self.url}/v1",
             f"{self.url}/sessions/{episode.name}",
-            task_of(self.prompt_text(episode.running), assignment.reference),
+            task_of(
+                self.prompt_text(episode.running),
+                assignment.reference,
+                assignment.task,
+                self.system_text(episode.running),
+            ),
         )
 
     def drop(self, trajectory: str) -> None:
@@ -289,7 +301,7 @@ class AgentEpisodes:
             self._leaving.pop(ended.key, None)
             if (episode := self._by_key(ended.key)) is not None:
                 with self._boundary(episode):
-                    self._end(episode, ended.reward, ended.reason)
+                    self._end_by_program(episode, ended)
         now = self.parts.clock()
         if now - self._checked_s >= CHECK_S:
             self._checked_s = now
@@ -388,6 +400,17 @@ class AgentEpisodes:
         before, abandoned = episode.running.environment, episode.abandoned()
         state = ended_state(before, ticket.reward, ticket.scores, ticket.failure, abandoned)
         self._end(episode, ticket.reward, ticket.failure, ticket.outcome, state)
+
+    def _end_by_program(self, episode: Episode, ended: ProgramEnd) -> None:
+        """End the episode whose function returned, or whose program ended."""
+        reason = ended.reason
+        if ended.scores and not reason:
+            try:
+                scores = scores_in({"scores": ended.scores})
+                episode.running.environment = state_text(EpisodeState(scores=scores))
+            except RequestRefused as error:
+                reason = f"the returned {error}"
+        self._end(episode, ended.reward, reason)
 
     def _end(
         self,

@@ -5,8 +5,9 @@ SANDBOX has the settings of the sandboxes that the function opens, as JSON.
 Orders arrive as JSON lines on stdin, outcomes leave as JSON lines on stdout; the first line has no
 key and states that the process is ready. The function is called as `episode(client, task)`:
 `client` is an `AsyncOpenAI` of the library openai whose requests belong to this episode, `task` a
-dictionary. It returns the reward, or None if the task judges. Each exception is an outcome with a
-reason. A cancelled episode has an outcome at once, though its code may continue: it shows that no
+dictionary. It returns the reward, the reward and named scores, or None if the task judges. Each
+exception is an outcome with a reason; a machine without the sandbox that the code needs ends the
+run. A cancelled episode has an outcome at once, though its code may continue: it shows that no
 episode blocks the loop which they share. SIGABRT prints where one does. When stdin ends, the
 process exits.
 """
@@ -19,6 +20,7 @@ import resource
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from inspect import iscoroutinefunction, unwrap
 from traceback import extract_tb
 from typing import Any, cast
@@ -28,8 +30,9 @@ import msgspec
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_function
 from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
+from rollstream.producers.sandbox.base import SandboxRefused
 from rollstream.producers.sandbox.factory import configure, plan_of
-from rollstream.producers.tasks.base import PlainSandbox
+from rollstream.producers.tasks.base import PlainSandbox, Score
 from rollstream.program_output import OutputPipe, ProgramOutput
 from rollstream.streams.foreign_text import reason_text
 
@@ -49,10 +52,13 @@ class EpisodeOrder(msgspec.Struct, frozen=True):
 
 
 class EpisodeOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds how an episode ended. `refused` states why the function cannot be used at all."""
+    """Holds how an episode ended; `scores` are recorded beside the reward. `refused` states why the
+    function cannot be used at all.
+    """
 
     key: str = ""
     reward: float | None = None
+    scores: Mapping[str, float] = {}  # msgspec copies empty defaults
     reason: str = ""
     refused: str = ""
 
@@ -74,10 +80,8 @@ async def run_episode(function: Episode, order: _Line, http: Any) -> EpisodeOutc
     """Call the function for one episode; any exception of it becomes an outcome, `SystemExit` too:
     the process runs other episodes.
     """
-    from openai import AsyncOpenAI
-
     # No time-out of its own: the rollout alone ends an episode (agent.episode_s).
-    client = AsyncOpenAI(
+    client = _client_class()(
         base_url=order.base_url,
         api_key=order.key,
         max_retries=RETRIES,
@@ -85,19 +89,55 @@ async def run_episode(function: Episode, order: _Line, http: Any) -> EpisodeOutc
         http_client=http,
     )
     try:
-        reward = await function(client, order.task)
-        return EpisodeOutcome(order.key, _reward(reward))
+        returned = await function(client, order.task)
+        return EpisodeOutcome(order.key, *_reward_and_scores(returned))
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         return EpisodeOutcome(order.key, reason=failure_text(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's code: any failure counts)
+        if refusal := _sandbox_refusal(error):
+            return EpisodeOutcome(order.key, refused=str(refusal))
         return EpisodeOutcome(order.key, reason=failure_text(error))
 
 
-def _reward(returned: object) -> float | None:
-    return None if returned is None else finite_number(returned, "the returned reward")
+@cache
+def _client_class() -> type[Any]:
+    from openai import AsyncOpenAI
+
+    class EpisodeClient(AsyncOpenAI):
+        """The client of one episode."""
+
+        async def close(self) -> None:
+            """Leave the connections open: all episodes of this process share them."""
+
+    return EpisodeClient
+
+
+def _sandbox_refusal(error: BaseException) -> SandboxRefused | None:
+    """Returns the refusal of a sandbox that this error is, also within a group of errors."""
+    if isinstance(error, BaseExceptionGroup):
+        errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return next(filter(None, map(_sandbox_refusal, errors)), None)
+    return error if isinstance(error, SandboxRefused) else None
+
+
+def _reward_and_scores(returned: object) -> tuple[float | None, dict[str, float]]:
+    """Returns the reward, and the scores of a pair or a `Score`, as a verifier returns them."""
+    if returned is None:
+        return None, {}
+    reward, scores = returned, cast("object", {})
+    if isinstance(returned, Score):
+        reward, scores = returned.reward, returned.scores
+    elif isinstance(returned, tuple) and len(cast("tuple[object, ...]", returned)) == 2:
+        reward, scores = cast("tuple[object, object]", returned)
+    if not isinstance(scores, Mapping):
+        raise NoFiniteNumber("the returned scores are no dict of numbers by name")
+    named = cast("Mapping[object, object]", scores).items()
+    return finite_number(reward, "the returned reward"), {
+        str(name): finite_number(value, f"the returned score {name!r}") for name, value in named
+    }
 
 
 def failure_text(error: BaseException) -> str:

@@ -32,6 +32,7 @@ from rollstream.producers.code_environment import (
     with_own_path,
 )
 from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.mixture import part_reference
 from rollstream.streams.foreign_text import ForeignValueRefused, read_json, reason_text
 
 _KEEPER = (
@@ -44,13 +45,14 @@ POLL_S = 0.02  # between two looks at processes
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """States that a program's episode ended: with a `reward` (None: the program gave none), or with
-    the `reason` why it failed.
+    """States that a program's episode ended: with a `reward` (None: the program gave none) and
+    named `scores` beside it, or with the `reason` why it failed.
     """
 
     key: str
     reward: float | None = None
     reason: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Programs(Protocol):
@@ -271,8 +273,8 @@ STARTS_MAX = 3  # processes in a row that end before an outcome
 class FunctionPrograms:
     """Implements `Programs` with `processes` processes that call the async function `function`
     (`module:function`), each for many episodes at a time. Raises `ConfigurationError` from `poll`
-    if the function cannot be imported. `sandbox` are the settings of the sandboxes that it opens,
-    as JSON; empty: the defaults.
+    if the function cannot be imported, or this machine lacks the sandbox that it needs. `sandbox`
+    are the settings of the sandboxes that it opens, as JSON; empty: the defaults.
     """
 
     def __init__(
@@ -350,7 +352,8 @@ class FunctionPrograms:
             process.cancelled.pop(outcome.key, None)
             if outcome.key in process.keys:
                 process.keys.discard(outcome.key)
-                ended.append(ProgramEnd(outcome.key, outcome.reward, outcome.reason))
+                end = ProgramEnd(outcome.key, outcome.reward, outcome.reason, outcome.scores)
+                ended.append(end)
         if not has_ended:
             process.end_if_blocked(self._polled_s)
             return ended
@@ -377,10 +380,18 @@ def open_programs(settings: AgentSettings, task: TaskSettings) -> Programs:
     return ServicePrograms()
 
 
-def task_of(prompt: str, reference: str) -> Mapping[str, object]:
-    """Returns the task that a program gets: the text of the prompt, and the task's own JSON."""
+def task_of(prompt: str, reference: str, label: str = "", system: str = "") -> Mapping[str, object]:
+    """Returns the task that a program gets: the text of the prompt, the task's own JSON, and where
+    there are any, the text of the prompt's system message and the label of a mixture's part.
+    """
+    own = part_reference(reference, label)
     try:
-        decoded: object = read_json(reference) if reference else None
+        decoded: object = read_json(own) if own else None
     except ForeignValueRefused:
-        decoded = reference
-    return {"prompt": prompt, "reference": decoded}
+        decoded = own
+    task: dict[str, object] = {"prompt": prompt, "reference": decoded}
+    if system:
+        task["system"] = system
+    if own is not reference:
+        task["part"] = label
+    return task

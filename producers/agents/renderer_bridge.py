@@ -142,7 +142,7 @@ def with_renderer(chat: ChatFormat, name: str) -> ChatFormat:
             log.debug("the renderer %s does not fit: %s", each, error)
             continue
         log.info("turns are bridged by the renderer %s", each)
-        return TemplateChat(chat.tokenizer, chat.tool_format, bridge)
+        return TemplateChat(chat.tokenizer, chat.tool_format, bridge, chat.system)
     log.info("no renderer fits %s: its chat template joins turns", chat.tokenizer.where)
     return chat
 

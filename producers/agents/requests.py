@@ -138,6 +138,14 @@ _KNOWN = frozenset([
 ])
 # fmt: on
 """What a request asks and gets, or what concerns no answer."""
+_DEFAULTS = {
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+    "text": {"format": {"type": "text"}},
+    "modalities": ["text"],
+    "truncation": "disabled",
+}
+"""Parameters that no answer follows, with the values that ask for nothing."""
 NAMED_MAX = 16  # overridden parameters that are recorded with a turn
 
 
@@ -155,7 +163,8 @@ def _overridden(parameters: JsonObject, run: Sampling) -> tuple[str, ...]:
     found += [
         name
         for name, value in parameters.items()
-        if value and name not in _KNOWN and name not in _SAMPLED and len(name) <= LABEL_MAX
+        if name not in _KNOWN and name not in _SAMPLED and len(name) <= LABEL_MAX
+        if (value not in (None, _DEFAULTS[name]) if name in _DEFAULTS else value)
     ]
     if isinstance(parameters.get("logprobs"), int) and parameters["logprobs"] > 1:
         found.append("logprobs")  # those of the sampled tokens alone are known
@@ -374,8 +383,8 @@ def refuse_unknown(body: JsonObject, *known: str) -> None:
 
 
 def reward_in(body: JsonObject) -> float | None:
-    """Returns the reward in the body of a route of sessions, None without one. Raises
-    `RequestRefused`.
+    """Returns the reward in the body of a route of sessions, None without one; `true` and `false`
+    are 1 and 0. Raises `RequestRefused`.
     """
     reward: object = body.get("reward")
     return None if reward is None else _bounded(reward, "reward")
@@ -402,7 +411,7 @@ def scores_in(body: JsonObject) -> dict[str, float]:
 
 
 def _bounded(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         raise RequestRefused(f"{where} = {_shown(value)} is not a number")
     if not is_bounded_number(value):  # before it becomes a float, which has no room for some
         raise RequestRefused(f"{where} = {_shown(value)} is not finite or too large")

@@ -28,7 +28,9 @@ def open_episodes(parts: RolloutParts, task: Task, scope: DriverScope) -> AgentE
     from rollstream.producers.agents.renderer_bridge import with_renderer
     from rollstream.producers.agents.serving import EndpointThread, endpoint_url
 
-    chat = with_renderer(chat_format(task, settings.tool_format), settings.renderer)
+    chat = with_renderer(
+        chat_format(task, settings.tool_format, scope.task.system), settings.renderer
+    )
     agents = AgentEpisodes(
         parts,
         settings,
@@ -38,6 +40,7 @@ def open_episodes(parts: RolloutParts, task: Task, scope: DriverScope) -> AgentE
         AgentInbox(),
         scope.task.retries,
         prompt_text=lambda running: chat.user_text(running.assignment.tokens.tolist()),
+        system_text=lambda running: chat.system_text(running.assignment.tokens.tolist()),
     )
     app = AgentEndpoint(agents, scope.model, parts.settings.context_max).app()
     agents.endpoint = EndpointThread(app, settings.endpoint, settings.host)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.rollout.trajectory import RunningTrajectory
-from rollstream.producers.tasks.base import Reply, turns_of
+from rollstream.producers.tasks.base import Reply
 from rollstream.streams.records import Trajectory
 from rollstream.streams.values import Version
 
@@ -57,7 +57,7 @@ class Judging:
             self._unscored[trajectory] = record
             return
         self._waiting[trajectory] = (running, finish)
-        turns = turns_of(*running.judged_content())
+        turns = running.judged_turns()
         self.rewards.submit(attempt_key(running), running.assignment.reference, turns)
 
     def drop(self, trajectory: str) -> None:

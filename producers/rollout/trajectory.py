@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rollstream.producers.engines.base import Emission, GenerationRequest
 from rollstream.producers.rollout.chain import ChainContent, extend_spans
+from rollstream.producers.tasks.base import turns_of
 from rollstream.streams import records
 from rollstream.streams.branches import kept_tokens, path_to
 from rollstream.streams.values import (
@@ -176,13 +177,15 @@ class RunningTrajectory:
         """Returns the newest `count` tokens."""
         return _tail(self.tokens, count, np.uint32)
 
-    def judged_content(self) -> tuple[Tokens, Sources]:
-        """Returns the content without what only abandoned turns gained, which no judge sees."""
+    def judged_turns(self) -> list[list[int]]:
+        """Returns the turns without what only abandoned ones gained, which no judge sees."""
         tokens, sources = self.content()
-        if not self.abandoned:
-            return tokens, sources
-        kept = kept_tokens(self.turns, self.branches, self.abandoned)
-        return tokens[kept], sources[kept]
+        starts = [branch.start for branch in self.branches]
+        if self.abandoned:
+            kept = kept_tokens(self.turns, self.branches, self.abandoned)
+            tokens, sources = tokens[kept], sources[kept]
+            starts = [int(np.count_nonzero(kept[:start])) for start in starts]
+        return turns_of(tokens, sources, starts)
 
     def extend(self, emission: Emission) -> None:
         """Append the tokens of an emission, and extend the spans by them."""

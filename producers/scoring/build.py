@@ -19,6 +19,7 @@ from rollstream.producers.tasks.base import Tokenizer
 SERVICES = ("http", "judge")
 """Values of `scoring.function` that name a service in place of a function."""
 _CHAT = "/chat/completions"
+_UNSENT = re.compile("[^!-~ ]")  # what no header carries
 
 
 def scorer_pool(
@@ -78,10 +79,16 @@ def service_plan(scoring: ScoringSettings, environment: Mapping[str, str]) -> Se
         )
     headers = {"Content-Type": "application/json"}
     if service.key_env is not None:
-        key = environment.get(service.key_env, "")
+        # A file that was mounted into the variable may have ended its line.
+        key = environment.get(service.key_env, "").strip()
         if not key:
             raise ConfigurationError(
                 f"scoring.service.key_env: the environment has no variable {service.key_env}"
+            )
+        if unsent := _UNSENT.search(key):
+            raise ConfigurationError(
+                f"scoring.service.key_env: the variable {service.key_env} has the character "
+                f"{unsent[0]!a}, which no key has; copy the key again"
             )
         headers["Authorization"] = f"Bearer {key}"
     parts = urlsplit(service.url)

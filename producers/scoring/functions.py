@@ -6,6 +6,7 @@ of the user (`scoring.function`). That function runs in a reward process
 several named ones.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -14,6 +15,8 @@ import msgspec
 
 from rollstream.import_path import find_function
 from rollstream.producers.tasks.base import Turns
+from rollstream.producers.tasks.mixture import part_reference
+from rollstream.streams.foreign_text import clean_text
 
 
 class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -34,15 +37,20 @@ class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished trajectory, as a scorer's function gets it. `reference` is the task's own JSON
-    about the prompt. `turns` are all tokens after the prompt, cut where their source changes:
-    generated, environment, generated and so on. The texts are decoded on access.
+    """A finished trajectory, as a scorer's function gets it. `reference` is what the task recorded
+    for the prompt: a text as it is, another value as JSON text; in a mixture it is the part's.
+    `turns` are all tokens after the prompt, cut where their source changes: generated, environment,
+    generated and so on. The texts are decoded on access.
     """
 
     facts: TrajectoryFacts
     reference: str
     turns: Turns
     decode: Callable[[Sequence[int]], str] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        own = part_reference(self.reference, self.facts.task)
+        object.__setattr__(self, "reference", _readable(own))
 
     @property
     def prompt(self) -> str:
@@ -53,6 +61,18 @@ class Finished:
     def answer(self) -> str:
         """The text of everything after the prompt, replies of an environment included."""
         return self.decode([token for turn in self.turns for token in turn])
+
+
+def _readable(reference: str) -> str:
+    """Returns the text that a task's JSON is; other JSON without escapes: a judge reads `北京`, not
+    the numbers of its characters.
+    """
+    try:
+        value: object = json.loads(reference)
+    except (ValueError, RecursionError):  # a task of the user has any text
+        return reference
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return clean_text(text)
 
 
 ScoringFunction = Callable[[Finished], object]

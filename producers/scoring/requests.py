@@ -12,13 +12,14 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.scoring.functions import Finished
 
 JUDGED_MAX = 1 << 16  # characters of a judge's text that are searched
+OTHERS_MAX = 8  # names of an answer, besides those that were asked for, that a reason lists
 _PLACE = re.compile(r"\{(prompt|answer|reference)\}")
 
 
@@ -36,11 +37,17 @@ class ScoreRequest(Protocol):
         """Raises `UnreadableAnswer`."""
         ...
 
+    def adapted(self, refusal: str) -> "ScoreRequest | None":
+        """Returns the request that avoids what the service refused with this message; None if the
+        message names nothing that may be left out.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """Asks for the annotations of these names. The answer is a JSON number, or an object of numbers
-    by name.
+    by name; `true` and `false` are 1 and 0.
     """
 
     names: tuple[str, ...]
@@ -67,15 +74,23 @@ class HttpRequest:
         value = _decoded(body)
         if isinstance(value, Mapping):
             table = cast(Mapping[str, object], value)
-            return {name: _number(table[name]) for name in self.names if name in table}
+            found = {name: _number(table[name]) for name in self.names if name in table}
+            # Under other names nothing is written; the reason of what is missing lists them.
+            others = [name for name in table if name and name not in found]
+            return found | dict.fromkeys(others[:OTHERS_MAX], math.nan)
         return {"": _number(value)}
+
+    def adapted(self, refusal: str) -> ScoreRequest | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeRequest:
     """Asks `model` with the text `prompt`, in which `{prompt}`, `{answer}` and `{reference}` are
-    replaced. The score is the last match of `pattern`'s group in the judge's text, divided by
-    `score_max`; one outside of 0 to `score_max` cannot be read.
+    replaced. The score is the last match of `pattern`'s group in the judge's text behind its
+    thought, divided by `score_max`; one outside of 0 to `score_max` cannot be read, nor can an
+    answer that was cut at its length. `tokens_name` is the parameter that bounds it, and without a
+    `temperature` the service's own applies.
     """
 
     model: str
@@ -83,7 +98,8 @@ class JudgeRequest:
     pattern: str
     score_max: float
     tokens_max: int
-    temperature: float
+    temperature: float | None
+    tokens_name: str = "max_tokens"
 
     def body(self, finished: Finished) -> bytes:
         texts = {
@@ -92,17 +108,34 @@ class JudgeRequest:
             "reference": finished.reference,
         }
         content = _PLACE.sub(lambda found: texts[found.group(1)], self.prompt)
-        return _encoded(
-            {
-                "model": self.model,
-                "messages": [{"role": "user", "content": content}],
-                "max_tokens": self.tokens_max,
-                "temperature": self.temperature,
-            }
-        )
+        asked: dict[str, object] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            self.tokens_name: self.tokens_max,
+        }
+        if self.temperature is not None:
+            asked["temperature"] = self.temperature
+        return _encoded(asked)
+
+    def adapted(self, refusal: str) -> ScoreRequest | None:
+        """Returns the request for OpenAI's newer models, which refuse `max_tokens`, and each
+        temperature but their own.
+        """
+        if not _UNSUPPORTED.search(refusal):
+            return None
+        if self.tokens_name == "max_tokens" and "max_completion_tokens" in refusal:
+            return replace(self, tokens_name="max_completion_tokens")
+        if self.temperature is not None and "temperature" in refusal:
+            return replace(self, temperature=None)
+        return None
 
     def scores(self, body: bytes) -> Mapping[str, float]:
-        text = _judged_text(_decoded(body))[-JUDGED_MAX:]
+        text, is_cut = _judged_text(_decoded(body))
+        if is_cut:
+            raise UnreadableAnswer(
+                f"the judge was cut after scoring.judge.tokens_max = {self.tokens_max} tokens"
+            )
+        text = text[-JUDGED_MAX:]
         # Marks of Markdown and full-width signs may stand in the score's place.
         found = re.findall(self.pattern, text) or re.findall(self.pattern, _plain(text))
         if not found:
@@ -113,6 +146,8 @@ class JudgeRequest:
         return {"": score / self.score_max}
 
 
+_UNSUPPORTED = re.compile("(?i)unsupported|not support")
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _MARKS = str.maketrans("", "", "*_`")
 
 
@@ -120,14 +155,22 @@ def _plain(text: str) -> str:
     return unicodedata.normalize("NFKC", text).translate(_MARKS)
 
 
-def _judged_text(value: object) -> str:
+def _judged_text(value: object) -> tuple[str, bool]:
+    """Returns what a judge wrote behind its thought, and whether it was cut: at its length, or
+    within its thought, which repeats the question's numbers.
+    """
     try:
-        text = cast(Any, value)["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
+        choice = cast(Any, value)["choices"][0]
+        text = choice["message"]["content"]
+        is_cut = choice.get("finish_reason") == "length"
+    except (AttributeError, KeyError, IndexError, TypeError):
         raise UnreadableAnswer("not an answer of OpenAI's protocol") from None
+    if is_cut:
+        return "", True
     if not isinstance(text, str):
         raise UnreadableAnswer("the judge gave no text")
-    return text
+    text = text.rpartition(_THOUGHT_END)[2]
+    return text, text.lstrip().startswith(_THOUGHT)
 
 
 def _number_of(text: object) -> float:
@@ -138,7 +181,7 @@ def _number_of(text: object) -> float:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         raise UnreadableAnswer(f"a {type(value).__name__} in place of a number")
     try:
         number = float(value)

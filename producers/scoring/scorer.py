@@ -276,7 +276,8 @@ class Scorer:
         if isinstance(self.pool, RecordPool):
             self.pool.submit_record(record)
             return
-        turns = turns_of(record.tokens, record.sources)
+        starts = [branch.start for branch in record.branches]
+        turns = turns_of(record.tokens, record.sources, starts)
         if self.writes.by_judge:
             self.pool.submit(record.trajectory, record.reference, turns)
         else:

@@ -7,6 +7,7 @@ time that `Retry-After` names. Requests at a time, requests per second and bytes
 bounds. The key is read from the environment, sent as a header, and is in no message.
 """
 
+import json
 import logging
 import random
 import threading
@@ -15,19 +16,25 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import cast
 
 import httpx2
 
 from rollstream.deadline import Deadline
 from rollstream.errors import ConfigurationError
+from rollstream.foreign_json import parse_loose_json
 from rollstream.http_proxies import may_use_proxy
 from rollstream.producers.rewards.pool import RewardOutcome, RewardVerdict
 from rollstream.producers.scoring.functions import Finished, TrajectoryFacts
 from rollstream.producers.scoring.requests import ScoreRequest, UnreadableAnswer
 from rollstream.producers.tasks.base import Tokenizer, Turns
+from rollstream.streams.foreign_text import reason_text
 
+log = logging.getLogger(__name__)
 PAUSE_S, PAUSE_S_MAX = 0.5, 30.0
 UNREADABLE_MAX = 3  # answers of one score that cannot be read: a judge model is paid for each
+ERROR_BYTES_MAX = 4096  # of the body of a refusal that are read
+ERROR_MAX = 200  # characters of its message
 _PASSING = frozenset({408, 425, 429})
 
 
@@ -132,13 +139,22 @@ class ServicePool:
 
     def _scores(self, finished: Finished) -> Mapping[str, float]:
         deadline = Deadline(self._plan.timeout_s, self._clock)
-        body = self._request.body(finished)
+        request = self._request
+        body = request.body(finished)
         pause_s, unreadable, reason = PAUSE_S, 0, "its turn did not come"
         while True:
             if not self._wait(self._pace.wait_s(), deadline):
                 raise _Failed(f"no score within {self._plan.timeout_s:g} s; last: {reason}")
             try:
-                return self._request.scores(self._answer(body, deadline))
+                return request.scores(self._answer(body, deadline))
+            except _Refused as error:
+                adapted = request.adapted(error.message)
+                if adapted is None:
+                    raise _Failed(str(error)) from None
+                log.warning("%s; it is asked without that from now on", error)
+                self._request = request = adapted  # for the next scores, too
+                body = request.body(finished)
+                continue
             except UnreadableAnswer as error:
                 unreadable, reason = unreadable + 1, str(error)
                 if unreadable == UNREADABLE_MAX:
@@ -168,12 +184,28 @@ class ServicePool:
             with self._client.stream(
                 "POST", self._plan.url, content=body, headers=self._plan.headers, timeout=left_s
             ) as answer:
-                _check_status(answer)
+                if answer.status_code != 200:
+                    raise self._status_error(answer, deadline)
                 return self._read(answer, deadline)
         except httpx2.TimeoutException:
             raise _Passing("no answer in time") from None
         except httpx2.TransportError as error:
             raise _Passing(f"{type(error).__name__}") from None
+
+    def _status_error(self, answer: httpx2.Response, deadline: Deadline) -> Exception:
+        """Returns what an answer with another status than 200 means, in the service's words without
+        the key.
+        """
+        status = answer.status_code
+        body = _beginning(answer, deadline)
+        if key := self._plan.headers.get("Authorization", "").partition(" ")[2]:
+            body = body.replace(key.encode(), b"[key]")
+        message = error_message(body)
+        words = f": {message}" if message else ""
+        if status in _PASSING or status >= 500:
+            pause_s = retry_after_s(answer.headers.get("retry-after", ""))
+            return _Passing(f"status {status}{words}", pause_s)
+        return _Refused(f"the service refused with status {status}{words}", message)
 
     def _read(self, answer: httpx2.Response, deadline: Deadline) -> bytes:
         found = bytearray()
@@ -190,6 +222,14 @@ class _Failed(Exception):
     """There will be no score; the message is the annotation's reason."""
 
 
+class _Refused(Exception):
+    """The service refused this request, with a message that may name what it does not take."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(reason)
+        self.message = message
+
+
 class _Passing(Exception):
     """A failure that may pass, perhaps not before a time that the service named."""
 
@@ -198,12 +238,29 @@ class _Passing(Exception):
         self.retry_after_s = retry_after_s
 
 
-def _check_status(answer: httpx2.Response) -> None:
-    status = answer.status_code
-    if status in _PASSING or status >= 500:
-        raise _Passing(f"status {status}", retry_after_s(answer.headers.get("retry-after", "")))
-    if status != 200:
-        raise _Failed(f"the service refused with status {status}")
+def _beginning(answer: httpx2.Response, deadline: Deadline) -> bytes:
+    """Returns the first bytes of an answer that is no score: what an error says."""
+    found = bytearray()
+    for piece in answer.iter_bytes():
+        found += piece
+        if len(found) >= ERROR_BYTES_MAX or deadline.passed():
+            break
+    return bytes(found[:ERROR_BYTES_MAX])
+
+
+def error_message(body: bytes) -> str:
+    """Returns the words in the body of a refusal: those of OpenAI's `error.message`, of FastAPI's
+    `detail` and of others alike, else the whole body as text, in one line.
+    """
+    try:
+        value: object = parse_loose_json(body)
+    except ValueError:
+        value = body.decode(errors="replace")
+    for name in ("error", "message", "detail"):
+        if isinstance(value, dict) and name in value:
+            value = cast("dict[str, object]", value)[name]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return reason_text(" ".join(text.split()), ERROR_MAX)
 
 
 def retry_after_s(text: str) -> float | None:

@@ -29,7 +29,7 @@ STYLE_PREFIX = "style/"
 
 Turns = Sequence[Sequence[int]]
 """All tokens after the prompt, cut where the source changes: generated, environment,
-generated, …
+generated, … Answers of an agent's episode to the same prompt are turns of their own.
 """
 Option = int | float | bool | str | list[int | float | bool | str]
 """A value in the table `[task.options]` of the configuration, which the task is built from."""
@@ -247,12 +247,16 @@ class Teacher(Protocol):
     def documents(self, seed: int, count: int) -> list[Document]: ...
 
 
-def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
-    """Returns a trajectory's tokens after the prompt, cut into turns where the source changes."""
+def turns_of(tokens: Tokens, sources: Sources, starts: Sequence[int] = ()) -> list[list[int]]:
+    """Returns a trajectory's tokens after the prompt, cut into turns where the source changes, and
+    at the indices `starts`, where branches begin: two answers to one prompt stand side by side, and
+    are not one.
+    """
     first = int(np.count_nonzero(sources == PROMPT))
     answer, origin = tokens[first:], sources[first:]
-    cuts = np.flatnonzero(np.diff(origin)) + 1
-    return [turn.tolist() for turn in np.split(answer, cuts)]
+    cuts = {*(np.flatnonzero(np.diff(origin)) + 1).tolist(), *(start - first for start in starts)}
+    inner = sorted(cut for cut in cuts if 0 < cut < len(answer))
+    return [turn.tolist() for turn in np.split(answer, inner)]
 
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:

@@ -304,6 +304,23 @@ def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:
     return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))
 
 
+def part_reference(reference: str, label: str) -> str:
+    """Returns the part's own reference of a mixture's prompt, which names the part `label`; the
+    reference of any other prompt as it is.
+    """
+    if not label:
+        return reference
+    try:
+        packed: object = json.loads(reference)
+    except (ValueError, RecursionError):
+        return reference
+    if not isinstance(packed, dict) or packed.keys() != {"part", "of"}:
+        return reference
+    fields = cast("dict[str, object]", packed)
+    own = fields["of"]
+    return own if fields["part"] == label and isinstance(own, str) else reference
+
+
 def _check_same_tokenizer(first: MixturePart, other: MixturePart) -> None:
     """Raise `ConfigurationError` unless both parts have the same tokenizer, as far as size, special
     tokens and the encoding of `_PROBE` show.

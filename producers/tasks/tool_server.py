@@ -209,7 +209,17 @@ def _schema(tool: Any) -> ToolSchema:
 
 
 def _text(block: Any) -> str:
-    return block.text if getattr(block, "type", "") == "text" else f"[{block.type}]"
+    """Returns the text of a part of a result: also that of an embedded resource, the name and place
+    of a link, and the kind of anything else.
+    """
+    if block.type == "text":
+        return block.text
+    if block.type == "resource":
+        place = f"[resource {block.resource.uri}]"
+        return getattr(block.resource, "text", place)
+    if block.type == "resource_link":
+        return f"[{block.name}: {block.uri}]"
+    return f"[{block.type}]"
 
 
 def _bounded(text: str) -> str:

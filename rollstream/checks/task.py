@@ -238,6 +238,9 @@ def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
     yield _length_finding(c, facts)
     for warning in facts.warnings:
         yield Finding("template", "warning", warning)
+    if c.agent.is_active and c.task.system:
+        text = 'programs get task.system as task["system"]: they send it as their first message'
+        yield Finding("agent", "ok", text)
     held_out = held_out_within(facts, c.rollouts.context_max - c.sampling.tokens_max)
     if held_out >= 0 and c.evaluation.enabled:
         yield _evaluation_finding(c, held_out, facts.unevaluated)

@@ -120,6 +120,7 @@ class AgentRollout:
             AgentInbox(),
             self.task.retries,
             prompt_text=lambda running: self.chat.user_text(running.assignment.tokens.tolist()),
+            system_text=lambda running: self.chat.system_text(running.assignment.tokens.tolist()),
         )  # fmt: skip
         self.endpoint = EndpointThread(
             AgentEndpoint(self.agents, "letters", self.context).app(), self.settings.endpoint

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
+from rollstream.producers.sandbox.base import SandboxRefused
 from rollstream.producers.sandbox.factory import configured_limits
 
 
@@ -65,6 +66,36 @@ async def sandbox_limit(client: Any, task: dict[str, Any]) -> float:
         model="m", messages=[{"role": "user", "content": "a"}], max_tokens=2
     )
     return configured_limits().time_s
+
+
+async def closing(client: Any, task: dict[str, Any]) -> float:
+    """Closes its client, as programs of the library openai do."""
+    async with client:
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "a"}], max_tokens=2
+        )
+    return 1.0
+
+
+async def scored(client: Any, task: dict[str, Any]) -> tuple[float, dict[str, float]]:
+    await closing(client, task)
+    return 0.5, {"steps": 3.0}
+
+
+async def misscored(client: Any, task: dict[str, Any]) -> Any:
+    await closing(client, task)
+    return 0.5, {"": 3.0}
+
+
+async def unsandboxed(client: Any, task: dict[str, Any]) -> float:
+    """Needs a sandbox that this machine does not have, as one of several things at once."""
+
+    async def refused() -> None:
+        raise SandboxRefused("there is no program `bwrap`")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(refused())
+    return 1.0
 
 
 _tries = 0

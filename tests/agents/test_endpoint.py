@@ -158,6 +158,19 @@ def test_a_parameter_that_no_answer_follows_is_named():
     assert request.overridden == ("ignore_eos", "chat_template_kwargs")
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"parallel_tool_calls": False}, ("parallel_tool_calls",)),
+        ({"parallel_tool_calls": True, "response_format": {"type": "text"}}, ()),
+        ({"response_format": {"type": "json_object"}}, ("response_format",)),
+    ],
+)
+def test_what_asks_for_nothing_is_not_named(asked: dict[str, object], named: tuple[str, ...]):
+    body = {"messages": [{"role": "user", "content": "a"}], **asked}
+    assert read_request("chat", body, Sampling()).overridden == named
+
+
 def test_what_a_client_asks_against_the_runs_sampling_is_overridden_and_recorded(bus: Bus):
     with agent_rollout(bus) as rollout:
         rollout.assign(assignment())

@@ -1,12 +1,15 @@
 """Programs that run episodes: functions and commands, their rewards and their failures."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from rollstream.errors import ConfigurationError
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.agents import programs
+from rollstream.producers.agents.program_process import EpisodeOrder
 from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.program_output import EPISODE_BYTES, ProgramOutput
 from rollstream.streams.bus import Bus
@@ -54,6 +57,7 @@ FAILURES = {
     "lettered": "agent: the returned reward is a str",
     "mute": "agent: Mute at programs.py:",
     "halved": "agent: ValueError at programs.py:",
+    "misscored": "agent: the returned scores has the name ''",
 }
 """By function the begin of the reason with which its episode ends."""
 
@@ -71,6 +75,42 @@ def test_episodes_that_fail_are_dead_records_with_their_reasons(bus: Bus):
     for name, reason in FAILURES.items():
         assert records[name].finish == "dead"
         assert records[name].reason.startswith(reason), name
+
+
+def test_an_episode_may_close_its_client_and_return_scores(bus: Bus):
+    settings = AgentSettings(episode=function("named"))
+    with agent_rollout(bus, settings=settings) as rollout:
+        for number, name in enumerate(("closing", "scored")):
+            rollout.assign(assignment(f"{number}.0", reference=name))
+            wait_for(lambda number=number: rollout.failures or len(rollout.done) > number)
+        outcomes = [(one.reward, one.scores) for one in rollout.done]
+    assert outcomes == [(1.0, {}), (0.5, {"steps": 3.0})]
+
+
+def test_a_machine_without_the_sandbox_ends_the_run():
+    running = programs.FunctionPrograms(function("unsandboxed"), 1)
+    try:
+        running.start(EpisodeOrder("0.0", "http://127.0.0.1:1/v1", "", {}))
+        with pytest.raises(ConfigurationError, match="no program `bwrap`"):
+            wait_for(running.poll)
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "task"),
+    [
+        (("Q", '"R"'), {"prompt": "Q", "reference": "R"}),
+        (("Q", '"R"', "dataset", "S"), {"prompt": "Q", "reference": "R", "system": "S"}),
+        (
+            ("Q", json.dumps({"part": "a", "of": '"R"'}), "a"),
+            {"prompt": "Q", "reference": "R", "part": "a"},
+        ),
+        (("Q", '{"part": "a"}', "a"), {"prompt": "Q", "reference": {"part": "a"}}),
+    ],
+)
+def test_a_program_gets_the_reference_of_its_part(given: tuple[str, ...], task: dict[str, object]):
+    assert programs.task_of(*given) == task
 
 
 def test_an_episode_that_takes_too_long_is_a_dead_record(bus: Bus):

@@ -118,6 +118,46 @@ def test_a_role_that_the_template_leaves_out_is_refused():
         TaskText(with_template(template)).reply([{"role": "tool", "content": "42"}])
 
 
+WITH_SYSTEM = sorted(FORMS.keys() - {"glm-4.5"})  # whose form leaves out system messages
+
+
+@pytest.mark.parametrize("name", WITH_SYSTEM)
+def test_an_agent_gets_the_users_message_and_the_system_message(name: str):
+    form, tokenizer = FORMS[name], form_tokenizer(FORMS[name])
+    told = [{"role": "system", "content": "Be brief."}, ASKED]
+    for system in ("", "Be brief."):  # of a row, of the task
+        chat = TemplateChat(tokenizer, format_of_template(form.template), system=system)
+        texts = []
+        for messages in ([ASKED], told):
+            prompt = chat.encode(chat.render(messages, (), is_asked=True))
+            texts.append((chat.system_text(prompt), chat.user_text(prompt)))
+        assert texts == [("", "1 + x?"), ("Be brief.", "1 + x?")]
+
+
+def test_a_prompt_of_more_messages_stays_whole():
+    chat = TemplateChat(TextTokenizer(None), "hermes")
+    told = [{"role": "system", "content": "Be brief."}, ASKED, said_text("2"), ASKED]
+    prompt = chat.encode(chat.render(told, (), is_asked=True))
+    assert chat.system_text(prompt) == ""
+    assert chat.user_text(prompt) == "Be brief.1 + x?21 + x?"
+
+
+def said_text(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a":2,"b":[1, 0.5]}', '{"b": [1.0, 0.5], "a": 2}', {"a": 2, "b": [1, 0.5]}]
+)
+def test_equal_arguments_are_an_equal_call(arguments: object):
+    def hashes(given: object) -> list[str]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": given}}
+        return history_hashes([ASKED, {"role": "assistant", "tool_calls": [call]}], [TOOL])
+
+    assert hashes(arguments) == hashes('{"a": 2, "b": [1, 0.5]}')
+    assert hashes(arguments) != hashes('{"a": 2, "b": [1, 0.25]}')
+
+
 def test_tools_of_an_unknown_format_are_refused_by_name():
     template = "{% for tool in tools or [] %}{{ tool }}{% endfor %}{{ messages[0].content }}<|end|>"
     assert format_of_template(template) == UNKNOWN

@@ -5,10 +5,24 @@ from pathlib import Path
 import pytest
 
 from rollstream.checks.idle_settings import idle_settings
+from rollstream.checks.task import TaskAnswer, task_findings
+from rollstream.checks.task_facts import TaskFacts
 from rollstream.cli.configuration import recorded_settings
 from rollstream.config.config import load, load_layers
 from rollstream.config.run_folder import RunFolder, write_configuration
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.producers.tasks.dataset_survey import LongPrompt
+
+
+def test_a_check_names_the_system_message_that_programs_send() -> None:
+    given = {"task": {"system": "Be brief."}, "evaluation": {"enabled": False}}
+    agent = {"agent": {"episode": "a:b"}}
+    for settings, lines in ((given, 0), (given | agent, 1)):
+        c = Configuration.model_validate(settings)
+        facts = TaskFacts(longest=[LongPrompt(9, "line 1")])
+        findings = task_findings(c, TaskAnswer(facts, [""]))
+        assert sum('task["system"]' in finding.text for finding in findings) == lines
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rollstream.producers.rollout.trajectory import RunningTrajectory
 from rollstream.producers.rollout.turn_driver import RolloutParts
 from rollstream.producers.settings import RolloutSettings, TaskSettings
 from rollstream.streams.records import Trajectory
-from rollstream.streams.values import Tokens, Version
+from rollstream.streams.values import Tokens, Turn, Version
 from testbed.waiting import wait_for
 from tests.rollout.test_growing import ORDER, emission
 
@@ -27,6 +27,19 @@ def running_trajectory(attempt: int, reference: str = '{"answer": "031"}') -> Ru
     one = RunningTrajectory.start(replace(ORDER, attempt=attempt, reference=reference), None, 0.0)
     one.extend(emission(2, 0))
     return one
+
+
+def test_two_answers_to_one_prompt_are_two_turns():
+    running = RunningTrajectory.start(ORDER, None, 0.0, True)
+    running.extend_prompt(np.array([5, 6], np.uint32), -1)
+    end = running.length - 1
+    running.extend(emission(2, 0))
+    running.extend_prompt(np.array([], np.uint32), end)
+    running.extend(emission(3, 0))
+    assert running.judged_turns() == [[0, 1], [0, 1, 2]]
+    turns = [Turn("", "", 0, 2, 4, "stop", 0.0, 0.0), Turn("", "", 4, 4, 7, "stop", 0.0, 0.0)]
+    running.turns, running.abandoned = turns, (0,)
+    assert running.judged_turns() == [[0, 1, 2]]
 
 
 @pytest.fixture

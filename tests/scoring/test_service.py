@@ -10,7 +10,8 @@ import pytest
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.scoring.build import scorer_pool, service_plan
-from rollstream.producers.scoring.requests import JudgeRequest
+from rollstream.producers.scoring.functions import Finished, TrajectoryFacts
+from rollstream.producers.scoring.requests import HttpRequest, JudgeRequest, UnreadableAnswer
 from rollstream.producers.scoring.scorer import AnnotationPlan, Scorer
 from rollstream.producers.scoring.service import RequestPace, ServicePool, retry_after_s
 from rollstream.producers.settings import JudgeSettings, ScoringSettings, TaskSettings
@@ -135,7 +136,11 @@ def test_a_hanging_service_ends_at_the_deadline(bus: Bus):
         ((200, {}, b"NaN"), "3 answers could not be read: a number that is not finite"),
         ((200, {}, b"[" * 4000), "3 answers could not be read: not JSON"),
         ((200, {}, b"1" * 5000), "3 answers could not be read: more than 4096 bytes"),
-        (ok({"other": 1}), "not among what was given"),
+        (ok({"other": 1, "why": "x"}), "not among what was given (other, why)"),
+        (
+            (400, {}, b'{"error": {"message": "no such model"}}'),
+            "the service refused with status 400: no such model",
+        ),
     ],
 )
 def test_what_a_service_cannot_score_has_a_reason(bus: Bus, answer: tuple, expected: str):
@@ -143,6 +148,81 @@ def test_what_a_service_cannot_score_has_a_reason(bus: Bus, answer: tuple, expec
     with judging(lambda n, body: answer) as server:
         run(bus, scoring(server.url, service={"answer_bytes_max": 4096}))
     assert reason(bus).startswith(expected)
+
+
+def test_true_and_false_are_one_and_zero(bus: Bus):
+    post(bus, finished("0.0"), finished("0.1"))
+    with judging(lambda n, body: ok({"reward": body["trajectory"] == "0.1"})) as server:
+        run(bus, scoring(server.url))
+    assert scores(bus) == {"0.0": [0.0], "0.1": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("reference", "task", "text"),
+    [
+        ('"Z\\u00fcrich"', "remainder", "Zürich"),
+        ('"a\\nb"', "", "a\nb"),
+        ('["\\u5317", 1.50]', "", '["北", 1.5]'),
+        (json.dumps({"part": "a", "of": '"\\u5317"'}), "a", "北"),
+        (json.dumps({"part": "a", "of": "x"}), "b", '{"part": "a", "of": "x"}'),
+        ("no JSON", "a", "no JSON"),
+    ],
+)
+def test_a_reference_is_the_text_that_the_task_recorded(reference: str, task: str, text: str):
+    facts = TrajectoryFacts("0.0", 0, 0, task, "stop", [])
+    one = Finished(facts, reference, [], lambda tokens: "")
+    assert one.reference == text
+    assert json.loads(HttpRequest(("reward",)).body(one))["reference"] == text
+    judge = json.loads(JudgeRequest("m", "{reference}", "", 10.0, 64, 0.0).body(one))
+    assert judge["messages"][0]["content"] == text
+
+
+def test_a_judge_is_asked_without_what_its_model_refuses(bus: Bus):
+    post(bus, finished("0.0"), finished("0.1"))
+    refused = {
+        "max_tokens": "'max_tokens' is not supported with this model. Use 'max_completion_tokens'",
+        "temperature": "Unsupported value: 'temperature' does not support 0 with this model.",
+    }
+
+    def answer(number: int, body: dict) -> tuple[int, dict[str, str], bytes]:
+        for name, message in refused.items():
+            if name in body:
+                return 400, {}, json.dumps({"error": {"message": message}}).encode()
+        assert body["max_completion_tokens"] == 512
+        return judged("Score: 7.5")
+
+    with judging(answer) as server:
+        settings = scoring(server.url, function="judge", judge={"model": "m"})
+        run(bus, settings)
+    assert scores(bus) == {"0.0": [0.75], "0.1": [0.75]}
+
+
+@pytest.mark.parametrize(
+    ("finish", "text", "score"),
+    [
+        ("stop", "<think>\nScore: 10 would be right</think>\nScore: 3", 0.3),
+        ("stop", "Score: 10 would be right</think>\nScore: 3", 0.3),
+        ("stop", "<think>\nA wrong one gets Score: 10", None),
+        ("length", "<think>\nA wrong one gets Score: 10", None),
+        ("length", "Score: 1", None),
+        ("length", None, None),
+    ],
+)
+def test_no_number_of_a_judges_thought_is_its_score(finish: str, text: str, score: float | None):
+    body = {"choices": [{"finish_reason": finish, "message": {"content": text}}]}
+    request = JudgeRequest("m", "{answer}", JudgeSettings().pattern, 10.0, 64, 0.0)
+    if score is not None:
+        assert request.scores(json.dumps(body).encode()) == {"": score}
+        return
+    with pytest.raises(UnreadableAnswer, match=r"judge\.tokens_max = 64"):
+        request.scores(json.dumps(body).encode())
+
+
+def test_a_key_has_no_line_end_and_only_what_a_header_carries():
+    settings = scoring("http://h")
+    assert service_plan(settings, {"JUDGE_KEY": "k\n"}).headers["Authorization"] == "Bearer k"
+    with pytest.raises(ConfigurationError, match=r"JUDGE_KEY has the character '\\u201d'"):
+        service_plan(settings, {"JUDGE_KEY": "k\u201d"})
 
 
 @pytest.mark.parametrize("text", ["It is good.", "Score: 11", "Score: -1"])

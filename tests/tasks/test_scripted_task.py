@@ -50,6 +50,7 @@ def test_turns_are_cut_where_the_source_changes():
     sources = np.array([PROMPT] * 2 + [GENERATED] * 2 + [ENVIRONMENT] + [GENERATED] * 2, np.uint8)
     assert turns_of(tokens, sources) == [[2, 3], [4], [5, 6]]
     assert turns_of(tokens[:2], sources[:2]) == [[]]
+    assert turns_of(tokens, sources, starts=(1, 3, 4)) == [[2], [3], [4], [5, 6]]
 
 
 def test_training_and_held_out_scripts_are_disjoint():

@@ -3,6 +3,7 @@
 import os
 
 from mcp.server import MCPServer
+from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents
 
 from testbed.waiting import let_pass
 
@@ -13,6 +14,19 @@ server = MCPServer("calculator")
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
+
+
+@server.tool()
+def read(name: str) -> EmbeddedResource:
+    """Read a file."""
+    content = TextResourceContents(uri=f"file:///{name}", text=f"the text of {name}")
+    return EmbeddedResource(type="resource", resource=content)
+
+
+@server.tool()
+def find(name: str) -> ResourceLink:
+    """Find a file."""
+    return ResourceLink(type="resource_link", uri=f"file:///{name}", name=name)
 
 
 @server.tool()

@@ -83,13 +83,19 @@ def test_a_servers_tools_have_the_form_of_openais_protocol(server: ToolServer):
     assert add["function"]["name"] == "add"
     assert add["function"]["description"] == "Add two numbers."
     assert set(add["function"]["parameters"]["properties"]) == {"a", "b"}
-    assert [tool["function"]["name"] for tool in others] == ["fail", "sleep", "end", "flood"]
+    names = [tool["function"]["name"] for tool in others]
+    assert names == ["read", "find", "fail", "sleep", "end", "flood"]
 
 
 def test_a_tools_result_is_text_and_so_is_its_error(server: ToolServer):
     assert server.call("add", {"a": 1, "b": 2}, Deadline(LONG_S)) == "3"
     assert server.call("fail", {}, Deadline(LONG_S)).startswith("error: ")
     assert server.call("add", {"a": "many"}, Deadline(LONG_S)).startswith("error: ")
+
+
+def test_a_resource_is_its_text_and_a_link_its_name_and_place(server: ToolServer):
+    assert server.call("read", {"name": "a.txt"}, Deadline(LONG_S)) == "the text of a.txt"
+    assert server.call("find", {"name": "a.txt"}, Deadline(LONG_S)) == "[a.txt: file:///a.txt]"
 
 
 def test_a_long_result_is_cut(server: ToolServer):
@@ -101,10 +107,10 @@ def test_a_server_that_hangs_or_ends_is_started_again(server: ToolServer):
     server.tools()
     with pytest.raises(ToolServerFailed, match="did not answer in time"):
         server.call("sleep", {"seconds": 300}, Deadline(0.2))
-    assert len(server.tools()) == 5
+    assert len(server.tools()) == 7
     with pytest.raises(ToolServerFailed):
         server.call("end", {}, Deadline(LONG_S))
-    assert len(server.tools()) == 5
+    assert len(server.tools()) == 7
     assert server.call("add", {"a": 1, "b": 2}, Deadline(LONG_S)) == "3"
 
 
