@@ -1,6 +1,6 @@
 """Guards the explorer's server (`Guard`): only GET and HEAD, only under a Host that no stranger can
-own and with its Origin, beyond loopback only with a token. Every response, also an error, carries the headers that keep a
-run's text from being run by the browser.
+own and with its Origin, beyond loopback only with a token. Every response, also an error, carries
+the headers that keep a run's text from being run by the browser.
 
 The text of a run is hostile: a model wrote it. The page shows it as text nodes, and the policy
 `default-src 'self'` refuses scripts and styles inside of it, should one ever get there.
@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -79,7 +79,7 @@ class AccessRule:
 
     origins: frozenset[str]
     token: str = ""
-    served: HostRule = HostRule()
+    served: HostRule = field(default_factory=HostRule)
 
     @property
     def pages(self) -> HostRule:
