@@ -8,12 +8,12 @@ from typing import Literal
 from urllib.parse import quote
 
 from rollstream.contained_folder import ContainedFolder, check_regular
-from rollstream.errors import OutsideRun
+from rollstream.errors import ConfigurationError, OutsideRun
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import BusReader
 from rollstream.streams.kind import LogContents, NamedBrokers
 from rollstream.streams.removal import topic_names
-from rollstream.streams.sqlite.bus import SqliteBus
+from rollstream.streams.sqlite.bus import SqliteBus, network_refusal
 from rollstream.streams.sqlite.read_only import SqliteReader
 
 SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
@@ -48,7 +48,8 @@ class SqliteKind:
         """A folder has no server."""
 
     def check_client(self, url: str) -> None:
-        """SQLite is a part of Python."""
+        if refusal := network_refusal(Path(url.partition(":")[2])):
+            raise ConfigurationError(f"{refusal} (--run DIR or bus names one)")
 
     def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> Bus:
         return SqliteBus(Path(url.partition(":")[2]), clock, sync=sync)
