@@ -12,7 +12,7 @@ from rollstream.errors import ConfigurationError, OutsideRun
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import BusReader
 from rollstream.streams.kind import LogContents, NamedBrokers
-from rollstream.streams.removal import topic_names
+from rollstream.streams.removal import remove_empty_folder, topic_names
 from rollstream.streams.sqlite.bus import SqliteBus, network_refusal
 from rollstream.streams.sqlite.read_only import SqliteReader
 
@@ -72,9 +72,7 @@ class SqliteKind:
         for path in _files(folder):
             path.unlink(missing_ok=True)
         if folder.is_dir() and not any(folder.iterdir()):
-            folder.resolve().rmdir()
-            if folder.is_symlink():  # the user had moved the log to another disk
-                folder.unlink()
+            remove_empty_folder(folder)
 
 
 def _files(folder: Path) -> list[Path]:
