@@ -227,6 +227,8 @@ def _taken(host: str, port: int, what: str) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
+    except UnicodeError:
+        return f"{host}:{port} ({what}) cannot be listened on: {host!r} is no host's name"
     except OSError as error:
         return f"{host}:{port} ({what}) cannot be listened on: {error.strerror or error}"
     return ""
