@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from rollstream.contained_folder import ContainedFolder
-from rollstream.streams.bus import Bus
+if TYPE_CHECKING:  # `bus` imports numpy, and each command asks for the kind of a URL
+    from rollstream.contained_folder import ContainedFolder
+    from rollstream.streams.bus import Bus
 
 BUSES: Mapping[str, str] = {
     "sqlite:": "rollstream.streams.sqlite.kind:SqliteKind",
@@ -87,11 +88,11 @@ class BusKind(Protocol):
         """
         ...
 
-    def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> Bus:
+    def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> "Bus":
         """Open the log (`connect.open_bus`)."""
         ...
 
-    def open_for_reading(self, url: str, folder: ContainedFolder | None) -> Bus:
+    def open_for_reading(self, url: str, folder: "ContainedFolder | None") -> "Bus":
         """Open the log for a reader (`connect.open_bus_for_reading`)."""
         ...
 

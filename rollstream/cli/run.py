@@ -232,13 +232,17 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
     """
     history, line, is_written = None, dict[str, Any](), False
     try:
-        history = open_history(folder)
-        summary = summarise(history)
-        line = summary.line()
-        if not as_json:
-            console.print(summary.table())
-        write_report(history, summary, folder.report)
+        with terminable():
+            history = open_history(folder)
+            summary = summarise(history)
+            line = summary.line()
+            if not as_json:
+                console.print(summary.table())
+            write_report(history, summary, folder.report)
         is_written = True
+    except KeyboardInterrupt:  # a long log takes long to read
+        again = shell_command("report", folder.path)
+        warn(f"the summary was interrupted; `{again}` writes it")
     except OSError as error:  # a full disk, or a log that cannot be read
         warn_unwritten(folder.report, error, "`rollstream report` writes it again")
     except RollstreamError as error:
