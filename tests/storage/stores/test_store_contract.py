@@ -155,7 +155,7 @@ def test_deletes_that_empty_a_folder_do_not_break_creates_in_it(store):
 
 @pytest.mark.parametrize("url", ["s4://bucket", "file:", "runs/store", "memory:", ""])
 def test_an_unknown_store_url_names_the_known_ones(url):
-    with pytest.raises(ConfigurationError, match="file:PATH, s3:"):
+    with pytest.raises(ConfigurationError, match="file:FOLDER, s3:"):
         open_store(url)
 
 
