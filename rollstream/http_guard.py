@@ -35,7 +35,8 @@ class HostRule:
     """States under which Host a server answers, and to which Origin. `hosts` are exact values, with
     their ports; `names` are host names without port, those that begin with a dot for all below.
     With `private_names` addresses, names without a dot and `PRIVATE_SUFFIXES` are served, too. With
-    `any_host` the Host is not checked: another secret keeps pages out.
+    `any_host` the Host is not checked: another secret keeps pages out. `advice` ends the refusal of
+    a Host; `{host}` in it stands for that Host.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -43,6 +44,10 @@ class HostRule:
     names: frozenset[str] = frozenset()
     private_names: bool = False
     any_host: bool = False
+    advice: str = (
+        "use the URL that was printed, or an address; "
+        f"or list the name in {HOSTS_VARIABLE} where the server starts"
+    )
 
     def refusal(
         self, hosts: Sequence[str], origins: Sequence[str], fetch_site: str = "", mode: str = ""
@@ -54,10 +59,7 @@ class HostRule:
             return "a request has one Host"
         host = hosts[0].strip().lower() if hosts else ""
         if hosts and not self.serves(host):
-            return (
-                f"Host {host[:80]!r} is not served: use the URL that was printed, or an address; "
-                f"or list the name in {HOSTS_VARIABLE} where the server starts"
-            )
+            return f"Host {host[:80]!r} is not served: {self.advice.replace('{host}', host[:80])}"
         if origins and (len(origins) > 1 or not self._is_own(origins[0].strip().lower(), host)):
             return "this Origin is not served"
         if fetch_site in ("cross-site", "same-site") and mode != "navigate":
@@ -74,9 +76,11 @@ class HostRule:
         return self.private_names and is_private_name(name)
 
     def _is_own(self, origin: str, host: str) -> bool:
-        """Whether the origin is that of the server's own pages, under the Host of the request."""
+        """Whether the origin is that of the server's own pages, under the Host of the request,
+        which is served.
+        """
         return origin in self.origins or (
-            self.private_names and bool(host) and origin == f"http://{host}"
+            not self.any_host and bool(host) and origin == f"http://{host}"
         )
 
 

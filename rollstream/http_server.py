@@ -27,6 +27,7 @@ SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
 HEAD_S = 30.0  # for a request's head, where the responder sets no `timeout`
 KEPT_S = 5.0  # a connection keeps its place so long after a request, for the next one
 PLACE_S = 1.0  # for a connection that lost its place to end
+REFUSALS_MAX = 8  # that are logged: their senders choose their texts
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
@@ -60,6 +61,7 @@ class HttpResponder(BaseHTTPRequestHandler):
             headers.get("Sec-Fetch-Mode", ""),
         )
         if refusal:
+            self.server.note_refusal(refusal)
             self.close_connection = True
             with suppress(OSError):
                 self.content(403, "text/plain; charset=utf-8", f"{refusal}\n".encode())
@@ -106,6 +108,7 @@ class BoundedServer(ThreadingHTTPServer):
         when it may wait, both monotonic.
         """
         self._had_request: set[socket.socket] = set()
+        self._refusals: set[str] = set()
         self._states = threading.Lock()
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self._free = threading.BoundedSemaphore(requests_max)
@@ -151,6 +154,16 @@ class BoundedServer(ThreadingHTTPServer):
                 self._waiting.pop(request, None)
                 self._had_request.discard(request)
             self._free.release()
+
+    def note_refusal(self, refusal: str) -> None:
+        """Log the first requests that were refused for another reason each: a scraper shows only
+        the status.
+        """
+        with self._states:
+            if refusal in self._refusals or len(self._refusals) == REFUSALS_MAX:
+                return
+            self._refusals.add(refusal)
+        log.warning("%s: a request is refused: %s", self._thread.name, refusal)
 
     def wait_for_head(self, connection: socket.socket, seconds: float) -> None:
         """Note that a connection waits for a request's head, at most for `seconds`."""

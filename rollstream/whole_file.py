@@ -60,6 +60,24 @@ def output_file(path: Path, is_typed: bool = True) -> Generator[Path]:
             yield partial
 
 
+def check_output(path: Path) -> None:
+    """Raise the `OSError` with which `output_file` would fail because of the folder of a path that
+    the user typed. Commands call it before the work whose result is written there.
+    """
+    if _is_written_through(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        number = errno.ENOTDIR if folder.exists() else errno.ENOENT
+    elif os.access(folder, os.W_OK | os.X_OK):
+        return
+    else:
+        number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+    raise OSError(number, os.strerror(number), str(path))
+
+
 def _is_written_through(path: Path) -> bool:
     """Returns whether the path leads to something other than a regular file or a free name."""
     absolute = Path(os.path.abspath(path))

@@ -48,8 +48,8 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
 
 
 def check_client(url: str) -> None:
-    """Raise `ConfigurationError` for what keeps this process from connecting to any server of the
-    log: no client installed, a secret or a file that is not there.
+    """Raise `ConfigurationError` for what keeps this process from using the log: no client
+    installed, a secret or a file that is not there, a folder on a network file system.
     """
     if (kind := bus_kind(url)) is not None:
         kind.check_client(url)

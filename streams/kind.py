@@ -83,8 +83,8 @@ class BusKind(Protocol):
         ...
 
     def check_client(self, url: str) -> None:
-        """Raise `ConfigurationError` for what keeps this process from connecting to any server of
-        the log: no client installed, a secret or a file that is not there.
+        """Raise `ConfigurationError` for what keeps this process from using the log: no client
+        installed, a secret or a file that is not there, a folder on a network file system.
         """
         ...
 

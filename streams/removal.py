@@ -8,6 +8,8 @@ removed first. After an interruption the same calls remove the rest.
 
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollstream.contained_folder import ContainedFolder
@@ -25,6 +27,17 @@ GROUPS = (TRUNCATED_GROUP, DISPATCH_GROUP, ARCHIVE_GROUP, "scoring", "replay")
 """Consumer groups of a run's own programs; programs of users add others."""
 CONFIGURED_MAX = 2048
 """Records at the begin of a ledger among which the run's id is looked for."""
+
+
+def remove_empty_folder(folder: Path) -> None:
+    """Remove an empty folder, and the link through which it was named: the user had moved it to
+    another disk. The folder stays, empty, where it is the place of a mount or the user may not
+    write beside it.
+    """
+    with suppress(OSError):
+        folder.resolve().rmdir()
+    if folder.is_symlink() and not folder.exists():
+        folder.unlink()
 
 
 def topic_names() -> tuple[str, ...]:

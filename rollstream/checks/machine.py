@@ -12,10 +12,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from rollstream.analysis.permissions import folder_of_url
 from rollstream.checks.findings import Finding
 from rollstream.checks.model import ModelFacts
-from rollstream.config.run_folder import store_url
-from rollstream.config.run_model import check_starting_model
+from rollstream.config.run_folder import bus_url, store_url
+from rollstream.config.run_model import check_starting_model, run_model
 from rollstream.config.settings import Configuration
 from rollstream.errors import (
     BusError,
@@ -38,6 +39,7 @@ from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.pointer import read_pointer
 from rollstream.streams.connect import check_client, check_reachable
 from rollstream.supervisor.cards import GpuCard, assign_cards, read_cards
+from rollstream.supervisor.supervisor import running_message
 
 _INTERPRETER = re.compile(r"python[0-9.]*|node|ruby|perl|php|sh|bash|dash|zsh|lua")
 _PLAIN_OPTIONS = ("-u", "-B", "-E", "-I", "-O", "-OO", "-P", "-s", "-S")
@@ -78,14 +80,16 @@ def machine_findings(c: Configuration, folder: Path, model: ModelFacts | None) -
     except ConfigurationError as error:
         yield Finding("machine", "refused", str(error))
     try:
-        check_client(c.bus)
+        check_client(bus_url(c, folder))
         check_reachable(c.bus)
     except BusError as error:
         yield Finding(LOG, "refused", str(error))
     except ConfigurationError as error:
         yield Finding("machine", "refused", str(error))
     taken = [line for host, port, what in _ports(c) if (line := _taken(host, port, what))]
-    if taken:
+    if taken and (running := running_message(folder)):  # its own processes have the ports
+        yield Finding("run", "refused", running)
+    elif taken:
         yield Finding("ports", "refused", "; ".join(taken))
     if missing := [name for name in c.task.environment if name not in os.environ]:
         text = f"the environment has no variable {', '.join(missing)}, which task.environment names"
@@ -223,37 +227,67 @@ def _taken(host: str, port: int, what: str) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
+    except UnicodeError:
+        return f"{host}:{port} ({what}) cannot be listened on: {host!r} is no host's name"
     except OSError as error:
         return f"{host}:{port} ({what}) cannot be listened on: {error.strerror or error}"
     return ""
 
 
 def _disk_findings(c: Configuration, folder: Path, model: ModelFacts | None) -> Iterator[Finding]:
-    """Yields the line about the run's folder: it can be written, and its disk has room."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        text = f"{unwritable_reason(folder, place)}; choose another folder with --run DIR"
-        yield Finding("disk", "refused", text)
+    """Yields the lines about the folders of the run, its log and its store: they can be written,
+    and their disks have room.
+    """
+    bus, store = folder_of_url(bus_url(c, folder)), folder_of_url(store_url(c, folder))
+    advised = {
+        folder: ("the run's folder", "choose another --run DIR"),
+        bus: ("the log's folder", "set another bus"),
+        store: ("the store's folder", "set another store"),
+    }
+    places = {path: _present_parent(path) for path in advised if path is not None}
+    for path, place in places.items():
+        what, advice = advised[path]
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            text = f"{unwritable_reason(path, place, what)}; {advice}"
+            yield Finding("disk", "refused", text)
+            return
+    if store is None:
+        yield _room(folder, places[folder], ROOM_MIN, ROOM_MIN, advised[folder][1])
         return
+    least, needed = _store_bytes(c, folder, model)
+    if places[folder].stat().st_dev == places[store].stat().st_dev:
+        yield _room(folder, places[folder], ROOM_MIN + least, ROOM_MIN + needed, advised[folder][1])
+        return
+    yield _room(folder, places[folder], ROOM_MIN, ROOM_MIN, advised[folder][1])
+    yield _room(store, places[store], least, needed, advised[store][1])
+
+
+def _present_parent(path: Path) -> Path:
+    """Returns the path, or the nearest folder above it that exists, without links."""
+    real = path.resolve()
+    return next(place for place in (real, *real.parents) if place.exists())
+
+
+def _room(folder: Path, place: Path, least: int, needed: int, advice: str) -> Finding:
+    """Returns the line about the disk of `place`, which needs room for `least` bytes at the run's
+    start, and later for up to `needed`.
+    """
     free = shutil.disk_usage(place).free
-    needed = _needed_bytes(c, model)
-    least = ROOM_MIN + (0 if model is None or not c.store.startswith("file:") else model.bytes)
     figures = {"disk_free_bytes": free, "disk_needed_bytes": needed}
     text = f"{free / GB:,.1f} GB free for {folder}"
     if free < least:
-        text += f", and the run needs {least / GB:,.1f} GB at its start; choose another --run DIR"
-        yield Finding("disk", "refused", text, figures)
-    elif free < needed:
+        text += f", and the run needs {least / GB:,.1f} GB at its start; {advice}"
+        return Finding("disk", "refused", text, figures)
+    if free < needed:
         text += (
             f", and versions and checkpoints may take {needed / GB:,.1f} GB (weights.versions_max, "
             "checkpoints.keep)"
         )
-        yield Finding("disk", "warning", text, figures)
-    else:
-        yield Finding("disk", "ok", text, figures)
+        return Finding("disk", "warning", text, figures)
+    return Finding("disk", "ok", text, figures)
 
 
-def unwritable_reason(folder: Path, place: Path) -> str:
+def unwritable_reason(folder: Path, place: Path, what: str = "the run's folder") -> str:
     """Returns why no file can be made in `folder`; its parent `place` exists, or is `folder`."""
     if not place.is_dir():
         number, path = errno.ENOTDIR, f"{place}: "
@@ -261,18 +295,21 @@ def unwritable_reason(folder: Path, place: Path) -> str:
         is_read_only = os.statvfs(place).f_flag & os.ST_RDONLY
         number, path = (errno.EROFS if is_read_only else errno.EACCES), ""
     reason = path + explain_os_error(OSError(number, os.strerror(number)))
-    if place == folder:
-        return f"the run's folder {folder} may not be written by this user: {reason}"
-    return f"the run's folder {folder} cannot be made in {place}: {reason}"
+    if place == folder.resolve():
+        return f"{what} {folder} may not be written by this user: {reason}"
+    return f"{what} {folder} cannot be made in {place}: {reason}"
 
 
-def _needed_bytes(c: Configuration, model: ModelFacts | None) -> int:
-    """Returns the room that the model, its kept versions and checkpoints take at most on the run's
-    disk, without deltas.
+def _store_bytes(c: Configuration, folder: Path, model: ModelFacts | None) -> tuple[int, int]:
+    """Returns the room that the store in a folder needs when the run starts, and the most that the
+    model, its kept versions and checkpoints take there, without deltas.
     """
-    if model is None or not c.store.startswith("file:"):
-        return ROOM_MIN
+    if model is None:
+        return 0, 0
+    least = model.bytes
+    with suppress(RollstreamError, OSError):  # another line names what is wrong with the store
+        least = 0 if run_model(c, folder) is not None else least  # a resume copies nothing
     item = 4 if c.weights.dtype == "float32" else 2
     versions = c.weights.versions_max * item * model.parameters
     checkpoints = (c.checkpoints.keep + 1) * MASTER_BYTES * model.parameters
-    return ROOM_MIN + model.bytes + versions + checkpoints
+    return least, least + versions + checkpoints

@@ -8,6 +8,7 @@ name is looked for in `runs/`, and without RUN a command takes the newest run (`
 import argparse
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -45,6 +46,28 @@ def whole_number_from(least: int, most: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(
             f"must be a whole number from {least} to {most}, got {text!r}"
         )
+
+    return parsed
+
+
+_KEY_NAME = r"[A-Za-z0-9._=-]{1,200}"  # a part of an object's key
+
+
+def _process_name(pattern: str) -> Callable[[str], str]:
+    """Returns the type of the name of a process. An empty one would be that of several machines,
+    whose processes fence each other out.
+    """
+
+    def parsed(text: str) -> str:
+        if not text.strip():
+            raise argparse.ArgumentTypeError(
+                "must not be empty (perhaps an unset variable of the shell)"
+            )
+        if re.fullmatch(pattern, text, re.DOTALL) is None:
+            raise argparse.ArgumentTypeError(
+                f"must be at most 200 of the characters A-Z a-z 0-9 . _ = -, got {text!r}"
+            )
+        return text
 
     return parsed
 
@@ -142,7 +165,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_process_name(self) -> None:
         help = f"name of this process (default {self.command})"
-        self.add_argument("--name", default=self.command, help=help)
+        kind = _process_name(_KEY_NAME if self.command == "rollout" else r".*\S.*")
+        self.add_argument("--name", default=self.command, type=kind, help=help)
 
     def add_log(self) -> None:
         help = "format of the log on stderr: text, or json with one object a line (default text)"

@@ -6,6 +6,9 @@ of the run. Commands that leave `config.json` as it is use `load_configuration`.
 """
 
 import argparse
+import json
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +19,15 @@ from rollstream.analysis.locate import REPLAY_FILE
 from rollstream.cli.signals import warn
 from rollstream.config.config import (
     CODE_REVISION,
+    flat_settings,
     load_layers,
     setting_value,
     validate_layers,
 )
+from rollstream.config.errors import printable_value
 from rollstream.config.fitted_defaults import put_recorded_defaults, set_settings
 from rollstream.config.policy_defaults import follow_length, layer_value
+from rollstream.config.run_files import CONFIGURATION_FILE
 from rollstream.config.run_folder import (
     RunFolder,
     check_changes,
@@ -31,9 +37,10 @@ from rollstream.config.run_folder import (
 )
 from rollstream.config.run_model import has_model, has_versions, missing_model
 from rollstream.config.settings import Configuration
-from rollstream.config.sources import SettingLayers, file_layer
+from rollstream.config.sources import SettingLayers, environment_layer, file_layer
 from rollstream.errors import ConfigurationError
 from rollstream.printable import shell_command
+from rollstream.supervisor.process import PARENT_VARIABLE
 
 if TYPE_CHECKING:
     from rollstream.checks.check import CheckReport
@@ -150,12 +157,32 @@ def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolde
         overrides.append(f"folder={arguments.run}")
     refuse_other_kind(_file(arguments), Configuration)
     layers = load_layers(_file(arguments), overrides)
-    folder = folder_of_run(validate_layers(layers))
+    configuration = validate_layers(layers)
+    warn_of_unused(_file(arguments), layers, configuration)
+    folder = folder_of_run(configuration)
     if folder.configuration.is_file() and _file(arguments).absolute() != folder.configuration:
         for line in put_recorded_defaults(layers, file_layer(folder.configuration)):
             warn(line)
         follow_length(layers)
     return layers, folder
+
+
+def warn_of_unused(file: Path, layers: SettingLayers, c: Configuration) -> None:
+    """Print a line about each environment variable whose setting is not used because a run's
+    `config.json` has another value. The roles of a supervisor have its environment: it prints them.
+    """
+    if file.name != CONFIGURATION_FILE or PARENT_VARIABLE in os.environ:
+        return
+    given, used = SettingLayers(), flat_settings(c)
+    with suppress(ConfigurationError):  # a variable that is no setting is not used either
+        given = environment_layer(os.environ, Configuration)
+    for key, origin in sorted(given.origins.items()):
+        value, now = layer_value(given, key), used.get(key)
+        if key == "folder":
+            value, now = Path(str(value)).absolute(), Path(str(now)).absolute()
+        if key in used and value != now and layers.origins.get(key) != "--set":
+            shown = printable_value(key, used[key], json.dumps)
+            warn(f"{origin} is not used: {file} has {key} = {shown}; change it with --set {key}=…")
 
 
 def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:

@@ -8,6 +8,7 @@ the same at the run's begin.
 
 import argparse
 import json
+import sys
 import time
 
 from rollstream.cli.arguments import CommandParser
@@ -23,6 +24,7 @@ from rollstream.storage.identity import read_or_create_identity
 from rollstream.storage.starting_model.put import put_model
 
 MB = 1e6
+LARGE = 1e9  # bytes
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -47,10 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
     store = store_for_writing(c, folder.path)
     read_or_create_identity(store, c.run)
 
-    def show(name: str, size: int) -> None:
-        progress_line(f"uploading {name}, {size / MB:.1f} MB")
-
-    found = put_model(store, c.run, source, time.time(), show)
+    found = put_model(store, c.run, source, time.time(), show_upload)
     progress_line("")
     if arguments.json:
         facts = {"run": c.run, "model": found.digest, "files": len(found.files)}
@@ -61,6 +60,14 @@ def main(arguments: argparse.Namespace) -> int:
             f"{len(found.files)} files, {found.bytes / MB:.1f} MB"
         )
     return 0
+
+
+def show_upload(name: str, size: int) -> None:
+    """Show the file that is uploaded; without a terminal only one that takes long."""
+    line = f"uploading {name}, {size / MB:,.1f} MB"
+    if size >= LARGE and not sys.stderr.isatty():
+        warn(line)
+    progress_line(line)
 
 
 def _check(c: Configuration, path: str) -> None:

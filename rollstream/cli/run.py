@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +26,14 @@ from rollstream.cli.check import print_notes
 from rollstream.cli.configuration import load_checked, settle
 from rollstream.cli.console import TerminalConsole
 from rollstream.cli.main import EXIT_INTERRUPTED
-from rollstream.cli.signals import StopSignals, listen_for_signals, terminable, warn
+from rollstream.cli.put_model import show_upload
+from rollstream.cli.signals import (
+    StopSignals,
+    listen_for_signals,
+    progress_line,
+    terminable,
+    warn,
+)
 from rollstream.config.recorded_configuration import (
     accepted_changes,
     check_configuration,
@@ -92,12 +99,18 @@ def main(arguments: argparse.Namespace) -> int:
     report.refuse()
     configuration = report.configuration
     settle(configuration, folder, arguments, bool(report.fitted))  # 2
-    signals = listen_for_signals()
-    lock = RunLock(folder.path)  # 3
-    bus = open_run_log_for_writing(configuration, folder.path)
-    bus.create(catalogue())  # 4
-    try:
-        store = _identify(bus, configuration, folder, arguments.accept_config)
+    with ExitStack() as opened:
+        try:
+            with terminable():
+                lock = RunLock(folder.path)  # 3
+                opened.callback(lock.close)
+                bus = opened.enter_context(
+                    closing(open_run_log_for_writing(configuration, folder.path))
+                )
+                bus.create(catalogue())  # 4
+                store = _identify(bus, configuration, folder, arguments.accept_config)
+        except KeyboardInterrupt:
+            return _stopped(console)
         if _has_completed(store, configuration, folder):
             steps = configuration.trainer.steps
             console.print(
@@ -108,13 +121,15 @@ def main(arguments: argparse.Namespace) -> int:
             )
             _end(folder, RunOutcome("complete"), console, arguments.json)
             return 0
+        signals = listen_for_signals()
         spec = warmup_spec(configuration, folder)
         warmup = WarmupProcess(configuration, folder, spec, console, lock)
         if not warmup.run(signals):  # 5
             return _stopped(console)
         # Refuses too small GPUs, so it comes before anything is uploaded.
         specs = _role_specs(configuration, folder, arguments.accept_config)
-        store_starting_model(store, configuration, folder.path)
+        if not has_uploaded(store, configuration, folder, signals):
+            return _stopped(console)
         with ExplorerProcess(folder, console) if arguments.explore else nullcontext():
             view = LiveView(_observer(configuration, folder, bus), console, arguments.json)
             outcome = _supervise(configuration, folder, signals, view, lock, specs)
@@ -122,9 +137,6 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"rollstream: {lost}; its processes are ended", file=sys.stderr)
             return 1
         _end(folder, outcome, console, arguments.json)  # 7
-    finally:
-        bus.close()
-        lock.close()
     return {"complete": 0, "stopped": EXIT_INTERRUPTED, "failed": 1}[outcome.kind]
 
 
@@ -132,6 +144,21 @@ def _stopped(console: Console) -> int:
     """Report that a signal ended the command before the roles were started."""
     console.print("stopped; the same command resumes")
     return EXIT_INTERRUPTED
+
+
+def has_uploaded(
+    store: ObjectStore, configuration: Configuration, folder: RunFolder, signals: StopSignals
+) -> bool:
+    """Put the starting model into the run's store; returns False if a signal ended that."""
+    try:
+        with terminable():
+            if not signals.stop.is_set():
+                store_starting_model(store, configuration, folder.path, show_upload)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        progress_line("")
+    return not signals.stop.is_set()
 
 
 def _has_completed(store: ObjectStore, configuration: Configuration, folder: RunFolder) -> bool:
@@ -205,13 +232,17 @@ def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool
     """
     history, line, is_written = None, dict[str, Any](), False
     try:
-        history = open_history(folder)
-        summary = summarise(history)
-        line = summary.line()
-        if not as_json:
-            console.print(summary.table())
-        write_report(history, summary, folder.report)
+        with terminable():
+            history = open_history(folder)
+            summary = summarise(history)
+            line = summary.line()
+            if not as_json:
+                console.print(summary.table())
+            write_report(history, summary, folder.report)
         is_written = True
+    except KeyboardInterrupt:  # a long log takes long to read
+        again = shell_command("report", folder.path)
+        warn(f"the summary was interrupted; `{again}` writes it")
     except OSError as error:  # a full disk, or a log that cannot be read
         warn_unwritten(folder.report, error, "`rollstream report` writes it again")
     except RollstreamError as error:

@@ -61,15 +61,16 @@ def listen_for_signals() -> StopSignals:
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt` in the block, as Ctrl-C does: the command
-    can then report its end, and end what it started. Only the main thread may use it.
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt` in the block, as Ctrl-C does, also after
+    `listen_for_signals`: the command can then report its end, and end what it started. A signal
+    that is ignored stays so. Only the main thread may use it.
     """
     import signal
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
-        if handler is signal.SIG_DFL:
+        if handler is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     try:
         yield

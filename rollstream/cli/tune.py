@@ -9,7 +9,8 @@ proposed configuration. docs/how-to/tune-a-run.md explains the assumptions.
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from rollstream.tuning.choices import (
 from rollstream.tuning.cores import SHARED_TOLERANCE
 from rollstream.tuning.proposed_toml import merged_tables, table_lines
 from rollstream.tuning.search import TOLERANCE, PredictedChoice, TuningProposal, propose
+from rollstream.whole_file import check_output
 
 if TYPE_CHECKING:  # importing it takes seconds: it imports torch
     from rollstream.tuning.machine import TuningMachine
@@ -90,7 +92,7 @@ def main(arguments: argparse.Namespace) -> int:
     setting can run on these GPUs.
     """
     configuration, folder = load_configuration(arguments)
-    _check_numbers(arguments)
+    _check_arguments(arguments)
     machine = _machine(arguments, configuration, folder)
     present = choice_of(configuration)
     space = choice_space(
@@ -126,9 +128,22 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_numbers(arguments: argparse.Namespace) -> None:
+def _check_arguments(arguments: argparse.Namespace) -> None:
+    """Raise `ConfigurationError` for words of the command line that cannot be used."""
     if arguments.lag_max is not None and not 0 <= arguments.lag_max <= 64:
         raise ConfigurationError(f"--lag-max must lie in [0, 64], got {arguments.lag_max}")
+    if arguments.toml not in (None, "-"):
+        with _named(arguments.toml):
+            check_output(Path(arguments.toml))
+
+
+@contextmanager
+def _named(file: str) -> Generator[None]:
+    """Turn an `OSError` about the file of `--toml` into a `ConfigurationError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"--toml {file}: {explain_os_error(error)}") from None
 
 
 def _machine(
@@ -209,7 +224,7 @@ def _print(
     if changes:
         lines += [*table_lines(merged_tables({}, changes)), ""]
     if machine.checked is not None:
-        lines.append(_check_words(machine.checked))
+        lines.append(_accuracy_words(machine.checked))
     lines += [f"assumed: {text}" for text in machine.assumed]
     lines += [f"not known: {text}" for text in machine.unknown]
     console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
@@ -231,7 +246,7 @@ def _summary(
     return f"{found.gain:+.0%} tokens/s by these settings:"
 
 
-def _check_words(checked: float) -> str:
+def _accuracy_words(checked: float) -> str:
     """Returns how far the prediction of the recorded run's settings is from that run."""
     text = f"checked: for the settings of RUN the simulator predicts {checked:.2f} of its speed"
     if abs(checked - 1) > CHECK_MAX:
@@ -289,7 +304,5 @@ def _write(arguments: argparse.Namespace, changes: Mapping[str, Any]) -> None:
     if arguments.toml == "-":
         print(text, end="")
         return
-    try:
+    with _named(arguments.toml):
         Path(arguments.toml).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--toml {arguments.toml}: {explain_os_error(error)}") from None

@@ -22,7 +22,11 @@ from pydantic import ValidationError
 from rollstream.config import sources
 from rollstream.config.errors import error_line, error_lines
 from rollstream.config.fitted_defaults import put_fitting_defaults, put_fitting_shapes
-from rollstream.config.policy_defaults import put_policy_defaults, put_preset
+from rollstream.config.policy_defaults import (
+    DECIDED_BY_PRESETS,
+    put_policy_defaults,
+    put_preset,
+)
 from rollstream.config.recorded_form import recorded_form
 from rollstream.config.run_files import CONFIGURATION_FILE
 from rollstream.config.settings import Configuration, SettingProblem, setting_problems
@@ -115,6 +119,7 @@ def load_layers(
     above = [sources.overrides_layer(overrides, Configuration)]
     if path is not None and is_resolved:
         _refuse_removed(layers, path)
+        _refuse_unresolved(layers, path)
     else:
         above.insert(0, sources.environment_layer(environment, Configuration))
     ranks = dict.fromkeys(layers.origins, 0)
@@ -192,6 +197,18 @@ def _refuse_removed(layers: sources.SettingLayers, path: Path) -> None:
                 f"{path} has {key} = {json.dumps(value)}, and release {RELEASE} has no such "
                 f"setting any more; set it to {json.dumps(default)} there to resume without it"
             )
+
+
+def _refuse_unresolved(layers: sources.SettingLayers, path: Path) -> None:
+    """Raise `ConfigurationError` for a file with a preset that no program resolved: a run's own has
+    the settings that its preset decided.
+    """
+    keys = layers.origins.keys()
+    if "trainer.preset" in keys and not keys & {CODE_REVISION, "trainer", *DECIDED_BY_PRESETS}:
+        raise ConfigurationError(
+            f"{path}: a file of this name is read as that which a run wrote, and its "
+            "trainer.preset would decide nothing; give it another name, e.g. run.json"
+        )
 
 
 def _leaf(layers: sources.SettingLayers, key: str) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ is that of `model.path`, or the one that the warm-up wrote.
 import logging
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -257,10 +257,14 @@ def check_starting_model(
 
 
 def store_starting_model(
-    store: ObjectStore, c: Configuration, folder: Path
+    store: ObjectStore,
+    c: Configuration,
+    folder: Path,
+    progress: Callable[[str, int], None] = lambda name, size: None,
 ) -> ModelManifest | None:
     """Put the model on this host into the run's store, unless the store has it; returns its
     manifest. Returns None for a run that an earlier release began, which continues without.
+    `progress` is as in `put_model`.
 
     Raises `ConfigurationError` if `model.path` names another model than the store's, or if there is
     no model at all.
@@ -271,7 +275,7 @@ def store_starting_model(
     source = model_source(c, folder)
     if source is None:
         raise missing_model(c)
-    return put_model(store, c.run, source, time.time())
+    return put_model(store, c.run, source, time.time(), progress)
 
 
 def has_versions(store: ObjectStore) -> bool:

@@ -7,6 +7,7 @@ of settings is generated; a `Scope` states whether it may change between two sta
 a run (`Scope`). `config.py` reads and validates configuration files.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
@@ -208,6 +209,11 @@ def _check_urls(c: Configuration) -> Iterator[SettingProblem]:
         if "@" in url.partition("//")[2].partition("/")[0]:
             must = "must not hold credentials (give them in the environment of its client)"
             yield SettingProblem(key, must)
+            continue
+        scheme, _, path = url.partition(":")
+        if scheme in ("file", "sqlite") and re.match("//[^/]", path):
+            must = f"must be {scheme}:PATH, with one slash or three before an absolute path"
+            yield SettingProblem(key, must)  # its first part would be a host's name
             continue
         kind = bus_kind(url) if key == "bus" else store_kind(url)
         if kind is None:

@@ -101,6 +101,7 @@ def file_layer(path: Path) -> SettingLayers:
     return layers
 
 
+_DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _OF_A_SERVICE = re.compile(
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -206,14 +207,18 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
     """Parse the text as a TOML value: a finite number, a boolean, a string, a list or an inline
-    table. Returns the text itself if the setting holds text, or if the text is none of these.
+    table. Returns the text itself if the setting holds text, or if the text is none of these. A
+    setting that is a number may be written as Python writes it, too (`.7`, `1.`, `1.e-5`).
     """
-    if takes_text(setting_types(model).get(key)):
+    kind = setting_types(model).get(key)
+    if takes_text(kind):
         return text
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, too many digits, too deep
-        return text
+        if float not in (kind, *get_args(kind)) or _DECIMAL.fullmatch(text.strip()) is None:
+            return text
+        value = float(text)
     finite = not isinstance(value, float) or math.isfinite(value)
     is_plain = isinstance(value, bool | int | float | str | list | dict)
     return cast(object, value) if finite and is_plain else text

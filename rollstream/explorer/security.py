@@ -1,6 +1,6 @@
-"""Guards the explorer's server (`Guard`): only GET and HEAD, only with an exact Host and Origin,
-beyond loopback only with a token. Every response, also an error, carries the headers that keep a
-run's text from being run by the browser.
+"""Guards the explorer's server (`Guard`): only GET and HEAD, only under a Host that no stranger can
+own and with its Origin, beyond loopback only with a token. Every response, also an error, carries
+the headers that keep a run's text from being run by the browser.
 
 The text of a run is hostile: a model wrote it. The page shows it as text nodes, and the policy
 `default-src 'self'` refuses scripts and styles inside of it, should one ever get there.
@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollstream.errors import ConfigurationError
-from rollstream.http_guard import HostRule
+from rollstream.http_guard import HostRule, program_rule
 
 TOKEN_VARIABLE = "ROLLSTREAM_EXPLORER_TOKEN"
 """The environment variable with the token of a server beyond loopback."""
@@ -40,6 +40,7 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "X-Frame-Options": "DENY",
 }
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_ADVICE = "use the URL that was printed, or start the explorer with --allow-host {host}"
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -72,18 +73,21 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """States who may read: `origins` are the exact origins of the page (`http://127.0.0.1:7461`),
-    whose host is the only accepted Host. `token` "" means that none is needed.
+    """States who may read: `origins` are exact origins of the page (`http://127.0.0.1:7461`), whose
+    hosts are served, as are those of `served`. `token` "" means that none is needed.
     """
 
     origins: frozenset[str]
     token: str = ""
+    served: HostRule = field(default_factory=HostRule)
 
     @property
     def pages(self) -> HostRule:
-        """The rule for Host and Origin: the page is opened under the printed URL alone."""
+        """The rule for Host and Origin."""
         hosts = frozenset(origin.partition("://")[2] for origin in self.origins)
-        return HostRule(hosts, self.origins)
+        return replace(
+            self.served, hosts=hosts, origins=self.origins | self.served.origins, advice=_ADVICE
+        )
 
     @property
     def cookie(self) -> str:
@@ -93,7 +97,9 @@ class AccessRule:
 
 def access_rule(host: str, port: int, allowed: tuple[str, ...], token: str) -> AccessRule:
     """Returns the rule of a server that is bound to `host`. `allowed` are further origins, or hosts
-    with ports, under which browsers reach it.
+    with ports, under which browsers reach it. With a token this machine's names, addresses and
+    `ROLLSTREAM_ALLOWED_HOSTS` are served, too; without one only loopback, at any port, which a
+    tunnel of SSH or a container may have changed.
     """
     names = {*LOOPBACK}
     if host not in ("0.0.0.0", "::", ""):
@@ -102,7 +108,8 @@ def access_rule(host: str, port: int, allowed: tuple[str, ...], token: str) -> A
     for one in allowed:
         name = one.lower().rstrip("/")
         origins.add(name if "://" in name else f"http://{name}")
-    return AccessRule(frozenset(origins), token)
+    loopback = HostRule(names=frozenset(name.strip("[]") for name in LOOPBACK))
+    return AccessRule(frozenset(origins), token, program_rule(host) if token else loopback)
 
 
 def is_loopback(host: str) -> bool:

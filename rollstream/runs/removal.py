@@ -45,7 +45,13 @@ from rollstream.storage.terms import SINGLE_HOLDERS, read_role
 from rollstream.storage.weights.anchors import lineage
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.storage.weights.pointer import POINTER_KEY, believed_pointer
-from rollstream.streams.removal import LogContents, living_rollouts, log_contents, remove_log
+from rollstream.streams.removal import (
+    LogContents,
+    living_rollouts,
+    log_contents,
+    remove_empty_folder,
+    remove_log,
+)
 from rollstream.streams.values import Version
 
 __all__ = ["RunPlace", "find_run_place"]
@@ -311,4 +317,4 @@ def _delete_folder(folder: Path, files: FolderFiles, is_kept: bool) -> None:
     for name in last:
         (folder / name).unlink(missing_ok=True)
     if not is_kept and not any(folder.iterdir()):
-        folder.rmdir()
+        remove_empty_folder(folder)

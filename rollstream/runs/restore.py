@@ -55,6 +55,7 @@ from rollstream.streams.removal import log_contents, topic_names
 from rollstream.streams.sqlite.topic_log import OFFSET_END, PARTITIONS_MAX
 
 RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
+FOLDER_ADVICE = "give a new folder"
 FILLERS_MAX = 10_000  # of one append
 FILLED_MAX = 1 << 28
 """Most empty records of a restored topic, which take about a minute for each 100 million."""
@@ -122,6 +123,7 @@ def plan_restore(
     """Verify every object of the backup in `source`, which errors call `where`, and plan its
     restore into `folder` with the backup's settings, changed by `overrides`. `progress` gets the
     key of each object. The only file that is written is the backup's `config.json`, in `scratch`.
+    That the target is empty is checked first: a large backup takes long to verify.
 
     Raises as `read_backup` does, `CorruptObject`, which names the object, if the backup is damaged,
     and `ConfigurationError` if an override changes an essential setting (`_check_settings`). No
@@ -130,11 +132,9 @@ def plan_restore(
     backup = read_backup(source, where)
     _check_names(backup, where)
     _check_numbers(backup, where)
-    for stored in backup.objects:
-        progress(stored.key)
-        checked(source, stored)
+    require_new(folder.absolute(), FOLDER_ADVICE, "restore")
     path = scratch / "config.json"
-    path.write_bytes(source.get(CONFIGURATION))
+    path.write_bytes(_configuration(source, backup))
     before = config.load(path)
     now = config.load(path, [f"folder={folder.absolute()}", *overrides])
     _check_settings(before, now)
@@ -144,7 +144,17 @@ def plan_restore(
     unnamed = tuple(key for key in _outside(plan) if key not in given)
     plan = replace(plan, unnamed=unnamed)
     check_named(plan, on_this_machine=False)
+    check_free(plan)
+    for stored in backup.objects:
+        progress(stored.key)
+        checked(source, stored)
     return plan
+
+
+def _configuration(source: ObjectStore, backup: Backup) -> bytes:
+    """Returns the backup's `config.json`, verified."""
+    stored = next((one for one in backup.objects if one.key == CONFIGURATION), None)
+    return source.get(CONFIGURATION) if stored is None else checked(source, stored)
 
 
 def _check_names(backup: Backup, where: str) -> None:
@@ -255,7 +265,7 @@ def check_free(plan: RestorePlan) -> None:
     bus, store = plan.urls
     folder = plan.folder.path
     advice = f"give an empty one, or remove that run: {shell_command('rm', store, '--bus', bus)}"
-    require_new(folder, "give a new folder", "restore")
+    require_new(folder, FOLDER_ADVICE, "restore")
     check_reachable(bus)
     if topics := log_contents(bus).topics:
         raise errors.ConfigurationError(

@@ -12,6 +12,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
@@ -31,7 +32,7 @@ too.
 @dataclass(frozen=True, slots=True)
 class GpuCard:
     """Describes a visible card: its number in nvidia-smi's order, as text, the name of its model,
-    and its memory in bytes.
+    and its memory in bytes (infinite if nvidia-smi does not state it).
     """
 
     index: str
@@ -53,21 +54,34 @@ def read_cards(environment: Mapping[str, str]) -> tuple[GpuCard, ...]:
 def visible_cards(listing: str, visible: str | None) -> tuple[GpuCard, ...]:
     """Returns the cards that `visible` names, in its order. `listing` is the output of `QUERY`;
     `visible` is the value of `CUDA_VISIBLE_DEVICES`, numbers or UUIDs, or None for all cards. As in
-    CUDA, the first unknown name ends the list.
+    CUDA, the first unknown name ends the list. A slice of a card (MIG), which `QUERY` does not
+    list, is a card of its own.
     """
     by_name: dict[str, GpuCard] = {}
     for line in listing.splitlines():
-        index, uuid, name, memory = (part.strip() for part in line.split(","))
-        by_name[index] = by_name[uuid] = GpuCard(index, name, float(memory) * MIB)
+        index, *words = (part.strip() for part in line.split(","))
+        if not index.isdecimal() or len(words) < 3:
+            continue  # a warning of the driver
+        uuid, *names, memory = words
+        card = GpuCard(index, ", ".join(names), _memory_bytes(memory))
+        by_name[index] = by_name[uuid] = card
     if visible is None:
         return tuple({card.index: card for card in by_name.values()}.values())
     kept: list[GpuCard] = []
     for word in filter(None, (part.strip() for part in visible.split(","))):
+        if word.startswith("MIG-"):
+            kept.append(GpuCard(word, "slice of a GPU (MIG)", inf))
+            continue
         names = [name for name in by_name if name == word or _is_short_uuid(word, name)]
         if len(names) != 1:
             break
         kept.append(by_name[names[0]])
     return tuple(kept)
+
+
+def _memory_bytes(text: str) -> float:
+    """Returns the memory in bytes; a card that shares the machine's memory states `[N/A]`."""
+    return int(text) * MIB if text.isdecimal() else inf
 
 
 def _is_short_uuid(word: str, name: str) -> bool:

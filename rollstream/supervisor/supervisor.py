@@ -53,10 +53,7 @@ class RunLock:
             if time.monotonic() > deadline:
                 holder = os.pread(self.descriptor, 32, 0).decode(errors="replace").strip()
                 os.close(self.descriptor)
-                raise LeaseHeld(
-                    f"the run in {folder} is running already (supervisor: process {holder}); "
-                    "stop it first, or choose another folder with --run DIR"
-                )
+                raise LeaseHeld(_running(folder, holder))
             time.sleep(0.05)
         if os.fstat(self.descriptor).st_nlink == 0:
             os.close(self.descriptor)
@@ -112,6 +109,32 @@ class RunLock:
         except BlockingIOError:
             return False
         return True
+
+
+def _running(folder: Path, holder: str) -> str:
+    return (
+        f"the run in {folder} is running already (supervisor: process {holder}); "
+        "stop it first, or choose another folder with --run DIR"
+    )
+
+
+def running_message(folder: Path) -> str:
+    """Returns that a supervisor or a role of it holds the lock of the run's folder; "" if none
+    does. Nothing is made or changed.
+    """
+    path = folder / "run.lock"
+    try:
+        check_regular(path, links=False)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _running(folder, os.pread(descriptor, 32, 0).decode(errors="replace").strip())
+    finally:
+        os.close(descriptor)
+    return ""
 
 
 NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"

@@ -97,7 +97,7 @@ def _is_loopback(host: str) -> bool:
     """Returns whether only processes of this machine can reach the addresses of `host`."""
     try:
         found = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a part of the name is empty or too long
         raise ConfigurationError(f"relay.host {host}: no such address: {error}") from None
     return all(ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 

@@ -93,6 +93,7 @@ def _wait_for(descriptor: int, path: Path) -> None:
 
 _NO_OBJECT = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}  # of `link` with a file of one's own
 _KEY_IN_THE_WAY = "a file or folder is in the way: a key cannot be the folder of another key"
 
 
@@ -167,6 +168,13 @@ class FileStore:
                 self._take_name(os.link, source, target)
             except FileExistsError:
                 raise ObjectExists(f"object {key} is already in {self._root}") from None
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise StoreError(
+                    f"cannot create {target}: {error.strerror}; the file system of {self._root} "
+                    "has no hard links (exFAT, FAT, some of FUSE): choose a folder on another one"
+                ) from error
         return content_hash(data)
 
     def swap(self, key: str, data: Data, etag: str) -> str:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,9 @@ from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.shards import packed_shards
 from rollstream.storage.weights.tensors import untie
 from rollstream.streams.values import Version
+
+CONFIGURATIONS = ("config.json", "adapter_config.json")
+"""The files without which a loader takes a folder for no model."""
 
 
 def fetch_tensors(
@@ -91,20 +94,29 @@ def export_version(
     alone if not `merged`.
 
     Raises `ConfigurationError` if the folder exists and is not empty, and all that `fetch_tensors`
-    raises. After any failure the folder is as it was before.
+    raises. After any failure the folder is as it was before. A folder that exists stays, because it
+    may be a mount: the files are written inside and then get their names, the configuration last.
     """
     _check_empty(folder)
-    manifest, tensors = fetch_tensors(store, version)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    is_there = folder.exists()
+    place = folder if is_there else folder.parent
     try:
+        place.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=place))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(place)) from None
+    try:
+        manifest, tensors = fetch_tensors(store, version)
         if manifest.adapter and not merged:
             for file in manifest.files:
                 (partial / file.name).write_bytes(_fetch_file(store, version, file))
         else:
             _write_model(store, manifest, tensors, partial, shard_bytes)
-        partial.chmod(0o777 & ~_umask())
-        os.replace(partial, folder)
+        if is_there:
+            _move_up(partial)
+        else:
+            partial.chmod(0o777 & ~_umask())
+            os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -113,6 +125,23 @@ def export_version(
     return ExportedVersion(
         version, folder, tuple(files), sum((folder / name).stat().st_size for name in files)
     )
+
+
+def _move_up(partial: Path) -> None:
+    """Move what is in the folder into the one above, and remove it. After a failure nothing that
+    was moved is left. Raises `ConfigurationError` if the folder above has other files meanwhile.
+    """
+    above, moved = partial.parent, list[Path]()
+    try:
+        for path in sorted(partial.iterdir(), key=lambda path: path.name in CONFIGURATIONS):
+            _check_empty(above, but=(partial, *moved))
+            moved.append(above / path.name)
+            os.replace(path, moved[-1])
+        partial.rmdir()
+    except BaseException:
+        for path in moved:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
 
 
 def _write_model(
@@ -154,8 +183,8 @@ def _stated(config: bytes, tensors: Mapping[str, torch.Tensor]) -> bytes:
     return (json.dumps({**fields, "dtype": stated}, indent=2) + "\n").encode()
 
 
-def _check_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+def _check_empty(folder: Path, but: Collection[Path] = ()) -> None:
+    if folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {*but}):
         raise ConfigurationError(
             f"{folder} is not empty, and nothing in it is replaced: give a new or empty folder"
         )

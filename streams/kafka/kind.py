@@ -57,6 +57,8 @@ class KafkaKind:
             host, _, port = server.rpartition(":")
             try:
                 socket.create_connection((host.strip("[]"), int(port)), wait_s).close()
+            except UnicodeError:  # a part of the name is empty (`.example.com`) or too long
+                why = f"{server}: this is no host's name; is a variable of the shell unset?"
             except OSError as error:
                 why = f"{server}: {explain_os_error(error)}"
             else:

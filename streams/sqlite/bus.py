@@ -28,6 +28,17 @@ POLL_S_MAX = 0.008  # the longest pause, and so the longest delay of a record by
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
+def network_refusal(folder: Path) -> str:
+    """Returns that the folder, which need not exist, is on a network file system; else ""."""
+    found = network_file_system(str(folder.resolve()), read_mounts())
+    if found is None:
+        return ""
+    return (
+        f"{folder.absolute()} is on a network file system ({found}), where SQLite loses data; "
+        "use a local folder, or a Kafka bus to span machines"
+    )
+
+
 class SqliteTopics:
     """Reads the topics in one folder, each from its file, which `_opened` opens at the first use of
     the topic. Raises `BusError` if the folder is on a network file system.
@@ -42,12 +53,8 @@ class SqliteTopics:
         that read. While both are the same, a read would find none again and is spared: idle readers
         poll often, and checking the state costs a tenth of a read.
         """
-        found = network_file_system(str(self._folder.resolve()), read_mounts())
-        if found is not None:
-            raise BusError(
-                f"{self._folder} is on a network file system ({found}), where SQLite loses data; "
-                "use a local folder, or a Kafka bus to span machines"
-            )
+        if refusal := network_refusal(self._folder):
+            raise BusError(refusal)
 
     def settings(self, topic: str) -> Topic:
         return self._log(topic).settings

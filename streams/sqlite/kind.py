@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rollstream.errors import ConfigurationError
 from rollstream.streams.kind import LogContents, NamedBrokers
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ class SqliteKind:
         """A folder has no server."""
 
     def check_client(self, url: str) -> None:
-        """SQLite is a part of Python."""
+        from rollstream.streams.sqlite.bus import network_refusal
+
+        if refusal := network_refusal(_folder(url)):
+            raise ConfigurationError(f"{refusal} (--run DIR or bus names one)")
 
     def open(self, url: str, clock: Callable[[], float], sync: Literal["normal", "full"]) -> "Bus":
         from rollstream.streams.sqlite.bus import SqliteBus

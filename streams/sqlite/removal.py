@@ -10,7 +10,7 @@ from urllib.parse import quote
 from rollstream.contained_folder import check_regular
 from rollstream.errors import OutsideRun
 from rollstream.streams.kind import LogContents
-from rollstream.streams.removal import topic_names
+from rollstream.streams.removal import remove_empty_folder, topic_names
 
 SQLITE_SUFFIXES = (".db-wal", ".db-shm", ".db")  # the topic's file last
 SCHEMA_BYTES = 64 << 10
@@ -35,9 +35,7 @@ def remove_files(folder: Path) -> None:
     for path in _files(folder):
         path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
-        folder.resolve().rmdir()
-        if folder.is_symlink():  # the user had moved the log to another disk
-            folder.unlink()
+        remove_empty_folder(folder)
 
 
 def _files(folder: Path) -> list[Path]:

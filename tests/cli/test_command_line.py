@@ -118,3 +118,19 @@ def test_an_unknown_command_names_the_nearest(typed: str, answer: str, capsys) -
 def test_version_names_release_and_revision(capsys) -> None:
     assert main(["--version"]) == 0
     assert re.fullmatch(r"rollstream \d+\.\d+\.\d+ \(.+\)\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "reason"),
+    [
+        ("rollout", "", "unset variable of the shell"),
+        ("train", " ", "unset variable of the shell"),
+        ("rollout", "gpu 1", "characters A-Z a-z 0-9 . _ = -, got 'gpu 1'"),
+    ],
+)
+def test_a_name_that_no_process_can_have_is_refused(command, name, reason, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main([command, "run.toml", "--name", name])
+    assert refused.value.code == 2
+    assert "argument --name: must" in (error := capsys.readouterr().err)
+    assert reason in error

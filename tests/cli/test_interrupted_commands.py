@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.cli import main as command_line
+from rollstream.cli import main as command_line, run
+from rollstream.cli.console import TerminalConsole
+from rollstream.config.run_folder import RunFolder
+from rollstream.supervisor.supervisor import RunOutcome
 from testbed.first_hour.looked_at_run import copied_run
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
@@ -91,3 +94,17 @@ def test_a_run_that_is_stopped_in_its_warm_up_advises_to_resume(tmp_path: Path) 
         run.send_signal(signal.SIGTERM)
         assert run.stdout.read() == "stopped; the same command resumes\n"
         assert run.wait(WAIT_S) == 130
+
+
+def test_a_signal_ends_the_summary_of_a_run_and_not_the_reason_of_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "open_history", lambda folder: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)  # as during the run
+    try:
+        run._end(RunFolder(tmp_path), RunOutcome("failed", "the reason"), TerminalConsole(), False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    errors = capsys.readouterr().err
+    assert "the summary was interrupted; `rollstream report" in errors
+    assert errors.endswith("rollstream: the reason\n")

@@ -1,6 +1,7 @@
 """Files that commands write where the user says: links, pipes and devices stay what they are."""
 
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.whole_file import output_file, whole_file
+from rollstream.whole_file import check_output, output_file, whole_file
 from testbed.first_hour.looked_at_run import copied_run
 from testbed.first_hour.output_cases import printed
 
@@ -73,6 +74,27 @@ def test_a_link_in_a_received_folder_is_replaced(tmp_path):
         with writer(link) as partial:
             partial.write_text("page")
         assert (link.is_symlink(), link.read_text(), victim.read_text()) == (False, "page", "mine")
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_the_folder_is_looked_at_before_the_run_is_read(words, run, tmp_path):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(run / "config.json", begun)
+    code, errors = called(words, begun, tmp_path / "missing" / "file")
+    assert code == 1
+    assert errors.startswith(f"rollstream: {tmp_path}/missing/file: No such file")
+
+
+def test_an_output_is_checked_without_a_trace(tmp_path):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("new", "file", "pipe"):
+        check_output(tmp_path / name)
+    for path in (tmp_path, tmp_path / "file" / "new"):
+        with pytest.raises(OSError, match="a directory"):
+            check_output(path)
+    assert set(os.listdir(tmp_path)) == {"file", "pipe"}
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)

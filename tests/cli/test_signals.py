@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,15 @@ def test_a_signal_inside_a_wait_for_it_ends_the_wait(number: signal.Signals) -> 
     assert ended.stdout == "ended\n", ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_reports_its_end_is_ended_by_every_stop_signal(number: signal.Signals):
-    before = signal.signal(number, signal.SIG_DFL)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda number, frame: None])
+def test_a_command_that_reports_its_end_is_ended_by_every_stop_signal(
+    number: signal.Signals, handler: Any
+) -> None:
+    before = signal.signal(number, handler)
     try:
         with pytest.raises(KeyboardInterrupt), terminable():
             signal.raise_signal(number)
-        assert signal.getsignal(number) is signal.SIG_DFL
+        assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)

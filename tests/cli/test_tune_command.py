@@ -138,6 +138,15 @@ def test_a_number_that_an_option_cannot_have_is_refused(
     assert f"argument {words[-2]}: must be a whole number from" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_named_before_the_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "torch.toml"
+    path.write_text('run = "new"\n')  # without speeds nothing can be simulated
+    assert main(["tune", str(path), "--gpus", "4", "--toml", f"{tmp_path}/none/t.toml"]) == 2
+    assert "none/t.toml: No such file" in capsys.readouterr().err
+
+
 def test_a_configuration_without_run_and_profile_is_told_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.main import main
+from rollstream.errors import BusError
+from rollstream.streams.connect import check_reachable
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 
@@ -37,6 +39,12 @@ def assert_one_line(words: list[str], code: int, errors: str) -> None:
     last = [line for line in errors.splitlines() if "using the newest run" not in line]
     assert len(last) == 1, errors
     assert f"no broker of {URL} can be reached (127.0.0.1:9: Connection refused" in last[0]
+
+
+@pytest.mark.parametrize("host", [".example.com", "b1..example.com"])
+def test_a_name_that_no_host_can_have_is_a_broker_that_cannot_be_reached(host: str) -> None:
+    with pytest.raises(BusError, match="is no host's name; is a variable of the shell unset"):
+        check_reachable(f"kafka://{host}:9092/x", 1.0)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])

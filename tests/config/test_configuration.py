@@ -1,9 +1,11 @@
 """Configuration errors name the setting, where it is set, and what to write instead."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from rollstream.cli.main import main
 from rollstream.config.config import (
     essential_settings,
     fingerprint,
@@ -13,6 +15,7 @@ from rollstream.config.config import (
 )
 from rollstream.config.errors import FOREIGN_NAMES
 from rollstream.config.policy_defaults import DECIDED_BY_PRESETS, DEFAULT_PRESET
+from rollstream.config.run_folder import RunFolder, write_configuration
 from rollstream.config.run_model import missing_model
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import setting_types
@@ -339,3 +342,50 @@ def test_an_inline_table_sets_each_of_its_keys_and_leaves_the_others(toml):
     file = toml('[task]\nname = "dataset"\n[task.options]\nverifier = "a:b"')
     options = load(file, (given,), {}).task.options
     assert options == {"verifier": "a:b", "path": "rows.jsonl", "held_out_share": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [(".7", 0.7), ("1.", 1.0), ("1.e-1", 0.1), ("+.5", 0.5), ("1e-1", 0.1)]
+)
+def test_a_number_may_be_written_as_in_python(toml, text, value):
+    assert load(toml(""), [f"trainer.lr={text}"], {}).trainer.lr == value
+    assert load(toml(""), [], {"ROLLSTREAM_TRAINER__LR": text}).trainer.lr == value
+
+
+def test_a_version_of_a_text_is_no_number(toml):
+    with pytest.raises(ConfigurationError, match=r"must be a whole number, got '\.7'"):
+        load(toml(""), ["trainer.steps=.7"], {})
+
+
+@pytest.mark.parametrize("setting", ["store=file://store", "bus=sqlite://bus"])
+def test_a_host_in_the_url_of_a_folder_is_refused(toml, setting):
+    with pytest.raises(ConfigurationError, match="one slash or three"):
+        load(toml(""), [setting], {})
+    load(toml(""), [setting.replace("://", ":///")], {})
+
+
+def test_a_preset_in_a_config_json_that_no_run_wrote_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"run": "hand", "trainer": {"preset": "dapo"}}))
+    with pytest.raises(ConfigurationError, match=r"another name, e\.g\. run\.json"):
+        load(path)
+    write_configuration(RunFolder(tmp_path / "run"), load(path.rename(tmp_path / "run.json")))
+    assert load(tmp_path / "run").trainer.loss == "ppo_clip"
+
+
+def test_a_variable_that_a_config_json_overrules_is_named(tmp_path, toml, monkeypatch, capsys):
+    folder = RunFolder(tmp_path / "run")
+    write_configuration(folder, load(toml(""), [f"folder={folder.path}"], {}))
+    monkeypatch.setenv("ROLLSTREAM_RELAY__SITE", "east")
+    monkeypatch.setenv("ROLLSTREAM_TRAINER__STEPS", "7")
+    monkeypatch.setenv("ROLLSTREAM_FOLDER", str(folder.path))
+    words = ["config", str(folder.path), "relay.site", "--set", "trainer.steps=8"]
+    assert main(words) == 0
+    error = capsys.readouterr().err
+    assert "ROLLSTREAM_RELAY__SITE is not used" in error
+    assert 'relay.site = ""; change it with --set relay.site=…' in error
+    assert "TRAINER" not in error
+    assert "FOLDER" not in error
+    monkeypatch.setenv("ROLLSTREAM_PARENT", "1")
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""

@@ -1,15 +1,19 @@
 """`rollstream explore` as a user starts it: it prints its URL, serves and leaves nothing behind."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+import webbrowser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rollstream.cli.look.explore import open_browser
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S
 from tests.explorer.conftest import EXAMPLE
@@ -62,3 +66,15 @@ def test_a_given_token_is_needed_also_on_loopback(tmp_path):
         assert printed(process).endswith(f"?token={given}")
         process.terminate()
         assert process.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize(("name", "opens"), [("w3m", False), ("firefox", True)])
+def test_a_browser_of_the_terminal_is_not_started(monkeypatch, name, opens):
+    opened: queue.SimpleQueue[str] = queue.SimpleQueue()
+    browser = SimpleNamespace(name=f"/usr/bin/{name}", open=opened.put)
+    monkeypatch.setattr(webbrowser, "get", lambda: browser)
+    open_browser("http://127.0.0.1:7461/")
+    if opens:
+        assert opened.get(timeout=WAIT_S) == "http://127.0.0.1:7461/"
+    else:
+        assert opened.empty()

@@ -39,11 +39,13 @@ def test_head_has_no_body(living):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example", ""]
+    "host", ["evil.example", "192.0.2.2:{port}", "gpu-server:{port}", "localhost.evil.example", ""]
 )
 def test_another_host_is_refused(living, host):
+    host = host.format(port=living.port)
     found = living.raw("GET /api/runs HTTP/1.1", f"Host: {host}")
     assert found.status in (400, 403)
+    assert f"--allow-host {host}".encode() in found.body
 
 
 def test_two_hosts_are_refused(living):
@@ -52,9 +54,21 @@ def test_two_hosts_are_refused(living):
     assert found.status in (400, 403)
 
 
-def test_localhost_is_served(living):
-    found = living.raw("GET /api/runs HTTP/1.1", f"Host: localhost:{living.port}")
-    assert found.status == 200
+@pytest.mark.parametrize("host", ["localhost:{port}", "localhost:8080", "127.0.0.1:8080"])
+def test_loopback_is_served_also_at_the_port_of_a_tunnel(living, host):
+    host = host.format(port=living.port)
+    own = (f"Host: {host}", f"Origin: http://{host}")
+    assert living.raw("GET /api/runs HTTP/1.1", *own).status == 200
+
+
+@pytest.mark.parametrize("host", ["192.0.2.2:7461", "gpu-server:7461", "run.example.org"])
+def test_with_a_token_addresses_and_listed_names_are_served(monkeypatch, host):
+    monkeypatch.setenv("ROLLSTREAM_ALLOWED_HOSTS", "run.example.org")
+    rule = security.access_rule("0.0.0.0", 7461, (), TOKEN).pages
+    assert rule.refusal([host], [f"http://{host}"]) == ""
+    refusal = rule.refusal(["evil.example"], [])
+    assert refusal.endswith("--allow-host evil.example")
+    assert rule.refusal([host], ["http://evil.example"])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import json
 import logging
 import socket
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from rollstream.metrics.endpoint import (
     serve_metrics,
 )
 from testbed.scraping import endpoint, get, scrape, value
-from testbed.waiting import wait_for
+from testbed.waiting import WAIT_S, wait_for
 
 PLAIN = Configuration(run="tiny")
 
@@ -232,3 +234,16 @@ def test_a_loop_that_ends_by_another_event_turns_by_that_one():
     assert not polled.is_set()
     ended.set()
     assert polled.is_set()
+
+
+def test_a_refused_host_is_logged_once(tmp_path: Path, caplog):
+    with serve_metrics(PLAIN, tmp_path, "train", "trainer", ProcessMetrics(threading.Event()), {}):
+        url = endpoint(tmp_path, "trainer")["url"]
+        for host in ("gpu1.example.com", "gpu1.example.com", "gpu2.example.com"):
+            request = urllib.request.Request(f"{url}/metrics", headers={"Host": host})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(request, timeout=WAIT_S)
+    lines = [one.message for one in caplog.records if "is refused" in one.message]
+    assert len(lines) == 2
+    assert "'gpu1.example.com'" in lines[0]
+    assert "ROLLSTREAM_ALLOWED_HOSTS" in lines[0]

@@ -36,6 +36,13 @@ def test_another_program_is_no_healthy_process(given: bytes, words: tuple[str, .
     assert f"127.0.0.1:{port}/healthz" in printed.err
 
 
+def test_a_process_that_listens_on_one_address_is_asked_there(capsys):
+    with foreign_server(answer(STATE)) as port:
+        assert main(["health", "--port", str(port), "--host", "localhost"]) == 0
+        assert main(["health", "--port", str(port), "--host", "127.0.0.2"]) == 1
+    assert f"http://127.0.0.2:{port}/healthz" in capsys.readouterr().err
+
+
 def test_a_stalled_process_is_named_by_its_state(capsys):
     with foreign_server(answer(STATE, "503 Service Unavailable")) as port:
         assert main(["health", "--port", str(port)]) == 1

@@ -82,6 +82,15 @@ def test_a_run_is_removed_with_all_it_wrote_and_again_changes_nothing(run: Path)
     assert not plan_removal(place, ())
 
 
+def test_a_run_is_removed_through_a_link_to_its_folder(run: Path) -> None:
+    (run / "trainer.jsonl").unlink(missing_ok=True)  # not the run's
+    link = run.with_name("link")
+    link.symlink_to(run)
+    removed(link)
+    assert not run.exists()
+    assert not link.is_symlink()
+
+
 def test_files_of_the_user_stay_in_the_folder(run: Path) -> None:
     (run / "notes.txt").write_text("mine")
     (run / "store" / "exported").mkdir()

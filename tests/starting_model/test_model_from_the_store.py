@@ -3,6 +3,7 @@ folder of its own, trains from the store.
 """
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,16 @@ import torch
 
 from rollstream.analysis.locate import locate_run
 from rollstream.analysis.looking import model_file
+from rollstream.cli import run
 from rollstream.cli.main import main
+from rollstream.cli.signals import StopSignals
 from rollstream.config.config import load
+from rollstream.config.run_folder import RunFolder
 from rollstream.config.run_model import run_model, store_starting_model, task_settings
 from rollstream.errors import ConfigurationError
 from rollstream.storage.starting_model.manifest import MODEL_KEY, read_model_manifest
 from rollstream.storage.stores.connect import open_store
+from rollstream.storage.stores.file import FileStore
 from rollstream.storage.weights.pointer import advance_pointer, take_pointer
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.values import Version
@@ -110,6 +115,34 @@ def test_a_run_that_began_without_a_stored_model_stays_as_it_is(tmp_path):
     assert read_model_manifest(store) is None
     assert run_model(c, tmp_path) is None
     assert task_settings(c, tmp_path).tokenizer == str(tmp_path / "first" / "model")
+
+
+class StoppingStore(FileStore):
+    """Gets a stop signal at its first write, as in the middle of an upload."""
+
+    def create(self, key, data):
+        signal.raise_signal(signal.SIGTERM)
+        return super().create(key, data)
+
+
+def test_a_stop_signal_ends_the_upload_and_the_next_start_makes_it(tmp_path):
+    model = random_model(tmp_path / "first" / "model")
+    words = configured(tmp_path)
+    c = load(words[0], [word for word in words[1:] if word != "--set"], {})
+    folder, signals = RunFolder(tmp_path / "host"), StopSignals()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signals.stop.set())
+    try:
+        assert not run.has_uploaded(StoppingStore(tmp_path / "store"), c, folder, signals)
+        assert not signals.stop.is_set()
+        assert read_model_manifest(open_store(c.store)) is None
+        assert run.has_uploaded(open_store(c.store), c, folder, signals)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    manifest = read_model_manifest(open_store(c.store))
+    assert manifest is not None
+    assert {entry.name for entry in manifest.files} >= {
+        path.name for path in model.glob("*.safet*")
+    }
 
 
 def believe_a_version(store) -> None:

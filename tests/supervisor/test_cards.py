@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def assigned(cards: Sequence[GpuCard] = EIGHT, **tables: dict[str, Any]) -> Mapp
     tables = {"evaluation": {"enabled": False}, **tables}
     found = assign_cards(configuration(**tables), cards)
     return {name: ",".join(card.index for card in own) for name, own in found.items()}
+
+
+def test_a_card_whose_memory_is_not_stated_is_one():
+    lines = "a warning of the driver\n0, GPU-0aaa, NVIDIA GB10, [N/A]\n"
+    assert visible_cards(lines, None) == (GpuCard("0", "NVIDIA GB10", inf),)
+
+
+def test_slices_of_a_card_are_cards():
+    cards = visible_cards(LISTING, "MIG-1234-5678,MIG-GPU-0aaa-bbb/1/0")
+    assert [card.index for card in cards] == ["MIG-1234-5678", "MIG-GPU-0aaa-bbb/1/0"]
+    assert {card.memory for card in cards} == {inf}
 
 
 def test_cards_are_those_that_the_environment_leaves_in_its_order() -> None:

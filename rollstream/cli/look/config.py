@@ -287,8 +287,14 @@ def setting_lines(
     None the values are those of defaults, environment and overrides.
     """
     path = None if run is None else Path(run)
-    layers = load_layers(path / "config.json" if path and path.is_dir() else path, overrides)
-    values = validate_layers(layers).model_dump(mode="json")
+    file = path / "config.json" if path and path.is_dir() else path
+    layers = load_layers(file, overrides)
+    configuration = validate_layers(layers)
+    if file is not None:
+        from rollstream.cli.configuration import warn_of_unused  # slow to import
+
+        warn_of_unused(file, layers, configuration)
+    values = configuration.model_dump(mode="json")
     return [
         {
             "setting": one.key,

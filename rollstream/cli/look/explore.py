@@ -14,7 +14,8 @@ import sys
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from socket import socket
+from socket import gethostname, socket
+from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from rollstream.explorer.security import AccessRule
 
 RUNS_MAX = 8
+EVERY_ADDRESS = ("0.0.0.0", "::")
+TERMINAL_BROWSERS = ("www-browser", "links", "elinks", "lynx", "w3m")
 NICENESS = 15
 
 
@@ -122,8 +125,11 @@ def _serve(locations: list[RunLocation], arguments: argparse.Namespace) -> None:
 
         def started() -> None:
             print(f"explorer: {url}", flush=True)
+            if arguments.host in EVERY_ADDRESS:
+                place = f"{gethostname()}, or another name or address of this machine"
+                print(f"on other machines: the same with {place}", flush=True)
             if not arguments.no_browser and not rule.token:
-                webbrowser.open(url)
+                open_browser(url)
 
         ExplorerServer(explorer, hub, rule, started).run(bound)
 
@@ -144,8 +150,18 @@ def _access(arguments: argparse.Namespace) -> tuple["AccessRule", socket]:
 def printed_url(rule: "AccessRule", bound: socket) -> str:
     """Returns the URL to open, with the token if one is needed."""
     host, port = bound.getsockname()[:2]
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    shown = "127.0.0.1" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={rule.token}" if rule.token else "")
+
+
+def open_browser(url: str) -> None:
+    """Open the URL in a browser, without waiting for it. A browser of the terminal (w3m, lynx),
+    which would take the keys of this command, is not started.
+    """
+    with suppress(webbrowser.Error):
+        browser = webbrowser.get()
+        if Path(getattr(browser, "name", "")).name not in TERMINAL_BROWSERS:
+            Thread(target=browser.open, args=(url,), daemon=True).start()
 
 
 def _stop_export(number: int, frame: FrameType | None) -> None:

@@ -27,6 +27,7 @@ from rollstream.report.learning import learning_cards
 from rollstream.report.serve import ReportPages, parse_address, serve_report, wait_until_over
 from rollstream.report.summary import distinct_names, open_history, summarise
 from rollstream.report.write import write_report
+from rollstream.whole_file import check_output
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -61,6 +62,8 @@ def main(arguments: argparse.Namespace) -> int:
     folders = [run_folder(path) for path in arguments.runs]
     if len(folders) > RUNS_MAX:
         raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")
+    if arguments.output:
+        check_output(Path(arguments.output))
     if not (arguments.when_complete or arguments.serve):
         _report(folders, arguments)
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from rollstream.analysis.locate import locate_asked_run
 from rollstream.cli.arguments import RUN_OR_ARCHIVE_HELP, CommandParser
 from rollstream.cli.signals import warn
+from rollstream.whole_file import check_output
 
 TRACE_FILE = "trace.json.gz"
 
@@ -24,8 +25,9 @@ def main(arguments: argparse.Namespace) -> int:
     """Write the trace and print where it is."""
     from rollstream.explorer.trace import write_trace
 
-    location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
     path = Path(arguments.perfetto or TRACE_FILE)
+    check_output(path)
+    location = locate_asked_run(arguments.run, arguments.name, warn, arguments.is_trusted)
     count = write_trace(location, path, is_typed=arguments.perfetto is not None)
     print(f"{path}: {count:,} events; open it in https://ui.perfetto.dev")
     return 0

@@ -1,4 +1,4 @@
-"""`rollstream health --port N`: asks a process of this machine for its health by HTTP (`/healthz`)
+"""`rollstream health --port N`: asks a process, by default of this machine, by HTTP (`/healthz`)
 and returns it as an exit code, for the health check of a container. `--sandbox CONFIG` reports
 instead whether this machine can confine what a model writes, and what holds each bound.
 """
@@ -31,6 +31,12 @@ def add_arguments(command: CommandParser) -> None:
         help="the process's metrics port (default 9464)",
     )
     command.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="the process's metrics.host, if that is one address of a machine (default 127.0.0.1)",
+    )
+    command.add_argument(
         "--sandbox",
         metavar="CONFIG",
         help="instead, make a sandbox as `[task.sandbox]` of this configuration says, and print "
@@ -48,7 +54,8 @@ def main(arguments: argparse.Namespace) -> int:
     """
     if arguments.sandbox is not None:
         return _report_sandbox(arguments.sandbox, arguments.is_trusted, arguments.json)
-    url = f"http://127.0.0.1:{arguments.port}/healthz"
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    url = f"http://{host}:{arguments.port}/healthz"
     try:
         with open_direct(url, WAIT_S) as answer:
             body, status = answer.read(BODY_BYTES), answer.status
@@ -62,8 +69,8 @@ def main(arguments: argparse.Namespace) -> int:
     state = _state(body)
     if state is None:
         print(
-            f"rollstream: another program answers at {url} (status {status}); --port must be the "
-            "metrics port of a process of Rollstream, which its log names",
+            f"rollstream: another program answers at {url} (status {status}); --host and --port "
+            "must be those of the metrics of a process of Rollstream, which its log names",
             file=sys.stderr,
         )
         return 1

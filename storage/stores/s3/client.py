@@ -103,6 +103,15 @@ class ListingPage:
     more: str | None
 
 
+def _addressing(place: S3Address) -> str:
+    """Returns where the bucket stands in a request. botocore's `auto` means the path for any
+    endpoint, and the host name at AWS unless the bucket has dots, which no certificate covers.
+    """
+    if place.path_style:
+        return "path"
+    return "auto" if place.endpoint is None else "virtual"
+
+
 def _session() -> Session:
     """Returns a new session with the present credentials."""
     core = get_session()
@@ -150,7 +159,7 @@ class S3Client:
             max_pool_connections=CONNECTIONS_MAX,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            s3={"addressing_style": "path" if place.path_style else "auto"},
+            s3={"addressing_style": _addressing(place)},
             tcp_keepalive=True,
             # None leaves it to the environment. A proxy has another loopback.
             proxies=None if may_use_proxy(place.endpoint) else {},

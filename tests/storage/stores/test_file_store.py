@@ -1,5 +1,6 @@
 """Promises of the file store alone: several processes, `kill -9`, disks that fail, permissions."""
 
+import errno
 import os
 import signal
 import stat
@@ -175,3 +176,14 @@ def test_sync_full_keeps_the_contract(tmp_path):
     etag = store.create("a/b/c", b"1")
     store.swap("a/b/c", b"2", etag)
     assert FileStore(tmp_path).get("a/b/c") == b"2"
+
+
+def test_a_file_system_without_hard_links_is_named(tmp_path, monkeypatch):
+    def link(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(source), None, target)
+
+    monkeypatch.setattr(os, "link", link)
+    store = FileStore(tmp_path)
+    with pytest.raises(StoreError, match=r"has no hard links .*: choose a folder on another one"):
+        store.create("a", b"1")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,14 +1,22 @@
 """The pure parts of the S3 store: URLs, ranges, parts, pauses, and the meaning of an answer."""
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from hypothesis import given, strategies as st
 
 from rollstream.errors import ConfigurationError
 from rollstream.storage.stores.s3.address import ENCRYPTIONS, PARAMETERS, S3Address, parse_s3_url
-from rollstream.storage.stores.s3.client import PART_BYTES, PARTS_MAX, plan_parts, split_range
+from rollstream.storage.stores.s3.client import (
+    PART_BYTES,
+    PARTS_MAX,
+    S3Client,
+    plan_parts,
+    split_range,
+)
 from rollstream.storage.stores.s3.errors import (
     PAUSE_S_MAX,
     FailureKind,
+    S3Failure,
     classify_failure,
     pause_s,
     time_limits,
@@ -89,6 +97,31 @@ def test_a_url_has_everything_but_credentials():
         30.0,
     )
     assert not parse_s3_url("s3://bucket?endpoint=https://r2.example&path_style=false").path_style
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("endpoint=http://r2.example&path_style=false", "http://bucket.r2.example/p/x"),
+        ("endpoint=http://r2.example", "http://r2.example/bucket/p/x"),
+        ("path_style=true", "https://s3.eu-west-1.amazonaws.com/bucket/p/x"),
+        ("deadline_s=1", "https://bucket.s3.eu-west-1.amazonaws.com/p/x"),
+    ],
+)
+def test_the_bucket_stands_where_path_style_says(monkeypatch, options, expected):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    place = parse_s3_url(f"s3://bucket/p?region=eu-west-1&{options}")
+    client, urls = S3Client(place, time_limits(1.0)), list[str]()
+
+    def send(request, **_):
+        urls.append(request.url)
+        raise EndpointConnectionError(endpoint_url=request.url)
+
+    client._s3.meta.events.register("before-send.s3", send)
+    with pytest.raises(S3Failure):
+        client.get_empty("p/x")
+    assert urls == [expected]
 
 
 @pytest.mark.parametrize(
