@@ -204,12 +204,19 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
         raise ConfigurationError(f"{key} cannot be a date, got {value} ({where})")
 
 
+_BOOLEANS = {"True": True, "False": False}
+
+
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
     """Parse the text as a TOML value: a finite number, a boolean, a string, a list or an inline
-    table. Returns the text itself if the setting holds text, or if the text is none of these.
+    table. Python's `True` and `False` are booleans, too: as a text, which templates and options of
+    tasks take, both would count as true. Returns the text itself if the setting holds text, or if
+    the text is none of these.
     """
     if takes_text(setting_types(model).get(key)):
         return text
+    if text.strip() in _BOOLEANS:
+        return _BOOLEANS[text.strip()]
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, too many digits, too deep
