@@ -29,13 +29,14 @@ from rollstream.producers.tasks.base import (
     UnusableScore,
     shuffled,
 )
+from rollstream.producers.tasks.data_files import data_files
 from rollstream.producers.tasks.dataset_rows import (
     DatasetColumns,
     DatasetRow,
     SkippedRows,
     read_rows,
 )
-from rollstream.producers.tasks.row_files import data_files, shown
+from rollstream.producers.tasks.row_files import shown
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.storage.skipped_rows import SkippedRecord

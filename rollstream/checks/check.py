@@ -95,7 +95,7 @@ def check_run(
             else:
                 findings.append(Finding("tokenizer", "refused", str(error)))
     if builder is not None:
-        built = builder.findings()
+        built = builder.findings(c.rollouts.context_max)
         if any(finding.verdict == "refused" for finding in built):
             findings = [finding for finding in findings if finding.subject != "model"]
         findings = [*built, *findings]

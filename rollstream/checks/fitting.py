@@ -79,7 +79,7 @@ def fit_data(
         if there:
             changed["evaluation.prompts"] = there
             lines.append(f"evaluation.prompts = {there}: no more are held out")
-        elif "evaluation.enabled" not in set_keys:
+        elif "evaluation.enabled" not in set_keys and not c.task.options.get("held_out"):
             changed["evaluation.enabled"] = False
             lines.append("evaluation.enabled = false: no prompt is held out")
     return with_settings(c, changed), lines

@@ -311,6 +311,14 @@ def _length_finding(c: Configuration, facts: TaskFacts) -> Finding:
 
 def _evaluation_finding(c: Configuration, held_out: int, unevaluated: Sequence[str]) -> Finding:
     asked, figures = c.evaluation.prompts, {"held_out": held_out}
+    named = c.task.options.get("held_out")
+    if named and not held_out:
+        text = (
+            f"task.options.held_out = {str(named)!r}: no prompt of it is left to evaluate: each is "
+            "trained on too, or has too many tokens; name rows that task.options.path does not "
+            "have, or set evaluation.enabled = false"
+        )
+        return Finding("evaluation", "refused", text, figures)
     if asked > held_out:
         text = (
             f"evaluation.prompts: {asked} asked for, {held_out} are held out; ask for no more, "

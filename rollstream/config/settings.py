@@ -359,16 +359,21 @@ def model_positions(path: str | None, config: Mapping[str, object]) -> int | Non
     """Returns the longest sequence that the model takes, in tokens, by the configuration in its
     folder `path`, or by `config` without one; None if the configuration does not state it.
     """
+    return longest_positions(model_fields(path, config))
+
+
+def model_fields(path: str | None, config: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns the model's configuration: the `config.json` in its folder `path`, or `config`
+    without one; empty if the file cannot be read, which the checks of the model report.
+    """
     fields: object = config
     if path is not None:
         try:
             folder = find_hf_folder(path)
             fields = parse_loose_json(read_small_file(folder / CONFIG))
         except (OSError, ValueError):  # `_check_model` and the loader report the error
-            return None
-    if not isinstance(fields, Mapping):
-        return None
-    return longest_positions(cast(Mapping[str, object], fields))
+            return {}
+    return cast(Mapping[str, object], fields) if isinstance(fields, Mapping) else {}
 
 
 def _check_admission(c: Configuration) -> Iterator[SettingProblem]:

@@ -56,6 +56,12 @@ def test_a_long_prompt_makes_no_answer_longer() -> None:
     assert (c.rollouts.context_max, c.sampling.tokens_max) == (1024, 420)
 
 
+def test_a_long_prompt_makes_no_context_longer_than_the_window_of_the_model() -> None:
+    given = layers("model.config.sliding_window=512")
+    c, _ = fit_data(validate_layers(given), facts(159), set_settings(given))
+    assert (c.rollouts.context_max, c.sampling.tokens_max) == (512, 353)
+
+
 def test_the_rank_of_a_given_adapter_decides_defaults(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(
         '{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}'

@@ -45,7 +45,7 @@ def change_config(folder: Path, **fields: object) -> None:
 
 
 def ordered(folder: Path, engine: str = "torch", is_adapted: bool = False) -> str:
-    return refusal(ModelOrder(str(folder), engine, 32, is_adapted))
+    return refusal(ModelOrder(str(folder), engine, is_adapted), lambda: 32)
 
 
 def configured(path: object) -> Configuration:
