@@ -45,9 +45,10 @@ class ModelFacts:
         return size if isinstance(size, int) else None
 
 
-def read_model_facts(c: Configuration) -> ModelFacts | None:
+def read_model_facts(c: Configuration, is_stored: bool = False) -> ModelFacts | None:
     """Returns the facts about the model of `model.path`; None if it is not on this host. Raises
-    `ConfigurationError` if a file is missing, cut off, or a pointer of Git LFS.
+    `ConfigurationError` if a file is missing, cut off, or a pointer of Git LFS; the adapter may be
+    missing if the run's store has the model (`is_stored`).
     """
     if c.model.path is None:
         return None
@@ -66,7 +67,8 @@ def read_model_facts(c: Configuration) -> ModelFacts | None:
         raise ConfigurationError(f"model.path: {error}") from None
     if not c.has_model:
         return ModelFacts(folder, fields, 0, 0, (), ())
-    if c.model.lora.path is not None:
+    adapter = c.model.lora.path
+    if adapter is not None and not (is_stored and not Path(adapter).expanduser().exists()):
         check_adapter(c.model.lora)
     tensors = read_weight_files(folder)
     return ModelFacts(

@@ -127,6 +127,8 @@ def _check_adapter(model: "PreTrainedModel", lora: LoraSettings) -> None:
     from rollstream.storage.lora import attach_adapters
 
     start = None if lora.path is None else Path(lora.path).expanduser()
+    if start is not None and not start.exists():  # the run's store has it
+        start = None
     try:
         with torch.device("meta"):  # as the model: the factors of a large one take gigabytes
             attach_adapters(model, lora, 0, torch.float32, "", start)

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rollstream.cli.configuration import load_configuration
 from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.run_model import store_starting_model
@@ -61,6 +63,18 @@ def test_the_adapter_is_in_the_runs_store_for_hosts_without_its_folder(
     c = load(path, [f"store=file:{tmp_path}/store"], {})
     store_starting_model(open_store(c.store), c, tmp_path / "here")
     shutil.rmtree(own)
+    other = Namespace(
+        command="config",
+        configuration=str(path),
+        overrides=[f"store={c.store}"],
+        seed=None,
+        run=str(tmp_path / "there"),
+    )
+    assert load_configuration(other)[0].model == c.model
+    assert not (tmp_path / "there").exists()
+    other.overrides = [f"store=file:{tmp_path}/empty"]
+    with pytest.raises(ConfigurationError, match="this host has no folder"):
+        load_configuration(other)
     model = starting_model(c, tmp_path / "there")
     assert isinstance(model, torch.nn.Module)
     begun, before = adapter_state(model.state_dict()), load_file(adapter / ADAPTER_TENSORS)
