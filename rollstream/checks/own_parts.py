@@ -14,6 +14,7 @@ import numpy as np
 from rollstream.checks.task_facts import OwnParts
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_function
+from rollstream.producers.scoring.functions import load_function
 from rollstream.producers.tasks.base import Task
 from rollstream.streams.foreign_text import reason_text
 
@@ -31,7 +32,7 @@ def check_own_parts(parts: OwnParts, task: Task) -> None:
 
         find_episode(parts.episode)
     if parts.scoring:
-        find_function(parts.scoring, "scoring.function", ("finished",))
+        load_function(parts.scoring)
     if parts.renderer:
         from rollstream.producers.agents.chat_format import chat_format
         from rollstream.producers.agents.renderer_bridge import with_renderer

@@ -15,7 +15,7 @@ from rollstream.checks.findings import Finding
 from rollstream.checks.fitting import held_out_within
 from rollstream.checks.process_time import ProcessTime, output_file
 from rollstream.checks.task_facts import JudgedFact, OwnParts, TaskFacts, TaskOrder
-from rollstream.config.settings import Configuration
+from rollstream.config.settings import Configuration, lacks_verifier
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.trainer.data.selection import BUILT_IN
 from rollstream.producers.rewards.worker import READ_BYTES, end_process, ended_reason, spawn_process
@@ -83,6 +83,7 @@ def _own_parts(c: Configuration, is_made: bool) -> OwnParts:
     return OwnParts(
         episode=c.agent.episode,
         scoring="" if scoring in SERVICES or c.scoring.holds_reference else scoring,
+        scoring_names=c.scoring.names,
         renderer=c.agent.renderer if c.agent.is_active and c.agent.renderer != "none" else "",
         tool_format=c.agent.tool_format,
         choose="" if t.choose in BUILT_IN else t.choose,
@@ -152,7 +153,7 @@ class TaskProcess:
                 facts = msgspec.json.decode(line, type=TaskFacts)
                 if facts.refused or not self._order.is_judged:
                     return TaskAnswer(facts)
-                self._judge(max(1, len(facts.parts)), judged)
+                self._judge(self._judged_count(facts), judged)
             except msgspec.DecodeError as error:
                 reason = f"something else wrote to its pipe: {error}"
                 if facts is None:
@@ -161,9 +162,15 @@ class TaskProcess:
             finally:
                 end_process(self._child)
                 self._printed.close()
-            if len(judged) >= max(1, len(facts.parts)):
+            if len(judged) >= self._judged_count(facts):
                 break
         return TaskAnswer(facts, self._rest(facts, judged))
+
+    def _judged_count(self, facts: TaskFacts) -> int:
+        """Returns how many functions are called: the verifier of each part of a mixture, or that of
+        the task and the function of a scorer.
+        """
+        return len(facts.parts) or 1 + bool(self._order.parts.scoring)
 
     def _judge(self, count: int, judged: list[JudgedFact | str]) -> None:
         """Append what the verifiers returned; the last one is the first that did not answer."""
@@ -183,7 +190,7 @@ class TaskProcess:
         self, facts: TaskFacts | None, judged: Sequence[JudgedFact | str]
     ) -> Sequence[JudgedFact | str]:
         """Returns the facts with a reason for each part whose verifier was not called."""
-        count = max(1, len(facts.parts)) if facts is not None else 0
+        count = self._judged_count(facts) if facts is not None else 0
         reason = f"not called, because those of {STARTS_MAX} parts before it did not answer"
         return [*judged, *[reason] * (count - len(judged))]
 
@@ -345,10 +352,26 @@ def _verifier_findings(
         path = part.options.get("verifier", "")
         name = str(path) if path else f"reward of task {part.name!r}"
         name = f"part {label}: {name}" if label else name
-        if uncalled:
+        if lacks_verifier(part.name, part.options):
+            yield Finding("verifier", "ok", f"{name}: none: scoring.function gives the rewards")
+        elif uncalled:
             yield Finding("verifier", "ok", f"{name}: not called: {uncalled}")
         else:
             yield _judged_finding(name, answer.judged[place])
+    if len(answer.judged) > len(labels or [""]):  # the last one is that of a scorer
+        yield _scored_finding(c.scoring.function, answer.judged[-1])
+
+
+def _scored_finding(path: str, scored: JudgedFact | str) -> Finding:
+    reason = scored if isinstance(scored, str) else scored.reason
+    name = f"scoring.function = {path}"
+    if reason:
+        text = f"{name}: no scores of a made-up answer: {reason}"
+        is_final = isinstance(scored, JudgedFact) and scored.is_final
+        return Finding("scorer", "refused" if is_final else "warning", text)
+    assert isinstance(scored, JudgedFact)
+    scores = ", ".join(f"{score} {value:g}" for score, value in scored.scores.items())
+    return Finding("scorer", "ok", f"{name}: {scores} for a made-up answer", scored.scores)
 
 
 def _judged_finding(name: str, judged: JudgedFact | str) -> Finding:

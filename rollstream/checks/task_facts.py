@@ -15,6 +15,7 @@ class OwnParts(msgspec.Struct, frozen=True):
 
     episode: str = ""
     scoring: str = ""
+    scoring_names: tuple[str, ...] = ()
     renderer: str = ""
     tool_format: str = "auto"
     choose: str = ""
@@ -80,10 +81,11 @@ class TaskFacts(msgspec.Struct, frozen=True):
 class JudgedFact(msgspec.Struct, frozen=True):
     """States what the verifier returned for the made-up answer: a `reward`, or why there is none
     that can be trained on; `is_final`: no call can succeed on this machine. `seconds` is the time
-    of the call.
+    of the call. Of a scorer's function `scores` are what it returned.
     """
 
     reward: float = 0.0
     reason: str = ""
     is_final: bool = False
     seconds: float = 0.0
+    scores: dict[str, float] = {}

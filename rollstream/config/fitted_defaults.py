@@ -6,12 +6,12 @@ values. Defaults that follow the data are fitted at a run's start (`rollstream/c
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
 from rollstream.config.policy_defaults import DEFAULTS, is_set, layer_count, layer_value
-from rollstream.config.settings import Configuration, model_fields
+from rollstream.config.settings import Configuration, lacks_verifier, model_fields
 from rollstream.config.sources import SettingLayers
 from rollstream.consumers.objective_settings import BEHAVIOUR
 from rollstream.consumers.trainer.data.credit import GAE
@@ -38,7 +38,7 @@ def put_fitting_defaults(layers: SettingLayers) -> None:
     """Set each setting below that no layer sets, where its default contradicts settings of the
     layers. Values that validation will refuse fit nothing.
     """
-    _put(layers, (_engine, _paced, _agent, _dispatch, _steps, _versions))
+    _put(layers, (_engine, _paced, _agent, _unverified, _dispatch, _steps, _versions))
 
 
 def _put(layers: SettingLayers, rules: Iterable["Callable[[SettingLayers], _Fitted]"]) -> None:
@@ -173,6 +173,28 @@ def _agent(layers: SettingLayers) -> _Fitted:
     endpoint = layer_value(layers, "agent.endpoint")
     if isinstance(endpoint, str) and endpoint.rpartition(":")[2] != "0":
         yield "rollouts.count", 1, "agent.endpoint, which has one port"
+
+
+def _unverified(layers: SettingLayers) -> _Fitted:
+    """Yields no evaluation where a judge or scorer gives the rewards, and the task has no verifier
+    that could judge held-out answers.
+    """
+    if layer_value(layers, "task.reward") != "late" or not layer_value(layers, "scoring.function"):
+        return
+    parts: object = layer_value(layers, "task.parts")
+    tables = list(cast(list[object], parts)) if isinstance(parts, list | tuple) else []
+    tables.append(
+        {key: layer_value(layers, f"task.{key}") for key in ("name", "options")},
+    )
+    for table in tables:
+        if not isinstance(table, Mapping):
+            continue
+        given = cast(Mapping[str, object], table)
+        options = given.get("options")
+        if isinstance(options, Mapping) and lacks_verifier(
+            given.get("name"), cast(Mapping[str, object], options)
+        ):
+            yield "evaluation.enabled", False, "task.options, which has no verifier"
 
 
 def _dispatch(layers: SettingLayers) -> _Fitted:

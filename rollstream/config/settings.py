@@ -189,6 +189,7 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
         _check_model,
         _check_lora,
         _check_task,
+        _check_verifier,
         _check_agent,
         _check_sampling,
         _check_evaluation,
@@ -250,6 +251,33 @@ def _check_task(c: Configuration) -> Iterator[SettingProblem]:
         if name.startswith(OWN_VARIABLES):
             must = f"must not name {name}: roles read it (give the task a variable of its own)"
             yield SettingProblem("task.environment", must)
+
+
+VERIFIED = ("dataset", "tools")
+"""Tasks whose option `verifier` judges answers."""
+
+
+def lacks_verifier(name: object, options: Mapping[str, object]) -> bool:
+    """Returns whether no answer of this task, or part of a mixture, can be judged by the task."""
+    return name in VERIFIED and bool(options.get("path")) and not options.get("verifier")
+
+
+def _check_verifier(c: Configuration) -> Iterator[SettingProblem]:
+    t = c.task
+    is_scored = t.reward == "late" and bool(c.scoring.function)
+    if is_scored and not c.evaluation.enabled:
+        return
+    must = "must have a verifier (`module:function`)"
+    must += (
+        ", which an evaluation calls, or evaluation.enabled must be false"
+        if is_scored
+        else '; only with task.reward = "late" and a scoring.function none is needed'
+    )
+    if lacks_verifier(t.name, t.options):
+        yield SettingProblem("task.options", must)
+    for part in t.parts:
+        if lacks_verifier(part.name, part.options):
+            yield SettingProblem("task.parts", f"{must} in the options of {part.name}")
 
 
 def _check_agent(c: Configuration) -> Iterator[SettingProblem]:
