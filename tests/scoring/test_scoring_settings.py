@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from rollstream.config.config import load_layers, validate_layers
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.dataset import Dataset, DatasetOptions
+from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.supervisor.plan import process_specs
@@ -70,11 +73,6 @@ def test_a_scorer_without_its_function_refuses_to_start(tmp_path: Path):
 
 
 SCORED = ["task.name=dataset", "task.options.path=x", "task.reward=late"]
-    "task.name=dataset",
-    "task.options.path=x",
-    "task.reward=late",
-    "scoring.names=['reward']",
-]
 
 
 def test_a_task_whose_rewards_come_from_elsewhere_needs_no_verifier():
@@ -104,7 +102,7 @@ def test_a_check_calls_the_function_of_a_scorer_once(
 ):
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "reference": "b"}))
     options = DatasetOptions(str(tmp_path / "a.jsonl"), held_out_share=0)
-    task = Dataset(TaskText(TextTokenizer(None)), options)
+    task: Any = Dataset(TaskText(TextTokenizer(None)), options)
     parts = OwnParts(scoring=f"tests.scoring.odd_scorers:{function}", scoring_names=names)
     order = TaskOrder(0, None, None, False, False, True, parts=parts)
     facts = task_facts(task, order)
@@ -119,4 +117,4 @@ def test_a_check_calls_the_function_of_a_scorer_once(
 def test_a_function_that_is_asynchronous_is_refused():
     parts = OwnParts(scoring="tests.scoring.odd_scorers:later")
     with pytest.raises(ConfigurationError, match="is an `async def`"):
-        check_own_parts(parts, Dataset(TaskText(TextTokenizer(None)), DatasetOptions("x")))
+        check_own_parts(parts, load_task(TaskSettings(name="remainder")))
