@@ -23,6 +23,7 @@ from rollstream.producers.scoring.build import SERVICES
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.dataset_rows import SKIPPED_SHARE
 from rollstream.producers.tasks.dataset_survey import COUNTED_ROWS, DatasetSurvey
+from rollstream.storage.lora_folder import ALL_LINEAR
 from rollstream.storage.settings import ModelSettings
 
 FACTS_S, LOOK_S = 20.0, 0.05
@@ -79,7 +80,9 @@ def _own_parts(c: Configuration, is_made: bool) -> OwnParts:
     """Returns what roles load at their start; `is_made`: a warm-up makes the model."""
     t, scoring = c.trainer, c.scoring.function
     is_own_loss = ":" in t.loss
-    tries_model = is_made and not _is_plain_model(c.model)
+    lora = c.model.lora
+    is_plain = _is_plain_model(c.model) and (not lora.rank or lora.targets == (ALL_LINEAR,))
+    tries_model = is_made and not is_plain
     return OwnParts(
         episode=c.agent.episode,
         scoring="" if scoring in SERVICES or c.scoring.holds_reference else scoring,
@@ -93,6 +96,9 @@ def _own_parts(c: Configuration, is_made: bool) -> OwnParts:
             t.model_dump_json(include=set(ObjectiveSettings.model_fields)) if is_own_loss else ""
         ),
         architecture=c.model.architecture if tries_model else "",
+        engine=c.rollouts.engine,
+        context_max=c.rollouts.context_max,
+        lora=lora.model_dump() if lora.rank else {},
         model_config=c.model.config if tries_model else {},
     )
 

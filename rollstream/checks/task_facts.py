@@ -2,6 +2,8 @@
 what the task is like (`TaskFacts`), and what its verifier returned (`JudgedFact`).
 """
 
+from typing import Any
+
 import msgspec
 
 from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
@@ -10,7 +12,7 @@ from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
 class OwnParts(msgspec.Struct, frozen=True):
     """Names what roles load at their start, by the settings of these names; "" for what the run
     does not use or what needs no try. `objective` is the JSON of `ObjectiveSettings` for a loss of
-    the user's own.
+    the user's own; `lora` are the settings of an adapter, empty without one.
     """
 
     episode: str = ""
@@ -23,6 +25,9 @@ class OwnParts(msgspec.Struct, frozen=True):
     loss: str = ""
     objective: str = ""
     architecture: str = ""
+    engine: str = ""
+    context_max: int = 0
+    lora: dict[str, Any] = {}
     model_config: dict[str, int | float | bool | str] = {}
 
     @property
