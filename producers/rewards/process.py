@@ -256,13 +256,14 @@ def main(settings: str, function_path: str = "") -> None:
             return
         out.write(encode(RewardAnswer("score")) + b"\n")
         for question in _read_questions(source):
-            # The alarm ends this process after so many CPU seconds in one call. A living parent
+            # The alarm ends this process after so many CPU seconds in one call, those of all its
+            # threads together, which may run on every core. A living parent
             # ends the process earlier (after `reward_timeout_s`). The alarm is for a call that
             # outlives the parent and holds the interpreter's lock: then the thread that would
             # notice the end of the pipe cannot run.
             is_reply = question.kind == "reply"
             limit_s = description.reply_timeout_s if is_reply else description.reward_timeout_s
-            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * limit_s + 1)
+            signal.setitimer(signal.ITIMER_VIRTUAL, (2 * limit_s + 1) * (os.cpu_count() or 1))
             out.write(encode(answer_question(task, function, question)) + b"\n")
 
 

@@ -12,7 +12,7 @@ from selectors import EVENT_READ, DefaultSelector
 import msgspec
 
 from rollstream.checks.findings import Finding
-from rollstream.checks.fitting import held_out_within
+from rollstream.checks.fitting import evaluated_tokens, held_out_within
 from rollstream.checks.process_time import ProcessTime, output_file
 from rollstream.checks.task_facts import JudgedFact, OwnParts, TaskFacts, TaskOrder
 from rollstream.config.settings import Configuration, lacks_verifier
@@ -26,7 +26,7 @@ from rollstream.producers.tasks.dataset_survey import COUNTED_ROWS, DatasetSurve
 from rollstream.storage.lora_folder import ALL_LINEAR
 from rollstream.storage.settings import ModelSettings
 
-FACTS_S, LOOK_S = 20.0, 0.05
+FACTS_S, LOOK_S = 60.0, 0.05
 """Longest wait for the facts, in which the user's modules are imported, in time of the process
 (`ProcessTime`); the time between two looks at it.
 """
@@ -238,6 +238,12 @@ def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
         server = c.task.options.get("server")
         waits = f" (its tool server {server} may not have answered)" if server else ""
         text = f"task {c.task.name!r} could not be built: {answer.ended}{waits}"
+        if verdict == "warning":
+            text += (
+                "; its data were not read, so no default (rollouts.context_max, "
+                "evaluation.prompts) was fitted to them: set these, or let the task's modules "
+                "import what takes so long at the first call"
+            )
         yield Finding("task", verdict, text)
         return
     if facts.refused:
@@ -254,6 +260,13 @@ def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
     held_out = held_out_within(facts, c.rollouts.context_max - c.sampling.tokens_max)
     if held_out >= 0 and c.evaluation.enabled:
         yield _evaluation_finding(c, held_out, facts.unevaluated)
+    evaluated, room = evaluated_tokens(c, facts), c.rollouts.context_max
+    if evaluated > room:
+        text = (
+            f"evaluation.tokens_max = {c.evaluation.tokens_max}: with the longest held-out prompt "
+            f"an answer has {evaluated} tokens, and is cut at rollouts.context_max = {room}"
+        )
+        yield Finding("evaluation", "warning", text)
     yield from _verifier_findings(c, answer, facts.parts)
 
 
@@ -339,7 +352,7 @@ def _evaluation_finding(c: Configuration, held_out: int, unevaluated: Sequence[s
         )
         return Finding("evaluation", "refused", text, figures)
     text = (
-        f"{asked} prompts of {held_out:,} held-out ones"
+        f"the first {asked} prompts of {held_out:,} held-out ones, in their order"
         if held_out > asked
         else (f"{asked} held-out prompts")
     )

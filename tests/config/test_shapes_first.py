@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.checks.fitting import fit_data, with_settings
+from rollstream.checks.task import TaskAnswer, task_findings
 from rollstream.checks.task_facts import TaskFacts
 from rollstream.cli.configuration import load_configuration
 from rollstream.config.config import load, load_layers, validate_layers
@@ -53,6 +54,19 @@ def test_a_preset_follows_the_answers_that_fit_the_data() -> None:
     put_recorded_defaults(given, recorded)
     follow_length(given)
     assert validate_layers(given).trainer.overlong_penalty == (250, 312)
+
+
+def test_a_context_has_room_for_the_answers_of_an_evaluation() -> None:
+    held_out = LongPrompt(604, "line 1", is_held_out=True)
+    found = TaskFacts(surveys=facts(0).surveys, longest=[held_out], held_out=5)
+    given = layers("evaluation.tokens_max=2000")
+    c, lines = fit_data(validate_layers(given), found, set_settings(given))
+    assert c.rollouts.context_max == 2624
+    assert "evaluation.tokens_max" in lines[0]
+    given = layers("evaluation.tokens_max=2000", "rollouts.context_max=2100")
+    c, _ = fit_data(validate_layers(given), found, set_settings(given))
+    shown = [f.text for f in task_findings(c, TaskAnswer(found, [""])) if f.verdict == "warning"]
+    assert any("an answer has 2604 tokens, and is cut" in text for text in shown)
 
 
 def test_a_long_prompt_makes_no_answer_longer() -> None:

@@ -19,7 +19,8 @@ from rollstream.config.config import load_layers, validate_layers
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
-from rollstream.producers.settings import TaskSettings
+from rollstream.producers.scoring.build import check_service
+from rollstream.producers.settings import JudgeSettings, ScoringSettings, TaskSettings
 from rollstream.producers.tasks.dataset import Dataset, DatasetOptions
 from rollstream.producers.tasks.registry import load_task
 from rollstream.producers.tasks.text import TaskText
@@ -118,3 +119,10 @@ def test_a_function_that_is_asynchronous_is_refused():
     parts = OwnParts(scoring="tests.scoring.odd_scorers:later")
     with pytest.raises(ConfigurationError, match="is an `async def`"):
         check_own_parts(parts, load_task(TaskSettings(name="remainder")))
+
+
+def test_placeholders_of_other_tools_in_a_judges_prompt_are_refused():
+    judge = JudgeSettings(model="m", prompt="{question} {answer} Score: {number}")
+    scoring = ScoringSettings(function="judge", judge=judge)
+    with pytest.raises(ConfigurationError, match=r"has {question}.*write {prompt}"):
+        check_service(scoring, None)
