@@ -67,6 +67,16 @@ def test_quotes_that_quote_nothing_are_kept_in_a_table_of_tabs(tmp_path: Path) -
     assert not faults
 
 
+def test_spaces_behind_commas_are_parts_of_values_only_where_the_header_has_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('prompt, reference\nWhat, 0\n"a, b", "c"\n')
+    assert rows_of(path) == ([("What", "0"), ("a, b", "c")], [])
+    path.write_text("prompt,reference\nWhat, 0\n")
+    assert rows_of(path) == ([("What", " 0")], [])
+
+
 @pytest.mark.parametrize("name", ["A.CSV", "b.Csv.GZ", "c.csv"])
 def test_a_suffix_may_have_capitals_and_a_header_commas(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
