@@ -1,6 +1,7 @@
 """Everything that writes trajectories.
 
-`prompt_source` publishes prompts of the `tasks/`, and `row_watch` names rows that it skips.
+`prompt_source` publishes prompts of the `tasks/`, whose data sets `rows/` reads, and `row_watch`
+names rows that it skips.
 `rollout/` is the worker that generates with one of the `engines/`, which may draft from earlier
 answers (`drafts/`). `rewards/` runs a task's own code in separate processes, `sandbox/` confines
 what a model wrote, `scoring/` adds late rewards as annotations. `agents/` runs episodes of programs

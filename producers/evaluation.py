@@ -224,7 +224,7 @@ def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswe
     kinds = {f"sample-{index}": sampling_drawn for index in range(plan.samples)}
     kinds["greedy"] = replace(sampling_drawn, temperature=0.0)
     answers: dict[str, HeldOutAnswer] = {}
-    for group, prompt in enumerate(task.held_out(plan.prompts)):
+    for group, prompt in enumerate(task.held_out(plan.prompts)[: plan.prompts]):
         tokens = np.array(prompt.tokens, np.uint32)
         sources = np.full(len(tokens), PROMPT, np.uint8)
         for kind, sampling in kinds.items():

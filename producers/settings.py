@@ -271,12 +271,13 @@ class EvaluationSettings(Settings):
     every: int = Field(default=10, ge=1)
     """Versions between evaluations; version 0 and the last one are always evaluated."""
     prompts: int = Field(default=200, ge=1)
-    """Number of held-out prompts that an evaluation asks. The default becomes the number of all
-    that are held out if these are fewer.
+    """Number of held-out prompts that an evaluation asks: the first ones, in a data set in the
+    order of its files. The default becomes the number of all that are held out if these are fewer.
     """
     samples: int = Field(default=2, ge=1)
     """Answers per prompt that are sampled, besides one greedy answer. From n of them pass@k is
-    estimated for k = 2, 4, … up to n: the share of prompts of which one of k answers is right.
+    estimated for k = 2, 4, … up to n: the share of prompts of which one of k answers is right,
+    which is one with a reward of 1 or more.
     """
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Temperature of the sampled answers, whatever that of training is."""

@@ -46,6 +46,10 @@ class TooFewHeldOut(ConfigurationError):
         self.available = available
 
 
+class AdapterMissing(ConfigurationError):
+    """This host has no folder `model.lora.path`; the run's store may have the adapter."""
+
+
 class OutsideRun(ConfigurationError):
     """A link of a run leaves the run's folder, or something other than a regular file stands in
     place of one. Commands that look at a run do not open it (`contained_folder.py`).

@@ -29,7 +29,7 @@ SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _TEXTS = frozenset(["vocab.txt", "merges.txt", "dict.txt"])
 _RESULTS = frozenset([
     "all_results.json", "eval_results.json", "predict_results.json", "train_results.json",
-    "trainer_state.json",
+    "trainer_state.json", "manifest.json",
 ])  # fmt: skip
 SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 BOM = b"\xef\xbb\xbf"
@@ -131,8 +131,9 @@ def _instead(folder: Path) -> str:
         return f"is a Hub cache's: give its snapshot {snapshots[-1].parent}"
     if (folder / ADAPTER_CONFIG).is_file():
         return (
-            f"holds an adapter ({ADAPTER_CONFIG}) without its base: give a folder with the merged "
-            "model (merge_and_unload and save_pretrained of peft)"
+            f"holds an adapter ({ADAPTER_CONFIG}) without its base: name it as model.lora.path, "
+            f"and its base{_base_of(folder)} as model.path; or give a folder with the merged model "
+            "(merge_and_unload and save_pretrained of peft)"
         )
     if ggufs := sorted(folder.glob("*.gguf")):
         return (
@@ -141,6 +142,17 @@ def _instead(folder: Path) -> str:
         )
     inner = [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
     return f"has no {CONFIG}" + (f": give one of those in it, such as {inner[0]}" if inner else "")
+
+
+def _base_of(adapter: Path) -> str:
+    """Returns the name of an adapter's base as its settings state it, in brackets; "" without."""
+    try:
+        fields = parse_loose_json(read_small_file(adapter / ADAPTER_CONFIG))
+    except (OSError, ValueError, ConfigurationError):
+        return ""
+    known = cast(dict[str, Any], fields) if isinstance(fields, dict) else {}
+    base = known.get("base_model_name_or_path")
+    return f" ({base})" if isinstance(base, str) and base else ""
 
 
 def dead_link(path: Path) -> str:

@@ -64,6 +64,19 @@ def has_chat_template(folder: Path) -> bool:
         return False
 
 
+def chat_template_of(folder: Path) -> object:
+    """Returns the chat template in the folder of a tokenizer as it is written there; None if there
+    is none, or if its files cannot be read.
+    """
+    try:
+        if (folder / TEMPLATE).is_file():
+            return (folder / TEMPLATE).read_text("utf-8").strip()
+        template: object = read_fields(folder / TOKENIZER_CONFIG).get("chat_template")
+    except (OSError, ValueError, ConfigurationError):
+        return None
+    return template.strip() if isinstance(template, str) else template or None
+
+
 def read_fields(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file of a tokenizer; an empty one if there is no such file.
     Raises `ConfigurationError` if it is not valid JSON, or something else than an object.

@@ -135,8 +135,8 @@ def check_trainable(folder: Path) -> Mapping[str, Any]:
     if (folder / ADAPTER_CONFIG).is_file():
         raise ConfigurationError(
             f"model.path: {folder} has an {ADAPTER_CONFIG}, for which transformers loads the "
-            "adapter's base in place of the weights here: give the base, or a folder with the "
-            "merged model"
+            "adapter's base in place of the weights here: give the base as model.path and this "
+            f"folder as model.lora.path; or, if these weights are merged, remove {ADAPTER_CONFIG}"
         )
     if fields.get("transformers_weights") is not None:
         raise ConfigurationError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import AdapterMissing, ConfigurationError
 from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.hf_tokenizer import read_fields
 from rollstream.storage.settings import RANK_MAX, LoraSettings
@@ -50,9 +50,16 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {
 
 def adapter_settings(given: str) -> LoraSettings:
     """Returns the settings of the adapter in the folder `given`. Raises `ConfigurationError` for a
-    folder without an adapter, and for one of a kind that is not trained here.
+    folder without an adapter, and for one of a kind that is not trained here; `AdapterMissing` if
+    there is no such folder.
     """
     folder = Path(given).expanduser()
+    if not folder.exists():
+        raise AdapterMissing(
+            f"model.lora.path: this host has no folder {given!r}, and the run's store no adapter: "
+            "name the folder of an adapter that PEFT or `rollstream weights export` wrote, or put "
+            "it into the store from the host that has it (`rollstream put-model`)"
+        )
     for name in (ADAPTER_CONFIG, ADAPTER_TENSORS):
         if not (folder / name).is_file():
             if name == ADAPTER_TENSORS and (folder / _PICKLED).is_file():

@@ -96,6 +96,12 @@ def check_class(folder: Path, fields: Mapping[str, Any]) -> None:
     named: Any = fields.get("architectures")
     architectures = cast(list[object], named) if isinstance(named, list) else []
     for architecture in architectures:
+        own = architecture.removeprefix("FSDP") if isinstance(architecture, str) else ""
+        if architecture != own and own in known:
+            raise ConfigurationError(
+                f"{where} names the class {architecture!r} (architectures), as training with FSDP2 "
+                f"wrote it: write {own!r} there"
+            )
         if architecture not in known:
             raise ConfigurationError(
                 f"{where}: transformers has no causal language model {architecture!r} "

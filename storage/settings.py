@@ -94,7 +94,9 @@ class WeightsSettings(Settings):
     """How versions are published and kept."""
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Type of the published tensors; the trainer's own weights (masters) stay float32."""
+    """Type of the published tensors; the trainer's own weights (masters) stay float32. It never
+    changes in a run that trains an adapter, whose base is rounded to it.
+    """
     shard_bytes: int = Field(default=256 << 20, ge=1)
     """Largest size, in bytes, of a version's safetensors file; one tensor alone may exceed it."""
     deltas: Annotated[bool, INCIDENTAL] = True

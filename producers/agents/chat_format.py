@@ -200,14 +200,10 @@ class TemplateChat:
 
     def _given(self, messages: Sequence[JsonObject]) -> list[dict[str, Any]]:
         """Returns the messages with text as their contents, and under the roles that the template
-        has: OpenAI's newer name for `system` is `developer`.
+        has.
         """
         given = [{**message, "content": text_of(message.get("content"))} for message in messages]
-        if not any("developer" in source for source in self.template.sources):
-            for message in given:
-                if message.get("role") == "developer":
-                    message["role"] = "system"
-        return given
+        return [dict(message) for message in self.template.with_own_roles(given)]
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)

@@ -261,6 +261,17 @@ class ChatTemplate:
                 f"{role}, so a dialogue cannot be continued with them"
             )
 
+    def with_own_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Returns the messages under the roles that the template has: OpenAI's newer name for
+        `system` is `developer`.
+        """
+        if any("developer" in source for source in self.sources):
+            return list(messages)
+        return [
+            {**message, "role": "system"} if message.get("role") == "developer" else message
+            for message in messages
+        ]
+
     def refuse_left_out(self, role: str, is_first: bool) -> None:
         """Raise `ConfigurationError` if the template leaves out messages of this role, the first
         one of a chat or a later one: the model would not see them. Users' messages, answers and

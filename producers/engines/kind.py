@@ -166,6 +166,12 @@ class EngineKind(ABC):
         """
         return
 
+    def context_bound(self, fields: Mapping[str, object]) -> int | None:
+        """Returns the longest sequence, in tokens, that the engine serves of a model whose
+        `config.json` has these `fields`; None if it serves all that the model takes.
+        """
+        return None
+
     def roofline(self, c: EngineTables) -> "Roofline | None":
         """Returns the step times, in seconds of the engine's clock, if the settings decide them;
         None if they have to be measured (`rollstream profile`).

@@ -237,6 +237,13 @@ def claim_pipes() -> tuple[int, int]:
     return source, sink
 
 
+def alarm_s(limit_s: float) -> float:
+    """Returns the CPU seconds after which a call of at most `limit_s` seconds is ended, if threads
+    of it compute on all cores.
+    """
+    return (2 * limit_s + 1) * (os.cpu_count() or 1)
+
+
 def main(settings: str, function_path: str = "") -> None:
     """Build the task and write a first answer, the greeting: `score` if the task was built, or
     `failed` with the reason. Then answer questions until the pipe closes.
@@ -256,13 +263,14 @@ def main(settings: str, function_path: str = "") -> None:
             return
         out.write(encode(RewardAnswer("score")) + b"\n")
         for question in _read_questions(source):
-            # The alarm ends this process after so many CPU seconds in one call. A living parent
+            # The alarm ends this process after so many CPU seconds in one call, those of all its
+            # threads together, which may run on every core. A living parent
             # ends the process earlier (after `reward_timeout_s`). The alarm is for a call that
             # outlives the parent and holds the interpreter's lock: then the thread that would
             # notice the end of the pipe cannot run.
             is_reply = question.kind == "reply"
             limit_s = description.reply_timeout_s if is_reply else description.reward_timeout_s
-            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * limit_s + 1)
+            signal.setitimer(signal.ITIMER_VIRTUAL, alarm_s(limit_s))
             out.write(encode(answer_question(task, function, question)) + b"\n")
 
 

@@ -171,4 +171,6 @@ def ended_reason(process: subprocess.Popen[bytes]) -> str:
     """Returns how the process, which has ended, did so."""
     code = process.returncode
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    if code == -signal.SIGVTALRM:
+        how += ": it used all cores for longer than twice the time limit of a call"
     return f"its process ended ({how})"

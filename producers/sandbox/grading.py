@@ -65,7 +65,7 @@ def read_tests(reference: object) -> list[ProgramTest]:
     if isinstance(reference, Mapping):
         reference = cast(Mapping[str, object], reference).get("tests")
     try:
-        tests = msgspec.convert(reference, list[ProgramTest])
+        tests = msgspec.convert(_without_nulls(reference), list[ProgramTest])
     except msgspec.ValidationError as error:
         raise ValueError(f"the reference is no list of tests: {error}") from error
     if not 0 < len(tests) <= TESTS_MAX:
@@ -74,6 +74,18 @@ def read_tests(reference: object) -> list[ProgramTest]:
         if bool(test.call) == (test.stdout is not None):
             raise ValueError(f"test {number} needs either `stdout` or `call`")
     return tests
+
+
+def _without_nulls(reference: object) -> object:
+    """Returns the tests without fields that are null: in Parquet each row has all fields."""
+    if not isinstance(reference, list):
+        return reference
+    return [
+        {name: value for name, value in cast(dict[str, object], test).items() if value is not None}
+        if isinstance(test, dict)
+        else test
+        for test in cast(list[object], reference)
+    ]
 
 
 def program_of(answer: str) -> tuple[str, str]:

@@ -20,6 +20,16 @@ SERVICES = ("http", "judge")
 """Values of `scoring.function` that name a service in place of a function."""
 _CHAT = "/chat/completions"
 _UNSENT = re.compile("[^!-~ ]")  # what no header carries
+_OTHER_NAMES = {
+    **dict.fromkeys(("question", "problem", "query", "instruction", "input"), "prompt"),
+    **dict.fromkeys(("response", "completion", "output", "prediction"), "answer"),
+    **dict.fromkeys(
+        ("ground_truth", "gold", "target", "expected", "label", "reference_answer",
+         "correct_answer", "solution"),
+        "reference",
+    ),
+}  # fmt: skip
+"""Placeholders of other tools' prompts, each with the one here."""
 
 
 def scorer_pool(
@@ -122,6 +132,12 @@ def _judge_request(scoring: ScoringSettings) -> JudgeRequest:
             "scoring.judge.prompt has no {answer}, so the judge would see no answer; the others "
             "that are replaced are {prompt} and {reference}"
         )
+    for name, right in _OTHER_NAMES.items():
+        if f"{{{name}}}" in judge.prompt:
+            raise ConfigurationError(
+                f"scoring.judge.prompt has {{{name}}}, which the judge would see as it stands: "
+                f"write {{{right}}}; {{prompt}}, {{answer}} and {{reference}} are replaced"
+            )
     return JudgeRequest(
         judge.model,
         judge.prompt,

@@ -9,10 +9,12 @@ several named ones.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from typing import Literal, cast
 
 import msgspec
 
+from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_function
 from rollstream.producers.tasks.base import Turns
 from rollstream.producers.tasks.mixture import part_reference
@@ -83,6 +85,11 @@ pool handles both.
 
 def load_function(path: str) -> ScoringFunction:
     """Returns the function at the import path `module:function`. Raises `ConfigurationError` if it
-    does not exist or does not take one argument.
+    does not exist, does not take one argument, or is an `async def`.
     """
-    return cast(ScoringFunction, find_function(path, "scoring.function", ("finished",)))
+    function = find_function(path, "scoring.function", ("finished",))
+    if iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"scoring.function = {path!r} is an `async def`; a scorer's function returns its scores"
+        )
+    return cast(ScoringFunction, function)

@@ -21,6 +21,8 @@ import xxhash
 from rollstream.errors import ConfigurationError, TooFewHeldOut
 from rollstream.import_path import find_function
 from rollstream.producers.dialogue.template_messages import ToolSchema
+from rollstream.producers.rows.data_files import data_files
+from rollstream.producers.rows.row_files import shown
 from rollstream.producers.tasks.base import (
     Document,
     Score,
@@ -35,7 +37,6 @@ from rollstream.producers.tasks.dataset_rows import (
     SkippedRows,
     read_rows,
 )
-from rollstream.producers.tasks.row_files import data_files, shown
 from rollstream.producers.tasks.text import TaskText
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
 from rollstream.storage.skipped_rows import SkippedRecord
@@ -47,15 +48,15 @@ _CHECK_EVERY = 1000  # rows between two looks at whether too many are too long
 class DatasetOptions:
     """Holds `task.options` of this task. `path` names a file, a folder of files or a pattern of
     names. `verifier` names a function as `module:function`; it returns a reward, or a pair of a
-    reward and named scores. `prompt`, `reference` and `answer` name columns; answers are used by
-    the warm-up alone.
+    reward and named scores; without one no answer can be judged, as in a run whose rewards a scorer
+    gives. `prompt`, `reference` and `answer` name columns; answers are used by the warm-up alone.
 
     `held_out` names files as `path` does, whose rows are kept out of training, for evaluation.
     Without it, about `held_out_share` of the rows of `path` are kept out.
     """
 
     path: str
-    verifier: str
+    verifier: str = ""
     prompt: str = "prompt"
     reference: str = "reference"
     answer: str = ""
@@ -99,7 +100,11 @@ class Dataset:
         self.columns = DatasetColumns(
             options.prompt, options.reference, options.answer, self._where
         )
-        self._verify = _find_verifier(options.verifier, f"{self._where}.verifier")
+        self._verify = (
+            _find_verifier(options.verifier, f"{self._where}.verifier")
+            if options.verifier
+            else None
+        )
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -162,8 +167,12 @@ class Dataset:
     def judge(self, reference: str, turns: Turns) -> Score:
         """Returns the score that the user's verifier gives to the answer, the last of `turns`.
         Raises `UnusableScore` for a tuple that is no pair (reward, scores), and any error of the
-        verifier.
+        verifier, and `ConfigurationError` if there is none.
         """
+        if self._verify is None:
+            raise ConfigurationError(
+                f"{self._where} of {self.name}: give verifier, or no answer can be judged"
+            )
         given = self._verify(self._text.answer(turns), json.loads(reference))
         if isinstance(given, Score):
             return given

@@ -15,7 +15,7 @@ from typing import Any, cast
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import nearest
 from rollstream.printable import printable
-from rollstream.producers.tasks.row_files import (
+from rollstream.producers.rows.row_files import (
     RowFault,
     RowSampling,
     column_value,
@@ -279,7 +279,9 @@ def _utf8(column: str, text: str) -> str:
 
 def _prompt_content(column: str, value: Any) -> PromptContent:
     if isinstance(value, str) and value:
-        return _utf8(column, value)
+        value = _written_messages(column, value)
+        if isinstance(value, str):
+            return _utf8(column, value)
     wanted = f"{column} must be text or a list of chat messages"
     if value == "":
         raise _Unusable(f"{wanted}, and it is empty")
@@ -301,6 +303,29 @@ def _prompt_content(column: str, value: Any) -> PromptContent:
         ]
     except ForeignValueRefused as error:
         raise _Unusable(f"{wanted}: {error}") from None
+
+
+_PYTHONS = re.compile(r"\s*\[\s*\{\s*'(role|content)'\s*:")
+_JSONS = re.compile(r'\s*\[\s*\{\s*"')
+
+
+def _written_messages(column: str, text: str) -> object:
+    """Returns the chat messages that a text holds as JSON, in which form alone a table (CSV) holds
+    them; else the text.
+    """
+    if _PYTHONS.match(text):
+        raise _Unusable(
+            f"{column} holds chat messages as Python prints them: write them as JSON (json.dumps)"
+        )
+    if not _JSONS.match(text):
+        return text
+    try:
+        messages: object = json.loads(text)
+    except ValueError:
+        return text
+    listed = cast(list[object], messages) if isinstance(messages, list) else []
+    is_chat = all(isinstance(message, dict) and "role" in message for message in listed)
+    return listed if is_chat and listed else text
 
 
 def _joined_message(column: str, message: Any) -> Any:

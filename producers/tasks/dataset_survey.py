@@ -9,6 +9,8 @@ from math import sqrt
 import msgspec
 
 from rollstream.errors import ConfigurationError
+from rollstream.producers.rows.data_files import data_files
+from rollstream.producers.rows.row_files import RowSampling
 from rollstream.producers.tasks.dataset import Dataset
 from rollstream.producers.tasks.dataset_rows import (
     SKIPPED_SHARE,
@@ -17,7 +19,6 @@ from rollstream.producers.tasks.dataset_rows import (
     grouped_faults,
     read_rows,
 )
-from rollstream.producers.tasks.row_files import RowSampling, data_files
 
 WHOLE_BYTES_MAX = 8 << 20
 """Files of at most so many bytes together are read whole: some 40 000 questions, half a second."""

@@ -236,7 +236,8 @@ def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
 
 def _checked(name: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
     """Returns the parameter's value, as a tuple where its default is one. Raises
-    `ConfigurationError` for an unknown parameter, and for `seed` and `size`.
+    `ConfigurationError` for an unknown parameter, for a value of another kind than the default, and
+    for `seed` and `size`.
     """
     if key in _RESERVED:
         raise ConfigurationError(f"{_WHERE}: {key} is not given, {_RESERVED[key]}")
@@ -244,4 +245,17 @@ def _checked(name: str, key: str, value: Any, defaults: Mapping[str, Any]) -> An
         known = sorted(defaults.keys() - _RESERVED)
         hint = nearest(key, known) or f"; it has {', '.join(known)}"
         raise ConfigurationError(f"{_WHERE}: {name} has no parameter {key!r}{hint}")
-    return tuple(value) if isinstance(defaults[key], tuple) and isinstance(value, list) else value
+    default = defaults[key]
+    # The library itself takes any text for true.
+    for kind, wanted in _KINDS:
+        if isinstance(default, kind):
+            if not isinstance(value, kind) or isinstance(value, bool) != isinstance(default, bool):
+                raise ConfigurationError(
+                    f"{_WHERE}: {key} of {name} must be {wanted}, got {value!r}"
+                )
+            break
+    return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
+
+
+_KINDS = (((bool,), "true or false"), ((int, float), "a number"))
+"""Types of parameters' plain defaults, and what an error calls them."""

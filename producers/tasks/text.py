@@ -65,8 +65,8 @@ class TaskText:
 
     def prompt(self, content: PromptContent, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
         """Returns the prompt's tokens, up to the place where the answer starts. Raises
-        `ConfigurationError` if the chat template refuses the content, or if the template is `plain`
-        and the content is chat messages or has tools.
+        `ConfigurationError` if the chat template refuses the content or leaves out messages of one
+        of its roles, or if the template is `plain` and the content is chat messages or has tools.
         """
         if self._template == "plain":
             if not isinstance(content, str) or tools:
@@ -74,7 +74,10 @@ class TaskText:
                     'chat messages need a chat template: set task.template = "chat", or give texts'
                 )
             return tuple(self.tokenizer.light.encode(content).ids)
-        rendered = self.render(self._messages(content), tools, True)
+        messages = self._messages(content)
+        for place, message in enumerate(messages):
+            self.chat.refuse_left_out(str(message.get("role")), is_first=not place)
+        rendered = self.render(messages, tools, True)
         return tuple(self.tokenizer.encode(rendered))
 
     def reply(
@@ -167,9 +170,13 @@ class TaskText:
         return (*self.tokenizer.encode(text), *end)
 
     def _messages(self, content: PromptContent) -> list[ChatMessage]:
-        """Returns chat messages, with the system message in front if they have none."""
+        """Returns chat messages, under the roles that the template has, with the system message in
+        front if they have none.
+        """
         messages: list[ChatMessage] = (
-            [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
+            [{"role": "user", "content": content}]
+            if isinstance(content, str)
+            else self.chat.with_own_roles(content)
         )
         if self._system and not any(message["role"] == "system" for message in messages):
             return [{"role": "system", "content": self._system}, *messages]

@@ -95,7 +95,7 @@ def check_run(
             else:
                 findings.append(Finding("tokenizer", "refused", str(error)))
     if builder is not None:
-        built = builder.findings()
+        built = builder.findings(c.rollouts.context_max)
         if any(finding.verdict == "refused" for finding in built):
             findings = [finding for finding in findings if finding.subject != "model"]
         findings = [*built, *findings]
@@ -124,8 +124,8 @@ def _reference_findings(c: Configuration, model: ModelFacts | None) -> Iterator[
 
 def _model(c: Configuration, folder: Path) -> tuple[ModelFacts | None, list[Finding]]:
     try:
-        facts = read_model_facts(c)
         is_stored = _has_model(c, folder)
+        facts = read_model_facts(c, is_stored)
     except (RollstreamError, OSError) as error:
         return None, [Finding("model", "refused", str(error))]
     is_made = c.model.path is None and c.warmup.enabled

@@ -52,6 +52,16 @@ def fit_data(
     lines: list[str] = []
     longest = facts.longest[0].tokens if facts.longest and facts.surveys else 0
     context, answer = c.rollouts.context_max, c.sampling.tokens_max
+    evaluated = evaluated_tokens(c, facts)
+    if evaluated > context and "rollouts.context_max" not in set_keys:
+        most = longest_sequence(c)
+        needed = -(-evaluated // ROOM_STEP) * ROOM_STEP
+        context = max(context, needed if most is None else min(needed, most))
+        if context != c.rollouts.context_max:
+            changed["rollouts.context_max"] = context
+            why = "the longest held-out prompt and evaluation.tokens_max"
+            lines.append(f"rollouts.context_max = {context}: {evaluated} tokens for {why}")
+            c = with_settings(c, changed)
     if longest > context - answer:
         most = longest_sequence(c)
         if "rollouts.context_max" not in set_keys:
@@ -79,10 +89,21 @@ def fit_data(
         if there:
             changed["evaluation.prompts"] = there
             lines.append(f"evaluation.prompts = {there}: no more are held out")
-        elif "evaluation.enabled" not in set_keys:
+        elif "evaluation.enabled" not in set_keys and not c.task.options.get("held_out"):
             changed["evaluation.enabled"] = False
             lines.append("evaluation.enabled = false: no prompt is held out")
     return with_settings(c, changed), lines
+
+
+def evaluated_tokens(c: Configuration, facts: TaskFacts) -> int:
+    """Returns how many tokens the longest held-out prompt and an answer to it have, where an answer
+    may be longer than those that are trained; else 0.
+    """
+    answer = c.evaluation.tokens_max
+    if not c.evaluation.enabled or answer is None or not facts.surveys:
+        return 0
+    longest = next((p.tokens for p in facts.longest if p.is_held_out), 0)
+    return longest + answer if longest else 0
 
 
 def held_out_within(facts: TaskFacts, limit: int) -> int:

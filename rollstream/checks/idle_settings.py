@@ -39,6 +39,7 @@ def _tables(c: Configuration) -> Iterator[tuple[str, bool, str]]:
     is_new = c.model.path is None
     for key in ("model.architecture", "model.config."):
         yield key, is_new, "model.path names a model"
+    yield "model.config.vocab_size", not is_new, "a new model has that of the task's tokenizer"
 
 
 def _scored_names(c: Configuration) -> set[str]:

@@ -17,7 +17,7 @@ from rollstream.storage.hf_folder import (
     read_small_file,
     small_files,
 )
-from rollstream.storage.hf_tokenizer import check_tokenizer_files
+from rollstream.storage.hf_tokenizer import chat_template_of, check_tokenizer_files
 from rollstream.storage.hf_weights import (
     check_trainable,
     read_weight_files,
@@ -45,9 +45,10 @@ class ModelFacts:
         return size if isinstance(size, int) else None
 
 
-def read_model_facts(c: Configuration) -> ModelFacts | None:
+def read_model_facts(c: Configuration, is_stored: bool = False) -> ModelFacts | None:
     """Returns the facts about the model of `model.path`; None if it is not on this host. Raises
-    `ConfigurationError` if a file is missing, cut off, or a pointer of Git LFS.
+    `ConfigurationError` if a file is missing, cut off, or a pointer of Git LFS; the adapter may be
+    missing if the run's store has the model (`is_stored`).
     """
     if c.model.path is None:
         return None
@@ -66,7 +67,8 @@ def read_model_facts(c: Configuration) -> ModelFacts | None:
         raise ConfigurationError(f"model.path: {error}") from None
     if not c.has_model:
         return ModelFacts(folder, fields, 0, 0, (), ())
-    if c.model.lora.path is not None:
+    adapter = c.model.lora.path
+    if adapter is not None and not (is_stored and not Path(adapter).expanduser().exists()):
         check_adapter(c.model.lora)
     tensors = read_weight_files(folder)
     return ModelFacts(
@@ -93,6 +95,8 @@ def model_findings(
         text = f"{facts.folder}: {_count(facts.parameters)} parameters, {dtypes}, complete"
         figures = {"parameters": facts.parameters, "dtype": dtypes, "bytes": facts.bytes}
         yield Finding("model", "ok", text, figures)
+        if text := _other_template(c, facts.folder):
+            yield Finding("template", "warning", text)
         if facts.unread:
             yield Finding("model", "warning", unused_line(facts.folder, facts.unread, "files"))
     elif is_stored:
@@ -102,6 +106,23 @@ def model_findings(
         yield Finding("model", "ok", text)
     else:
         yield Finding("model", "refused", str(missing_model(c)))
+
+
+def _other_template(c: Configuration, base: Path) -> str:
+    """Returns that the adapter's folder has a tokenizer with another chat template than the one
+    that makes the prompts; "" if it has none, or if the user named a tokenizer.
+    """
+    if c.model.lora.path is None or c.task.tokenizer is not None:
+        return ""
+    adapter = Path(c.model.lora.path).expanduser()
+    own = chat_template_of(adapter) if (adapter / "tokenizer.json").is_file() else None
+    if own is None or own == chat_template_of(base):
+        return ""
+    return (
+        f"{c.model.lora.path} (model.lora.path) has another chat template than {base}, which makes "
+        f"the prompts: if the adapter was trained with its own, set task.tokenizer = "
+        f"{c.model.lora.path!r}"
+    )
 
 
 def _count(parameters: int) -> str:

@@ -3,10 +3,12 @@ process of its own, because the import of transformers takes seconds (`ModelProc
 is `python -m rollstream.checks.model_process ORDER`; it writes why the model is refused, if it is.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,37 +35,38 @@ class ModelOrder(msgspec.Struct, frozen=True):
 
     folder: str
     engine: str
-    context_max: int
     is_adapted: bool
     lora: dict[str, Any] = {}  # msgspec copies empty defaults
 
 
 class ModelProcess:
     """Runs the process; the constructor starts it, and the caller may do other work before
-    `findings`.
+    `findings`, such as to fit the context to the data.
     """
 
     def __init__(self, c: Configuration, folder: Path) -> None:
         order = ModelOrder(
             str(folder.absolute()),
             c.rollouts.engine,
-            c.rollouts.context_max,
             c.model.lora.rank > 0,
             c.model.lora.model_dump(),
         )
         self._output = output_file()
         self._child = subprocess.Popen(
             module_command(__name__, msgspec.json.encode(order).decode()),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **module_environment()},
         )
 
-    def findings(self) -> list[Finding]:
-        """Wait for what the process writes, for a bounded time, and end it. A process that fails
-        refuses nothing: the roles name what is wrong.
+    def findings(self, context_max: int) -> list[Finding]:
+        """Order the check at `context_max` tokens, wait for what the process writes, for a bounded
+        time, and end it. A process that fails refuses nothing: the roles name what is wrong.
         """
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:
+            pipe.write(b"%d\n" % context_max)
         clock = ProcessTime(self._child.pid)
         try:
             while True:
@@ -88,8 +91,10 @@ class ModelProcess:
             self._output.close()
 
 
-def refusal(order: ModelOrder) -> str:
-    """Returns why no role can use the model; "" if nothing is known against it."""
+def refusal(order: ModelOrder, context_max: Callable[[], int]) -> str:
+    """Returns why no role can use the model at `context_max` tokens, which are asked for once the
+    model is built; "" if nothing is known against it.
+    """
     import transformers
 
     from rollstream.storage.hf_weights import read_weight_files
@@ -101,7 +106,7 @@ def refusal(order: ModelOrder) -> str:
     try:
         model = check_fit(folder)
         check_forward(model, folder)
-        engine_kind(order.engine).check_model(model, order.context_max, order.is_adapted)
+        engine_kind(order.engine).check_model(model, context_max(), order.is_adapted)
         check_finite(read_weight_files(folder))
         if order.is_adapted and order.lora:
             _check_adapter(model, LoraSettings(**order.lora))
@@ -122,6 +127,8 @@ def _check_adapter(model: "PreTrainedModel", lora: LoraSettings) -> None:
     from rollstream.storage.lora import attach_adapters
 
     start = None if lora.path is None else Path(lora.path).expanduser()
+    if start is not None and not start.exists():  # the run's store has it
+        start = None
     try:
         with torch.device("meta"):  # as the model: the factors of a large one take gigabytes
             attach_adapters(model, lora, 0, torch.float32, "", start)
@@ -132,7 +139,7 @@ def _check_adapter(model: "PreTrainedModel", lora: LoraSettings) -> None:
 
 
 def main(order: str) -> None:
-    text = refusal(msgspec.json.decode(order, type=ModelOrder))
+    text = refusal(msgspec.json.decode(order, type=ModelOrder), lambda: int(sys.stdin.readline()))
     print(end=f"\n{json.dumps(text)}" if text else "\n")
 
 

@@ -12,8 +12,10 @@ from traceback import extract_tb
 import numpy as np
 
 from rollstream.checks.task_facts import OwnParts
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.import_path import find_function
+from rollstream.producers.engines.kind import engine_kind
+from rollstream.producers.scoring.functions import load_function
 from rollstream.producers.tasks.base import Task
 from rollstream.streams.foreign_text import reason_text
 
@@ -31,7 +33,7 @@ def check_own_parts(parts: OwnParts, task: Task) -> None:
 
         find_episode(parts.episode)
     if parts.scoring:
-        find_function(parts.scoring, "scoring.function", ("finished",))
+        load_function(parts.scoring)
     if parts.renderer:
         from rollstream.producers.agents.chat_format import chat_format
         from rollstream.producers.agents.renderer_bridge import with_renderer
@@ -89,9 +91,20 @@ def _try_loss(objective: str) -> None:
 def _try_model(parts: OwnParts, task: Task) -> None:
     import torch
 
-    from rollstream.storage.settings import ModelSettings
+    from rollstream.storage.lora import attach_adapters
+    from rollstream.storage.settings import LoraSettings, ModelSettings
     from rollstream.warmup.warmup import untrained_model
 
     model = ModelSettings(architecture=parts.architecture, config=parts.model_config)
     with torch.device("meta"):  # shapes alone: the model may be large
-        untrained_model(model, task, 0)
+        made = untrained_model(model, task, 0)
+        try:
+            engine_kind(parts.engine).check_model(made, parts.context_max, bool(parts.lora))
+        except EngineRefused as error:
+            raise ConfigurationError(
+                f"model.architecture: engine {parts.engine!r} cannot serve "
+                f"{parts.architecture}: {error}; choose another class or another engine "
+                "(rollouts.engine)"
+            ) from error
+        if parts.lora:
+            attach_adapters(made, LoraSettings(**parts.lora), 0, torch.float32, "")

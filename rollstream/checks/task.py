@@ -12,10 +12,10 @@ from selectors import EVENT_READ, DefaultSelector
 import msgspec
 
 from rollstream.checks.findings import Finding
-from rollstream.checks.fitting import held_out_within
+from rollstream.checks.fitting import evaluated_tokens, held_out_within
 from rollstream.checks.process_time import ProcessTime, output_file
 from rollstream.checks.task_facts import JudgedFact, OwnParts, TaskFacts, TaskOrder
-from rollstream.config.settings import Configuration
+from rollstream.config.settings import Configuration, lacks_verifier
 from rollstream.consumers.objective_settings import ObjectiveSettings
 from rollstream.consumers.trainer.data.selection import BUILT_IN
 from rollstream.producers.rewards.worker import READ_BYTES, end_process, ended_reason, spawn_process
@@ -23,9 +23,10 @@ from rollstream.producers.scoring.build import SERVICES
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.dataset_rows import SKIPPED_SHARE
 from rollstream.producers.tasks.dataset_survey import COUNTED_ROWS, DatasetSurvey
+from rollstream.storage.lora_folder import ALL_LINEAR
 from rollstream.storage.settings import ModelSettings
 
-FACTS_S, LOOK_S = 20.0, 0.05
+FACTS_S, LOOK_S = 60.0, 0.05
 """Longest wait for the facts, in which the user's modules are imported, in time of the process
 (`ProcessTime`); the time between two looks at it.
 """
@@ -79,10 +80,13 @@ def _own_parts(c: Configuration, is_made: bool) -> OwnParts:
     """Returns what roles load at their start; `is_made`: a warm-up makes the model."""
     t, scoring = c.trainer, c.scoring.function
     is_own_loss = ":" in t.loss
-    tries_model = is_made and not _is_plain_model(c.model)
+    lora = c.model.lora
+    is_plain = _is_plain_model(c.model) and (not lora.rank or lora.targets == (ALL_LINEAR,))
+    tries_model = is_made and not is_plain
     return OwnParts(
         episode=c.agent.episode,
         scoring="" if scoring in SERVICES or c.scoring.holds_reference else scoring,
+        scoring_names=c.scoring.names,
         renderer=c.agent.renderer if c.agent.is_active and c.agent.renderer != "none" else "",
         tool_format=c.agent.tool_format,
         choose="" if t.choose in BUILT_IN else t.choose,
@@ -92,6 +96,9 @@ def _own_parts(c: Configuration, is_made: bool) -> OwnParts:
             t.model_dump_json(include=set(ObjectiveSettings.model_fields)) if is_own_loss else ""
         ),
         architecture=c.model.architecture if tries_model else "",
+        engine=c.rollouts.engine,
+        context_max=c.rollouts.context_max,
+        lora=lora.model_dump() if lora.rank else {},
         model_config=c.model.config if tries_model else {},
     )
 
@@ -152,7 +159,7 @@ class TaskProcess:
                 facts = msgspec.json.decode(line, type=TaskFacts)
                 if facts.refused or not self._order.is_judged:
                     return TaskAnswer(facts)
-                self._judge(max(1, len(facts.parts)), judged)
+                self._judge(self._judged_count(facts), judged)
             except msgspec.DecodeError as error:
                 reason = f"something else wrote to its pipe: {error}"
                 if facts is None:
@@ -161,9 +168,15 @@ class TaskProcess:
             finally:
                 end_process(self._child)
                 self._printed.close()
-            if len(judged) >= max(1, len(facts.parts)):
+            if len(judged) >= self._judged_count(facts):
                 break
         return TaskAnswer(facts, self._rest(facts, judged))
+
+    def _judged_count(self, facts: TaskFacts) -> int:
+        """Returns how many functions are called: the verifier of each part of a mixture, or that of
+        the task and the function of a scorer.
+        """
+        return len(facts.parts) or 1 + bool(self._order.parts.scoring)
 
     def _judge(self, count: int, judged: list[JudgedFact | str]) -> None:
         """Append what the verifiers returned; the last one is the first that did not answer."""
@@ -183,7 +196,7 @@ class TaskProcess:
         self, facts: TaskFacts | None, judged: Sequence[JudgedFact | str]
     ) -> Sequence[JudgedFact | str]:
         """Returns the facts with a reason for each part whose verifier was not called."""
-        count = max(1, len(facts.parts)) if facts is not None else 0
+        count = self._judged_count(facts) if facts is not None else 0
         reason = f"not called, because those of {STARTS_MAX} parts before it did not answer"
         return [*judged, *[reason] * (count - len(judged))]
 
@@ -225,6 +238,12 @@ def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
         server = c.task.options.get("server")
         waits = f" (its tool server {server} may not have answered)" if server else ""
         text = f"task {c.task.name!r} could not be built: {answer.ended}{waits}"
+        if verdict == "warning":
+            text += (
+                "; its data were not read, so no default (rollouts.context_max, "
+                "evaluation.prompts) was fitted to them: set these, or let the task's modules "
+                "import what takes so long at the first call"
+            )
         yield Finding("task", verdict, text)
         return
     if facts.refused:
@@ -244,6 +263,13 @@ def task_findings(c: Configuration, answer: TaskAnswer) -> Iterator[Finding]:
     held_out = held_out_within(facts, c.rollouts.context_max - c.sampling.tokens_max)
     if held_out >= 0 and c.evaluation.enabled:
         yield _evaluation_finding(c, held_out, facts.unevaluated)
+    evaluated, room = evaluated_tokens(c, facts), c.rollouts.context_max
+    if evaluated > room:
+        text = (
+            f"evaluation.tokens_max = {c.evaluation.tokens_max}: with the longest held-out prompt "
+            f"an answer has {evaluated} tokens, and is cut at rollouts.context_max = {room}"
+        )
+        yield Finding("evaluation", "warning", text)
     yield from _verifier_findings(c, answer, facts.parts)
 
 
@@ -314,6 +340,14 @@ def _length_finding(c: Configuration, facts: TaskFacts) -> Finding:
 
 def _evaluation_finding(c: Configuration, held_out: int, unevaluated: Sequence[str]) -> Finding:
     asked, figures = c.evaluation.prompts, {"held_out": held_out}
+    named = c.task.options.get("held_out")
+    if named and not held_out:
+        text = (
+            f"task.options.held_out = {str(named)!r}: no prompt of it is left to evaluate: each is "
+            "trained on too, or has too many tokens; name rows that task.options.path does not "
+            "have, or set evaluation.enabled = false"
+        )
+        return Finding("evaluation", "refused", text, figures)
     if asked > held_out:
         text = (
             f"evaluation.prompts: {asked} asked for, {held_out} are held out; ask for no more, "
@@ -321,7 +355,7 @@ def _evaluation_finding(c: Configuration, held_out: int, unevaluated: Sequence[s
         )
         return Finding("evaluation", "refused", text, figures)
     text = (
-        f"{asked} prompts of {held_out:,} held-out ones"
+        f"the first {asked} prompts of {held_out:,} held-out ones, in their order"
         if held_out > asked
         else (f"{asked} held-out prompts")
     )
@@ -340,10 +374,26 @@ def _verifier_findings(
         path = part.options.get("verifier", "")
         name = str(path) if path else f"reward of task {part.name!r}"
         name = f"part {label}: {name}" if label else name
-        if uncalled:
+        if lacks_verifier(part.name, part.options):
+            yield Finding("verifier", "ok", f"{name}: none: scoring.function gives the rewards")
+        elif uncalled:
             yield Finding("verifier", "ok", f"{name}: not called: {uncalled}")
         else:
             yield _judged_finding(name, answer.judged[place])
+    if len(answer.judged) > len(labels or [""]):  # the last one is that of a scorer
+        yield _scored_finding(c.scoring.function, answer.judged[-1])
+
+
+def _scored_finding(path: str, scored: JudgedFact | str) -> Finding:
+    reason = scored if isinstance(scored, str) else scored.reason
+    name = f"scoring.function = {path}"
+    if reason:
+        text = f"{name}: no scores of a made-up answer: {reason}"
+        is_final = isinstance(scored, JudgedFact) and scored.is_final
+        return Finding("scorer", "refused" if is_final else "warning", text)
+    assert isinstance(scored, JudgedFact)
+    scores = ", ".join(f"{score} {value:g}" for score, value in scored.scores.items())
+    return Finding("scorer", "ok", f"{name}: {scores} for a made-up answer", scored.scores)
 
 
 def _judged_finding(name: str, judged: JudgedFact | str) -> Finding:

@@ -2,6 +2,8 @@
 what the task is like (`TaskFacts`), and what its verifier returned (`JudgedFact`).
 """
 
+from typing import Any
+
 import msgspec
 
 from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
@@ -10,11 +12,12 @@ from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
 class OwnParts(msgspec.Struct, frozen=True):
     """Names what roles load at their start, by the settings of these names; "" for what the run
     does not use or what needs no try. `objective` is the JSON of `ObjectiveSettings` for a loss of
-    the user's own.
+    the user's own; `lora` are the settings of an adapter, empty without one.
     """
 
     episode: str = ""
     scoring: str = ""
+    scoring_names: tuple[str, ...] = ()
     renderer: str = ""
     tool_format: str = "auto"
     choose: str = ""
@@ -22,6 +25,9 @@ class OwnParts(msgspec.Struct, frozen=True):
     loss: str = ""
     objective: str = ""
     architecture: str = ""
+    engine: str = ""
+    context_max: int = 0
+    lora: dict[str, Any] = {}
     model_config: dict[str, int | float | bool | str] = {}
 
     @property
@@ -80,10 +86,11 @@ class TaskFacts(msgspec.Struct, frozen=True):
 class JudgedFact(msgspec.Struct, frozen=True):
     """States what the verifier returned for the made-up answer: a `reward`, or why there is none
     that can be trained on; `is_final`: no call can succeed on this machine. `seconds` is the time
-    of the call.
+    of the call. Of a scorer's function `scores` are what it returned.
     """
 
     reward: float = 0.0
     reason: str = ""
     is_final: bool = False
     seconds: float = 0.0
+    scores: dict[str, float] = {}

@@ -26,6 +26,7 @@ from rollstream.producers.rewards.process import (
     claim_pipes,
 )
 from rollstream.producers.sandbox.factory import configure, plan_of
+from rollstream.producers.scoring.functions import TrajectoryFacts, load_function
 from rollstream.producers.tasks.base import (
     PlainTask,
     Prepared,
@@ -206,7 +207,38 @@ def judged_facts(task: Task, order: TaskOrder, facts: TaskFacts) -> Iterator[Jud
     for place, part in enumerate(_parts(task)):
         reference = next(references) if isinstance(part, Dataset) else ""
         if place >= order.judged_from:
-            yield _judged_fact(part, reference or part.prompt(order.seed, 0).reference)
+            is_lacking = isinstance(part, Dataset) and not part.options.verifier
+            reference = reference or part.prompt(order.seed, 0).reference
+            yield JudgedFact() if is_lacking else _judged_fact(part, reference)
+    if order.parts.scoring and not isinstance(task, TaskMixture):
+        yield _scored_fact(task, order, facts)
+
+
+def _scored_fact(task: Task, order: TaskOrder, facts: TaskFacts) -> JudgedFact:
+    """Call the scorer's function with a made-up trajectory, as a scorer calls it."""
+    from rollstream.producers.scoring.scorer import UNNAMED_SCORE
+
+    if isinstance(task, Dataset):  # a prompt of its own would need all rows of the files
+        prompt = TaskPrompt(tuple(task.tokenizer().encode("?")), facts.surveys[0].reference)
+    else:
+        prompt = task.prompt(order.seed, 0)
+    turns = [[*task.tokenizer().encode(MADE_UP_ANSWER), *list(task.stop)[:1]]]
+    made_up = TrajectoryFacts("made-up", 0, 0, prompt.task, "stop", list(prompt.tokens))
+    question = RewardQuestion("score", prompt.reference, "", turns, made_up)
+    began_s = time.monotonic()
+    answer = answer_question(task, load_function(order.parts.scoring), question)
+    seconds = time.monotonic() - began_s
+    names, scores = order.parts.scoring_names, dict(answer.scores)
+    if UNNAMED_SCORE in scores:
+        scores[names[0]] = scores.pop(UNNAMED_SCORE)
+    refusal = refused_score(None, scores)
+    lacking = [name for name in names if name not in scores]
+    reason = answer.reason or (f"a run refuses {refusal.detail}" if refusal else "")
+    if lacking and not reason:
+        given = ", ".join(sorted(scores)) or "nothing"
+        reason = f"{', '.join(lacking)} (scoring.names) is not among what was returned ({given})"
+    written = {name: scores[name] for name in names if name in scores}
+    return JudgedFact(0.0, reason, answer.kind == "refused", seconds, written)
 
 
 def _judged_fact(task: Task, reference: str) -> JudgedFact:

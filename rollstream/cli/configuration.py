@@ -38,8 +38,11 @@ from rollstream.config.run_folder import (
 from rollstream.config.run_model import has_model, has_versions, missing_model
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers, environment_layer, file_layer
-from rollstream.errors import ConfigurationError
+from rollstream.config.stored_defaults import stored_adapter, stored_defaults
+from rollstream.errors import AdapterMissing, ConfigurationError, StoreError
 from rollstream.printable import shell_command
+from rollstream.roles.catalogue import ROLES
+from rollstream.storage.lora_folder import settings_as_set
 from rollstream.supervisor.process import PARENT_VARIABLE
 
 if TYPE_CHECKING:
@@ -156,12 +159,18 @@ def _load_layers(arguments: argparse.Namespace) -> tuple[SettingLayers, RunFolde
     if arguments.run is not None:
         overrides.append(f"folder={arguments.run}")
     refuse_other_kind(_file(arguments), Configuration)
-    layers = load_layers(_file(arguments), overrides)
+    layers = _layers_with_adapter(_file(arguments), overrides)
     configuration = validate_layers(layers)
     warn_of_unused(_file(arguments), layers, configuration)
     folder = folder_of_run(configuration)
-    if folder.configuration.is_file() and _file(arguments).absolute() != folder.configuration:
-        for line in put_recorded_defaults(layers, file_layer(folder.configuration)):
+    recorded: SettingLayers | None = None
+    if folder.configuration.is_file():
+        if _file(arguments).absolute() != folder.configuration:
+            recorded = file_layer(folder.configuration)
+    elif arguments.command in (*ROLES, "run"):  # another host of a run may have begun it
+        recorded = stored_defaults(configuration, folder.path)
+    if recorded is not None:
+        for line in put_recorded_defaults(layers, recorded):
             warn(line)
         follow_length(layers)
     return layers, folder
@@ -183,6 +192,25 @@ def warn_of_unused(file: Path, layers: SettingLayers, c: Configuration) -> None:
         if key in used and value != now and layers.origins.get(key) != "--set":
             shown = printable_value(key, used[key], json.dumps)
             warn(f"{origin} is not used: {file} has {key} = {shown}; change it with --set {key}=…")
+
+
+def _layers_with_adapter(file: Path, overrides: list[str]) -> SettingLayers:
+    """Returns the settings. On a host without the adapter that the run starts from, its rank, alpha
+    and targets are those of the adapter in the run's store; raises `AdapterMissing` without one.
+    """
+    try:
+        return load_layers(file, overrides)
+    except AdapterMissing as missing:
+        any_adapter = ("model.lora.rank=1", "model.lora.alpha=1", 'model.lora.targets=["any"]')
+        c = validate_layers(load_layers(file, [*overrides, *any_adapter]))
+        try:
+            own = stored_adapter(c, folder_of_run(c).path)
+        except StoreError as error:
+            raise missing from error
+        if own is None:
+            raise
+        values = settings_as_set(own).items()
+        return load_layers(file, [*overrides, *(f"{k}={json.dumps(v)}" for k, v in values)])
 
 
 def refuse_other_kind(path: Path, model: type[BaseModel]) -> None:

@@ -80,7 +80,7 @@ def _check(c: Configuration, path: str) -> None:
     facts = read_model_facts(c.model_copy(update={"model": settings}))
     if facts is None or not facts.bytes:
         return
-    for finding in ModelProcess(c, facts.folder).findings():
+    for finding in ModelProcess(c, facts.folder).findings(c.rollouts.context_max):
         if finding.verdict == "refused":
             raise ConfigurationError(finding.text)
         warn(finding.text)

@@ -374,12 +374,24 @@ def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[S
     ]
 
 
-def refuse_changes(found: Sequence[SettingChange], where: str, accepted: bool, advice: str) -> None:
+def refuse_changes(
+    found: Sequence[SettingChange],
+    where: str,
+    accepted: bool,
+    advice: str,
+    configuration: Configuration,
+) -> None:
     """Raise `ConfigurationError` if any change is refused; the error lists all refused ones. If
     changes are `accepted`, only those of fixed settings are refused, else every change is. `where`
     names the place that holds the other configuration.
     """
-    fixed = [change.key for change in found if setting_scope(change.key) is FIXED]
+    # The base of an adapter is rounded to this type, so another type would be another base.
+    of_base = {"weights.dtype"} if configuration.model.lora.rank else set[str]()
+    fixed = [
+        change.key
+        for change in found
+        if setting_scope(change.key) is FIXED or change.key in of_base
+    ]
     refused = [change for change in found if not accepted or change.key in fixed]
     if refused:
         lines = "\n".join(f"  {change}" for change in refused)
@@ -421,7 +433,8 @@ def accept_change(
                 f"no object {configuration_key(before)}; {ADVICE_ON_CHANGE}"
             ) from None
         return True
-    refuse_changes(found, f"the ledger ends under {before}, a run", accepted, ADVICE_ON_CHANGE)
+    where = f"the ledger ends under {before}, a run"
+    refuse_changes(found, where, accepted, ADVICE_ON_CHANGE, configuration)
     return bool(found)
 
 

@@ -6,16 +6,17 @@ values. Defaults that follow the data are fitted at a run's start (`rollstream/c
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
 from rollstream.config.policy_defaults import DEFAULTS, is_set, layer_count, layer_value
-from rollstream.config.settings import Configuration, model_positions
+from rollstream.config.settings import Configuration, lacks_verifier, model_fields
 from rollstream.config.sources import SettingLayers
 from rollstream.consumers.objective_settings import BEHAVIOUR
 from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.producers.engines.kind import ENGINES, engine_kind
+from rollstream.storage.hf_folder import longest_positions
 from rollstream.storage.lora_folder import ADAPTER_KEYS, adapter_settings, settings_as_set
 
 ANSWER_SHARE = 0.8
@@ -37,7 +38,7 @@ def put_fitting_defaults(layers: SettingLayers) -> None:
     """Set each setting below that no layer sets, where its default contradicts settings of the
     layers. Values that validation will refuse fit nothing.
     """
-    _put(layers, (_engine, _paced, _agent, _dispatch, _steps, _versions))
+    _put(layers, (_engine, _paced, _agent, _unverified, _dispatch, _steps, _versions))
 
 
 def _put(layers: SettingLayers, rules: Iterable["Callable[[SettingLayers], _Fitted]"]) -> None:
@@ -82,10 +83,12 @@ _Fitted = Iterator[tuple[str, Any, str]]
 
 
 def longest_sequence(c: Configuration) -> int | None:
-    """Returns the most tokens of a sequence that the model takes, or the cache of the engine
-    'paced'; None if there is no known bound.
+    """Returns the most tokens of a sequence that the model takes, that the engine serves of it, or
+    that the cache of the engine 'paced' holds; None if there is no known bound.
     """
-    return _longest(model_positions(c.model.path, c.model.config), c.paced.kv_tokens)
+    fields = model_fields(c.model.path, c.model.config)
+    served = c.rollouts.kind.context_bound(fields)
+    return _longest(longest_positions(fields), c.paced.kv_tokens, served)
 
 
 def _longest(*bounds: object) -> int | None:
@@ -106,13 +109,20 @@ def _adapter(layers: SettingLayers) -> _Fitted:
 
 def _lengths(layers: SettingLayers) -> _Fitted:
     path, config = layer_value(layers, "model.path"), layer_value(layers, "model.config")
-    positions = None
-    if (path is None or isinstance(path, str)) and isinstance(config, dict):
-        positions = model_positions(path, cast(dict[str, object], config))
-    longest = _longest(positions, layer_value(layers, "paced.kv_tokens"))
     answer = layer_count(layers, "sampling.tokens_max")
     context = layer_count(layers, "rollouts.context_max")
     evaluated = layer_count(layers, "evaluation.tokens_max")
+    positions = served = None
+    if (path is None or isinstance(path, str)) and isinstance(config, dict):
+        fields = model_fields(path, cast(dict[str, object], config))
+        positions = longest_positions(fields)
+        engine = layer_value(layers, "rollouts.engine")
+        if isinstance(engine, str) and engine in ENGINES:
+            served = engine_kind(engine).context_bound(fields)
+        least = max(evaluated, answer if is_set(layers, "sampling.tokens_max") else 0)
+        if served is not None and served <= least:
+            served = None  # what was set does not fit: the engine's refusal says why
+    longest = _longest(positions, layer_value(layers, "paced.kv_tokens"), served)
     if not is_set(layers, "rollouts.context_max"):
         if is_set(layers, "sampling.tokens_max"):
             context = max(context, answer + _PROMPT_TOKENS)
@@ -120,7 +130,9 @@ def _lengths(layers: SettingLayers) -> _Fitted:
             context = evaluated + _PROMPT_TOKENS
         context = context if longest is None else min(context, longest)
         if context != _DEFAULTS.rollouts.context_max:
-            yield "rollouts.context_max", context, "sampling.tokens_max and the model's positions"
+            is_served = context == served
+            model = "the window that the engine serves" if is_served else "the model's positions"
+            yield "rollouts.context_max", context, f"sampling.tokens_max and {model}"
     if answer >= context > 1:
         answer = max(1, int(ANSWER_SHARE * context))
         yield "sampling.tokens_max", answer, f"rollouts.context_max = {context}"
@@ -161,6 +173,28 @@ def _agent(layers: SettingLayers) -> _Fitted:
     endpoint = layer_value(layers, "agent.endpoint")
     if isinstance(endpoint, str) and endpoint.rpartition(":")[2] != "0":
         yield "rollouts.count", 1, "agent.endpoint, which has one port"
+
+
+def _unverified(layers: SettingLayers) -> _Fitted:
+    """Yields no evaluation where a judge or scorer gives the rewards, and the task has no verifier
+    that could judge held-out answers.
+    """
+    if layer_value(layers, "task.reward") != "late" or not layer_value(layers, "scoring.function"):
+        return
+    parts: object = layer_value(layers, "task.parts")
+    tables = list(cast(list[object], parts)) if isinstance(parts, list | tuple) else []
+    tables.append(
+        {key: layer_value(layers, f"task.{key}") for key in ("name", "options")},
+    )
+    for table in tables:
+        if not isinstance(table, Mapping):
+            continue
+        given = cast(Mapping[str, object], table)
+        options = given.get("options")
+        if isinstance(options, Mapping) and lacks_verifier(
+            given.get("name"), cast(Mapping[str, object], options)
+        ):
+            yield "evaluation.enabled", False, "task.options, which has no verifier"
 
 
 def _dispatch(layers: SettingLayers) -> _Fitted:

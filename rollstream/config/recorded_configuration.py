@@ -105,9 +105,8 @@ def check_configuration(
     if not identity.configuration or identity.configuration == fingerprint(configuration):
         return bool(identity.configuration)
     found = changes_since_hash(store, identity.configuration, configuration)
-    refuse_changes(
-        found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE_ON_CHANGE
-    )
+    where = f"the store holds the run {configuration.run}, which is"
+    refuse_changes(found, where, accepted, ADVICE_ON_CHANGE, configuration)
     return True
 
 

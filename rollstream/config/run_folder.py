@@ -168,7 +168,8 @@ def check_changes(
     """
     recorded = essential_settings(load(folder.configuration))
     changes = setting_changes(recorded, essential_settings(configuration))
-    refuse_changes(changes, f"{folder.path} holds a run", accepted, FOLDER_ADVICE)
+    where = f"{folder.path} holds a run"
+    refuse_changes(changes, where, accepted, FOLDER_ADVICE, configuration)
     return changes
 
 

@@ -190,6 +190,7 @@ def setting_problems(configuration: Configuration) -> list[SettingProblem]:
         _check_model,
         _check_lora,
         _check_task,
+        _check_verifier,
         _check_agent,
         _check_sampling,
         _check_evaluation,
@@ -256,6 +257,33 @@ def _check_task(c: Configuration) -> Iterator[SettingProblem]:
         if name.startswith(OWN_VARIABLES):
             must = f"must not name {name}: roles read it (give the task a variable of its own)"
             yield SettingProblem("task.environment", must)
+
+
+VERIFIED = ("dataset", "tools")
+"""Tasks whose option `verifier` judges answers."""
+
+
+def lacks_verifier(name: object, options: Mapping[str, object]) -> bool:
+    """Returns whether no answer of this task, or part of a mixture, can be judged by the task."""
+    return name in VERIFIED and bool(options.get("path")) and not options.get("verifier")
+
+
+def _check_verifier(c: Configuration) -> Iterator[SettingProblem]:
+    t = c.task
+    is_scored = t.reward == "late" and bool(c.scoring.function)
+    if is_scored and not c.evaluation.enabled:
+        return
+    must = "must have a verifier (`module:function`)"
+    must += (
+        ", which an evaluation calls, or evaluation.enabled must be false"
+        if is_scored
+        else '; only with task.reward = "late" and a scoring.function none is needed'
+    )
+    if lacks_verifier(t.name, t.options):
+        yield SettingProblem("task.options", must)
+    for part in t.parts:
+        if lacks_verifier(part.name, part.options):
+            yield SettingProblem("task.parts", f"{must} in the options of {part.name}")
 
 
 def _check_agent(c: Configuration) -> Iterator[SettingProblem]:
@@ -365,16 +393,21 @@ def model_positions(path: str | None, config: Mapping[str, object]) -> int | Non
     """Returns the longest sequence that the model takes, in tokens, by the configuration in its
     folder `path`, or by `config` without one; None if the configuration does not state it.
     """
+    return longest_positions(model_fields(path, config))
+
+
+def model_fields(path: str | None, config: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns the model's configuration: the `config.json` in its folder `path`, or `config`
+    without one; empty if the file cannot be read, which the checks of the model report.
+    """
     fields: object = config
     if path is not None:
         try:
             folder = find_hf_folder(path)
             fields = parse_loose_json(read_small_file(folder / CONFIG))
         except (OSError, ValueError):  # `_check_model` and the loader report the error
-            return None
-    if not isinstance(fields, Mapping):
-        return None
-    return longest_positions(cast(Mapping[str, object], fields))
+            return {}
+    return cast(Mapping[str, object], fields) if isinstance(fields, Mapping) else {}
 
 
 def _check_admission(c: Configuration) -> Iterator[SettingProblem]:

@@ -205,14 +205,21 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
         raise ConfigurationError(f"{key} cannot be a date, got {value} ({where})")
 
 
+_BOOLEANS = {"True": True, "False": False}
+
+
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
     """Parse the text as a TOML value: a finite number, a boolean, a string, a list or an inline
-    table. Returns the text itself if the setting holds text, or if the text is none of these. A
-    setting that is a number may be written as Python writes it, too (`.7`, `1.`, `1.e-5`).
+    table. Python's `True` and `False` are booleans, too: as a text, which templates and options of
+    tasks take, both would count as true. Returns the text itself if the setting holds text, or if
+    the text is none of these. A setting that is a number may be written as Python writes it, too
+    (`.7`, `1.`, `1.e-5`).
     """
     kind = setting_types(model).get(key)
     if takes_text(kind):
         return text
+    if text.strip() in _BOOLEANS:
+        return _BOOLEANS[text.strip()]
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, too many digits, too deep

@@ -57,24 +57,51 @@ _CARDS = (
 ACCELERATORS = {card.name: card for card in _CARDS}
 
 
+_ANY_CARD = re.compile(
+    r"nvidia|tesla|geforce|gpus?|sxm[0-9]?|pcie|hbm[0-9]e?|graphics|tensor|core|card"
+)
+"""Words of a card's name beside those in the table, which make it no other card."""
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?gb", re.IGNORECASE)
+
+
 def accelerator_named(name: str) -> Accelerator | None:
-    """Returns the listed card whose name is contained, as whole words, in `name`, which may be the
-    name that CUDA reports (`NVIDIA H100 PCIe`); None if there is none. The longest match counts, so
-    this example is an `H100 PCIe` and not an `H100`.
+    """Returns the listed card whose words are in `name`, which may be the name that CUDA reports
+    (`NVIDIA A100-SXM4-40GB`, an `A100 40GB`); None if there is none. The longest match counts. A
+    name with a size of another memory, or with other words (`Laptop`), is that of another card.
     """
-    words = f" {name.replace('-', ' ').lower()} "
-    found = [card for card in ACCELERATORS if f" {card.lower()} " in words]
-    return ACCELERATORS[max(found, key=len)] if found else None
+    joined = _SIZE.sub(r"\1gb", re.sub(r"[-_]", " ", name.lower()))
+    words = joined.split(" ")
+    named = [card for card in _CARDS if set(card.name.lower().split()) <= set(words)]
+    card = max(named, key=lambda card: len(card.name.split()), default=None)
+    if card is None:
+        return None
+    of_card = {*card.name.lower().split(), f"{card.memory / GB:g}gb", ""}
+    others = [word for word in words if word not in of_card and not _ANY_CARD.fullmatch(word)]
+    return None if others else card
+
+
+_COUNTED = [
+    re.compile(form, re.IGNORECASE | re.DOTALL)
+    for form in (
+        r"(?P<count>[0-9]{1,9})\s*x\s*(?P<kind>.*)",
+        r"(?P<count>[0-9]{1,9})\s+(?!GB)(?P<kind>.*)",
+        r"(?P<kind>.*?)\s+x\s*(?P<count>[0-9]{1,9})",
+    )
+]
+"""Forms of a number of cards: `8xH100`, `8 H100`, `H100 x8`."""
 
 
 def parse_gpus(text: str) -> tuple[int, Accelerator]:
-    """Returns the number and kind of cards that a text such as `8xH100`, `H100` (one card) or
-    `2x24GB` names. Raises `ConfigurationError` for an unknown card and for a number of 0.
+    """Returns the number and kind of cards that a text such as `8xH100`, `8 H100`, `H100 x8`,
+    `H100` (one card) or `2x24GB` names. Raises `ConfigurationError` for an unknown card and for a
+    number of 0.
     """
-    match = re.fullmatch(r"(?:([0-9]{1,9})\s*x\s*)?(.*)", text.strip(), re.IGNORECASE | re.DOTALL)
-    assert match is not None, "the second group takes any text"
-    count, kind = int(match[1] or 1), match[2].strip()
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*GB", kind, re.IGNORECASE)
+    kind, count = text.strip(), 1
+    for form in _COUNTED:
+        if match := form.fullmatch(kind):
+            kind, count = match["kind"], int(match["count"])
+            break
+    size = _SIZE.fullmatch(kind)
     card = Accelerator(kind, float(size[1]) * GB) if size else accelerator_named(kind)
     if card is None or not count:
         raise ConfigurationError(

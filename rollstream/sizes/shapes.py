@@ -7,6 +7,7 @@ the totals that the models' authors publish. Any other family is refused, with i
 wrong count would be worse than none.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -270,6 +271,8 @@ def find_shape(model: str) -> ModelShape:
     if (folder / CONFIG).is_file():
         return shape_of(read_hf_config(folder), model)
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
+    if _QUANTISED.search(name):
+        raise ConfigurationError(_quantised(model))
     listed = [known for known in SHAPES if name == known or name.startswith(f"{known}-")]
     if listed and not Path(model).exists():
         shape = SHAPES[max(listed, key=len)]
@@ -282,11 +285,28 @@ def find_shape(model: str) -> ModelShape:
     )
 
 
+_QUANTISED = re.compile(
+    r"[-_.](awq|gptq|gguf|ggml|exl[23]|mlx|bnb|fp[48]|nf4|mxfp4|nvfp4|int[48]|w[48]a(8|16)|[48]-?bit)"
+    r"($|[-_.])",
+    re.IGNORECASE,
+)
+"""Parts of the names of quantised models on the Hub."""
+
+
+def _quantised(model: str) -> str:
+    return (
+        f"{model} holds quantised weights, which have no masters to train; give the original "
+        "checkpoint"
+    )
+
+
 def shape_of(fields: Mapping[str, Any], name: str) -> ModelShape:
     """Returns the shape that the `fields` of a `config.json` describe. `name` is the model's name
     in the shape and in errors. Raises `ConfigurationError` for a family whose parameters are not
     counted here, and for a missing field.
     """
+    if fields.get("quantization_config") or fields.get("quantization"):
+        raise ConfigurationError(_quantised(name))
     family = fields.get("model_type")
     if family is None:
         raise ConfigurationError(

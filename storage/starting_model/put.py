@@ -98,8 +98,9 @@ def _is_read(name: str) -> bool:
 
 def _other_model(run: str, name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"run {run} began with another model, which is in its store: {name} differs; a run's model "
-        "never changes, so give this model to a new run (its own name and store)"
+        f"run {run} began with another model, which is in its store: {name} differs, and a run "
+        "keeps its model: put the former files back, or move this folder away and the store's are "
+        "used; give this model to a new run (its own name and store)"
     )
 
 

@@ -114,6 +114,11 @@ class StoredModel:
                 log.warning("%s is not the run's model: files of the run's store are used", given)
         return self._kept(entries, prefix, cache)
 
+    @property
+    def has_adapter(self) -> bool:
+        """Whether the run starts from an adapter, which its store has."""
+        return any(entry.name.startswith(ADAPTER) for entry in self.manifest.files)
+
     def adapter_folder(self, given: Path, cache: Path) -> Path:
         """Returns a folder on this host with the adapter's files: `given` if they are the same."""
         entries = [entry for entry in self.manifest.files if entry.name.startswith(ADAPTER)]

@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rollstream.checks.model import ModelFacts, model_findings
+from rollstream.cli.configuration import load_configuration
 from rollstream.cli.main import main
 from rollstream.config.config import load
 from rollstream.config.run_model import store_starting_model
+from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.text_tokenizer import byte_tokenizer
 from rollstream.roles.train import starting_model
@@ -61,6 +65,18 @@ def test_the_adapter_is_in_the_runs_store_for_hosts_without_its_folder(
     c = load(path, [f"store=file:{tmp_path}/store"], {})
     store_starting_model(open_store(c.store), c, tmp_path / "here")
     shutil.rmtree(own)
+    other = Namespace(
+        command="config",
+        configuration=str(path),
+        overrides=[f"store={c.store}"],
+        seed=None,
+        run=str(tmp_path / "there"),
+    )
+    assert load_configuration(other)[0].model == c.model
+    assert not (tmp_path / "there").exists()
+    other.overrides = [f"store=file:{tmp_path}/empty"]
+    with pytest.raises(ConfigurationError, match="this host has no folder"):
+        load_configuration(other)
     model = starting_model(c, tmp_path / "there")
     assert isinstance(model, torch.nn.Module)
     begun, before = adapter_state(model.state_dict()), load_file(adapter / ADAPTER_TENSORS)
@@ -111,3 +127,23 @@ def test_a_tensor_of_another_shape_is_refused_by_name(adapter: Path, tmp_path: P
         attach_adapters(
             build_model("Qwen3ForCausalLM", SIZES, seed=0), LORA, 0, torch.float32, "tiny", own
         )
+
+
+def test_an_adapter_with_a_chat_template_of_its_own_is_named(tmp_path: Path):
+    base, own = tmp_path / "base", tmp_path / "own"
+    for folder in (base, own):
+        folder.mkdir()
+        byte_tokenizer().save(str(folder / "tokenizer.json"))
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+    model = {"path": str(base), "lora": {"path": str(own), "rank": 2}}
+    facts = ModelFacts(base, {}, 0, 0, (), ())
+
+    def warnings(**task: object) -> list[str]:
+        c = Configuration.model_validate({"model": model, "task": task})
+        found = model_findings(c, facts, True, False)
+        return [finding.text for finding in found if finding.verdict == "warning"]
+
+    assert not warnings()
+    (own / "chat_template.jinja").write_text("### {{ messages }}")
+    assert f"set task.tokenizer = '{own}'" in warnings()[0]
+    assert not warnings(tokenizer=str(base))

@@ -225,6 +225,14 @@ def test_text_stays_text_on_the_command_line(toml):
     assert configuration.task.options == {"lines": 3, "kind": "a b"}
 
 
+def test_booleans_may_have_the_spelling_of_python(toml):
+    variable = {"ROLLSTREAM_TASK__TEMPLATE_VALUES__ENABLE_THINKING": "False"}
+    configuration = load(toml(""), ["task.options.fast=True", "run=True"], variable)
+    assert configuration.task.template_values == {"enable_thinking": False}
+    assert configuration.task.options == {"fast": True}
+    assert configuration.run == "True"
+
+
 def test_the_origin_of_an_override_is_named(toml):
     assert "(trainer.lr in --set)" in refusal(toml(""), "trainer.lr=fast")
     assert "write it as key=value" in refusal(toml(""), "trainer.lr")

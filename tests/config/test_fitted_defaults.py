@@ -131,6 +131,15 @@ def test_no_setting_contradicts_a_default_of_another_kind_of_run(base: list[tupl
             {"model.config.max_position_embeddings": 64},
             {"rollouts.context_max": 64, "sampling.tokens_max": 51},
         ),
+        ({"model.config.sliding_window": 96}, {"rollouts.context_max": 96}),
+        (
+            {"model.config.sliding_window": 96, "model.config.use_sliding_window": False},
+            {"rollouts.context_max": 512},
+        ),
+        (
+            {"model.config.sliding_window": 96, "sampling.tokens_max": 100},
+            {"rollouts.context_max": 512},
+        ),
         ({"rollouts.engine": "paced"}, {"trainer.learner": "paced", "evaluation.enabled": False}),
         ({"agent.episode": "a:b"}, {"evaluation.enabled": False}),
         ({"rollouts.status_s": 9.0}, {"dispatch.heartbeat_timeout_s": 36.0}),

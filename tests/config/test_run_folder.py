@@ -9,6 +9,7 @@ from rollstream.config.config import load
 from rollstream.config.run_folder import (
     RunFolder,
     bus_url,
+    check_changes,
     folder_of_run,
     store_url,
     write_configuration,
@@ -36,6 +37,19 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path):
     assert "  seed: 0 in the run, 9 asked for" in str(error.value)
     assert "  trainer.lr: 0.0005 in the run, 0.001 asked for" in str(error.value)
     assert load(tmp_path / "config.json", (), {}).seed == 0
+
+
+def test_the_type_of_versions_is_fixed_where_adapters_are_trained(tmp_path):
+    for rank in (0, 4):
+        folder = RunFolder(tmp_path / str(rank))
+        lora = {"model": {"lora": {"rank": rank}}}
+        write_configuration(folder, Configuration.model_validate(lora))
+        changed = Configuration.model_validate({**lora, "weights": {"dtype": "float32"}})
+        if not rank:
+            assert check_changes(folder, changed, accepted=True)
+            continue
+        with pytest.raises(ConfigurationError, match=r"weights\.dtype cannot change in a run"):
+            check_changes(folder, changed, accepted=True)
 
 
 def test_what_only_moves_work_about_may_change(tmp_path):

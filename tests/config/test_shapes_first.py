@@ -1,18 +1,24 @@
 """Defaults of policies and presets follow the lengths and the adapter that fit the model."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from rollstream.checks.fitting import fit_data
+from rollstream.checks.fitting import fit_data, with_settings
+from rollstream.checks.task import TaskAnswer, task_findings
 from rollstream.checks.task_facts import TaskFacts
+from rollstream.cli.configuration import load_configuration
 from rollstream.config.config import load, load_layers, validate_layers
 from rollstream.config.fitted_defaults import put_recorded_defaults, set_settings
 from rollstream.config.policy_defaults import follow_length
+from rollstream.config.recorded_configuration import record_configuration
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.dataset_survey import DatasetSurvey, LongPrompt
+from rollstream.storage.identity import read_or_create_identity
+from rollstream.storage.stores.connect import open_store
 
 
 def layers(*settings: str, environment: dict[str, str] | None = None) -> SettingLayers:
@@ -50,10 +56,29 @@ def test_a_preset_follows_the_answers_that_fit_the_data() -> None:
     assert validate_layers(given).trainer.overlong_penalty == (250, 312)
 
 
+def test_a_context_has_room_for_the_answers_of_an_evaluation() -> None:
+    held_out = LongPrompt(604, "line 1", is_held_out=True)
+    found = TaskFacts(surveys=facts(0).surveys, longest=[held_out], held_out=5)
+    given = layers("evaluation.tokens_max=2000")
+    c, lines = fit_data(validate_layers(given), found, set_settings(given))
+    assert c.rollouts.context_max == 2624
+    assert "evaluation.tokens_max" in lines[0]
+    given = layers("evaluation.tokens_max=2000", "rollouts.context_max=2100")
+    c, _ = fit_data(validate_layers(given), found, set_settings(given))
+    shown = [f.text for f in task_findings(c, TaskAnswer(found, [""])) if f.verdict == "warning"]
+    assert any("an answer has 2604 tokens, and is cut" in text for text in shown)
+
+
 def test_a_long_prompt_makes_no_answer_longer() -> None:
     given = layers("model.config.max_position_embeddings=1024")
     c, _ = fit_data(validate_layers(given), facts(701), set_settings(given))
     assert (c.rollouts.context_max, c.sampling.tokens_max) == (1024, 420)
+
+
+def test_a_long_prompt_makes_no_context_longer_than_the_window_of_the_model() -> None:
+    given = layers("model.config.sliding_window=512")
+    c, _ = fit_data(validate_layers(given), facts(159), set_settings(given))
+    assert (c.rollouts.context_max, c.sampling.tokens_max) == (512, 353)
 
 
 def test_the_rank_of_a_given_adapter_decides_defaults(tmp_path: Path) -> None:
@@ -65,6 +90,23 @@ def test_the_rank_of_a_given_adapter_decides_defaults(tmp_path: Path) -> None:
     given = configured(keep, f"model.lora.path={tmp_path}", "model.path=unread")
     ranked = configured(keep, "model.lora.rank=4", "model.path=unread")
     assert (given.dispatch.repack, given.rollouts.quota) == (ranked.dispatch.repack, None)
+
+
+def test_another_host_takes_the_defaults_that_the_run_fitted_to_its_data(tmp_path: Path) -> None:
+    file, store = tmp_path / "run.toml", f"file:{tmp_path}/store"
+    file.write_text(f'run = "a"\nstore = "{store}"\n')
+    host = Namespace(
+        command="rollout", configuration=str(file), overrides=[], seed=None, run=str(tmp_path / "b")
+    )
+    assert load_configuration(host)[0].rollouts.context_max == 512
+    opened = open_store(store)
+    read_or_create_identity(opened, "a")
+    fitted = {"rollouts.context_max": 768, "task.template": "plain"}
+    record_configuration(opened, with_settings(load(file, (), {}), fitted))
+    c, _ = load_configuration(host)
+    assert (c.rollouts.context_max, c.task.template) == (768, "plain")
+    host.overrides = ["rollouts.context_max=640"]
+    assert load_configuration(host)[0].rollouts.context_max == 640
 
 
 def test_variables_of_a_service_are_no_settings() -> None:

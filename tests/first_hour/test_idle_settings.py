@@ -36,6 +36,7 @@ def run_file(tmp_path: Path) -> Path:
     ("overrides", "words"),
     [
         (["agent.front=127.0.0.1:8000"], ["agent.front", "agent.episode"]),
+        (["model.config.vocab_size=4096"], ["model.config.vocab_size", "tokenizer"]),
         (["scoring.count=1"], ["scoring.count", 'task.reward = "late"']),
         (["task.reward=late", "scoring.judge.model=m"], ["scoring.judge.model"]),
         (["trainer.critic.gamma=0.9"], ["trainer.critic.gamma", "gae"]),

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 
+from rollstream.checks.fitting import fit_data
 from rollstream.checks.task import TaskAnswer, task_findings
-from rollstream.checks.task_facts import TaskOrder
+from rollstream.checks.task_facts import TaskFacts, TaskOrder
 from rollstream.checks.task_process import task_facts
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.evaluation import JudgedAnswer, measure
 from rollstream.producers.rewards.pool import RewardVerdict
+from rollstream.producers.rows.data_files import data_files
+from rollstream.producers.rows.row_files import RowFault, read_file_rows
 from rollstream.producers.tasks import dataset_rows, dataset_survey
 from rollstream.producers.tasks.base import Document, plain_documents
-from rollstream.producers.tasks.dataset_survey import survey_dataset
+from rollstream.producers.tasks.dataset_survey import DatasetSurvey, survey_dataset
 from rollstream.producers.tasks.mixture import MixturePart, mix
-from rollstream.producers.tasks.row_files import RowFault, data_files, read_file_rows
 from rollstream.storage.starting_model.manifest import ModelSource
 from testbed.first_hour.brought_data import ROWS, data_set
 
@@ -65,6 +67,16 @@ def test_quotes_that_quote_nothing_are_kept_in_a_table_of_tabs(tmp_path: Path) -
     assert not faults
 
 
+def test_spaces_behind_commas_are_parts_of_values_only_where_the_header_has_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('prompt, reference\nWhat, 0\n"a, b", "c"\n')
+    assert rows_of(path) == ([("What", "0"), ("a, b", "c")], [])
+    path.write_text("prompt,reference\nWhat, 0\n")
+    assert rows_of(path) == ([("What", " 0")], [])
+
+
 @pytest.mark.parametrize("name", ["A.CSV", "b.Csv.GZ", "c.csv"])
 def test_a_suffix_may_have_capitals_and_a_header_commas(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -72,6 +84,32 @@ def test_a_suffix_may_have_capitals_and_a_header_commas(tmp_path: Path, name: st
     path.write_bytes(gzip.compress(text) if name.endswith("GZ") else text)
     assert rows_of(path) == ([("q", "1")], [])
     assert data_files(str(tmp_path)) == [path]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet",
+             "test-00000-of-00001.parquet"],
+            "test ({0}/test-00000-of-00001.parquet), train ({0}/train-*); name the one",
+        ),
+        (["my_dev.jsonl", "my_train.jsonl"], "validation ({0}/my_dev.jsonl), train ({0}/my_train"),
+        (["a.jsonl", "b.jsonl", "train-00000-of-00001.parquet", "contest.jsonl"], ""),
+    ],
+)  # fmt: skip
+def test_the_splits_of_a_folder_are_not_read_as_one(
+    tmp_path: Path, names: list[str], message: str
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert len(data_files(f"{tmp_path}/*")) == len(names)
+    if not message:
+        assert len(data_files(str(tmp_path))) == len(names)
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        data_files(str(tmp_path))
+    assert message.format(tmp_path) in str(refused.value)
 
 
 def test_a_large_json_list_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +215,19 @@ class Listing:
 
     def documents(self, seed: int, count: int) -> list[Any]:
         return [Document([1, 2], [3], "s")] * count  # pyright: ignore[reportArgumentType]
+
+
+def test_held_out_rows_that_are_all_trained_on_are_refused() -> None:
+    survey = DatasetSurvey("a", 20, True, 20, 0, 0, False, 10, [], [], "null", 0)
+    facts = TaskFacts(surveys=[survey], held_out=0)
+    c = Configuration.model_validate({"task": {"options": {"held_out": "test.jsonl"}}})
+    fitted, _ = fit_data(c, facts, frozenset())
+    assert fitted.evaluation.enabled
+    found = {f.subject: f for f in task_findings(fitted, TaskAnswer(facts, [""]))}
+    assert found["evaluation"].verdict == "refused"
+    assert "held_out = 'test.jsonl': no prompt of it is left" in found["evaluation"].text
+    plain = Configuration()
+    assert not fit_data(plain, facts, frozenset())[0].evaluation.enabled
 
 
 def test_documents_may_hold_lists() -> None:

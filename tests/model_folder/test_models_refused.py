@@ -24,10 +24,14 @@ from transformers import (
 
 from rollstream.checks.model import read_model_facts
 from rollstream.checks.model_process import ModelOrder, refusal
+from rollstream.checks.own_parts import check_own_parts
+from rollstream.checks.task import task_order
 from rollstream.config.config import load_layers, validate_layers
 from rollstream.config.run_model import missing_model
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
+from rollstream.producers.settings import TaskSettings
+from rollstream.producers.tasks.registry import load_task
 from rollstream.storage.models import load_model
 from rollstream.storage.weights.fetch import export_version
 from rollstream.storage.weights.publish import NewVersion, publish_version
@@ -45,7 +49,7 @@ def change_config(folder: Path, **fields: object) -> None:
 
 
 def ordered(folder: Path, engine: str = "torch", is_adapted: bool = False) -> str:
-    return refusal(ModelOrder(str(folder), engine, 32, is_adapted))
+    return refusal(ModelOrder(str(folder), engine, is_adapted), lambda: 32)
 
 
 def configured(path: object) -> Configuration:
@@ -56,6 +60,7 @@ BROKEN: dict[str, tuple[Any, dict[str, object], str]] = {
     "no type": (None, {"model_type": None}, "has no model_type"),
     "unknown type": (None, {"model_type": "hyper"}, "does not have"),
     "own code": (None, {"model_type": "x", "auto_map": {"AutoConfig": "x.X"}}, "never run"),
+    "FSDP2": (None, {"architectures": ["FSDPLlamaForCausalLM"]}, "write 'LlamaForCausalLM' there"),
     "classifier": (None, {"architectures": ["LlamaForSequenceClassification"]}, "another kind"),
     "lacks a tensor": (lambda t: t.pop("model.norm.weight"), {}, "has no model.norm.weight"),
     "other shape": (
@@ -145,6 +150,36 @@ def test_the_default_context_follows_the_positions_of_every_family(tmp_path):
         validate_layers(load_layers(tmp_path / "run.toml", ["rollouts.context_max=64"]))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "targets", "text"),
+    [
+        (
+            "Qwen3ForCausalLM",
+            ("query",),
+            "model.lora.targets: Qwen3ForCausalLM has no linear",
+        ),
+        (
+            "GemmaForCausalLM",
+            ("all-linear",),
+            "engine .torch. cannot serve Gemma",
+        ),
+        ("Qwen3ForCausalLM", ("q_proj",), ""),
+    ],
+)
+def test_the_adapter_of_a_new_model_is_tried(
+    architecture: str, targets: tuple[str, ...], text: str
+):
+    c = Configuration.model_validate(
+        {"model": {"architecture": architecture, "lora": {"rank": 2, "targets": targets}}}
+    )
+    parts = task_order(c, frozenset(), False).parts
+    if not text:
+        check_own_parts(parts, load_task(TaskSettings()))
+        return
+    with pytest.raises(ConfigurationError, match=text):
+        check_own_parts(parts, load_task(TaskSettings()))
+
+
 def _hub(folder: Path) -> None:
     (folder / "snapshots" / "abc").mkdir(parents=True)
     (folder / "snapshots" / "abc" / "config.json").write_text("{}")
@@ -154,8 +189,11 @@ INSTEAD: dict[str, tuple[Any, str]] = {
     "a file": (lambda folder: folder.write_text("x"), "is a file"),
     "nothing in it": (lambda folder: folder.mkdir(), "has no config.json"),
     "adapter": (
-        lambda folder: (folder.mkdir(), (folder / "adapter_config.json").write_text("{}")),
-        "without its base",
+        lambda folder: (
+            folder.mkdir(),
+            (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}'),
+        ),
+        "without its base: name it as model.lora.path, and its base (org/base) as model.path",
     ),
     "gguf": (lambda folder: (folder.mkdir(), (folder / "q4.gguf").write_bytes(b"GGUF")), "GGUF"),
     "hub cache": (_hub, "give its snapshot"),

@@ -24,7 +24,14 @@ from testbed.memory import MemoryStore
 from testbed.model_folders.weight_folders import llama, write_weights
 from tests.model_folder.test_models_refused import change_config
 
-STRAY = ("config (1).json", "training log.txt", "说明.txt", "notes.txt", "trainer_state.json")
+STRAY = (
+    "config (1).json",
+    "training log.txt",
+    "说明.txt",
+    "notes.txt",
+    "trainer_state.json",
+    "manifest.json",
+)
 
 
 @pytest.fixture
@@ -57,7 +64,7 @@ def test_a_home_folder_in_a_path_is_stored_as_it_is_read(
     monkeypatch.setenv("HOME", str(home))
     (home / "rows.jsonl").write_text('{"prompt": "a", "reference": "b"}\n')
     settings = ["task.name=dataset", "task.options.path='~/rows.jsonl'", "task.tokenizer='~/model'",
-                "model.path=unread"]  # fmt: skip
+                "model.path=unread", "task.options.verifier=a:b"]  # fmt: skip
     source = source_in(validate_layers(load_layers(None, settings, {})), folder, "~/model")
     assert (source.tokenizer, source.task_files) == ("~/model", ("~/rows.jsonl",))
     assert source.files()["task/0.jsonl"] == home / "rows.jsonl"

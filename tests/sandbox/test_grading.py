@@ -7,7 +7,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.pool import RewardPool, RewardVerdict
 from rollstream.producers.sandbox import factory
 from rollstream.producers.sandbox.factory import SandboxPlan
-from rollstream.producers.sandbox.grading import passes_tests, program_of
+from rollstream.producers.sandbox.grading import ProgramTest, passes_tests, program_of, read_tests
 from rollstream.producers.settings import SandboxSettings, TaskSettings
 from rollstream.producers.tasks.base import Option, Score
 from rollstream.producers.tasks.text_tokenizer import TextTokenizer
@@ -63,6 +63,15 @@ def test_the_last_block_is_the_program():
 def test_a_reference_without_tests_is_refused(reference: object):
     with pytest.raises(ValueError, match="test"):
         passes_tests("print(1)", reference)
+
+
+def test_fields_that_are_null_count_as_absent():
+    """Parquet writes every field of a struct."""
+    rows = [
+        {"stdin": "1", "stdout": "2", "call": None, "returns": None, "note": None},
+        {"stdin": None, "stdout": None, "call": "f()", "returns": None},
+    ]
+    assert read_tests(rows) == [ProgramTest("1", "2"), ProgramTest(call="f()")]
 
 
 def test_a_program_runs_by_its_text_or_its_words():

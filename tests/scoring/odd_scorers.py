@@ -21,6 +21,14 @@ def lone(finished: Finished) -> float:
     return 2.5
 
 
+async def later(finished: Finished) -> float:
+    return 1.0
+
+
+def paired(finished: Finished) -> object:
+    return 1.0, {"quality": 0.5}
+
+
 def misbehaves(finished: Finished) -> object:
     """Returns the score that the reference names. For `hangs PATH` it makes that file first."""
     if finished.reference == "raises":

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from rollstream.consumers.settings import TrainerSettings
+from rollstream.errors import ConfigurationError
 from rollstream.sizes import arithmetic as sums, planner, proposal, rates
 from rollstream.sizes.arithmetic import TrainerForm, total
 from rollstream.sizes.devices import ACCELERATORS, GB, accelerator_named, parse_gpus
@@ -200,6 +201,19 @@ def test_a_card_is_found_by_its_longest_name() -> None:
         assert found.flops == flops
     assert accelerator_named("NVIDIA H100 PCIe") is ACCELERATORS["H100 PCIe"]
     assert accelerator_named("Tesla K80") is None
+    for name in ("A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "A100 40 GB", "A100 40GB"):
+        assert accelerator_named(name) is ACCELERATORS["A100 40GB"]
+    for name in ("NVIDIA GeForce RTX 4090 Laptop GPU", "H100 96GB", "A100-SXM4-40GB MIG 1g.5gb"):
+        assert accelerator_named(name) is None
+
+
+@pytest.mark.parametrize("text", ["8xH100", "8 x h100", "8 H100", "H100 x8", "8xH100 SXM5"])
+def test_a_number_of_cards_has_several_forms(text: str) -> None:
+    assert parse_gpus(text) == (8, ACCELERATORS["H100"])
+    assert parse_gpus("2 24 GB")[0] == 2
+    for unclear in ("8xH100 x8", "x8", "4 8"):
+        with pytest.raises(ConfigurationError, match="write a number and a card"):
+            parse_gpus(unclear)
 
 
 def test_a_rank_holds_whole_rows_of_every_tensor() -> None:

@@ -87,6 +87,28 @@ def test_a_model_is_found_by_folder_by_table_and_by_hub_name(tmp_path: Path) -> 
         assert find_shape(hub) == replace(SHAPES[name], hub=hub)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen2.5-7B-Instruct-AWQ",
+        "unsloth/Qwen3-4B-unsloth-bnb-4bit",
+        "Qwen/Qwen3-8B-FP8",
+        "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4",
+        "mlx-community/Qwen3-4B-8bit",
+    ],
+)
+def test_a_quantised_model_is_refused_before_it_is_downloaded(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="quantised weights"):
+        find_shape(name)
+
+
+def test_the_folder_of_a_quantised_model_is_refused(tmp_path: Path) -> None:
+    fields = {"model_type": "llama", **SMALL, "quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigurationError, match="give the original checkpoint"):
+        find_shape(str(tmp_path))
+
+
 def test_an_unknown_model_names_the_nearest_and_an_unknown_family_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"nearest: qwen2.5-7b"):
         find_shape("qwen2-7b")

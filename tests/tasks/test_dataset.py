@@ -15,6 +15,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Option
 from rollstream.producers.tasks.dataset import Dataset
+from rollstream.producers.tasks.dataset_rows import DatasetColumns, SkippedRows, read_rows
 from rollstream.producers.tasks.registry import load_task
 
 VERIFIERS = """
@@ -123,6 +124,18 @@ def test_parquet_and_chat_messages_and_other_column_names(folder: Path):
     prompt = dataset(path="rows.parquet", **columns).prompt(0, 0)
     assert bytes(t for t in prompt.tokens if t < 256) == b"Sum.1+1"
     assert prompt.reference == "2"
+
+
+def test_chat_messages_may_stand_as_json_in_a_column(folder: Path):
+    chat = [{"role": "system", "content": "A"}, {"role": "user", "content": "B"}]
+    texts = [json.dumps(chat), '[{"a": 1}] is JSON', "[1]"]
+    write(folder / "rows.jsonl", [{"prompt": text, "reference": 1} for text in texts])
+    columns, skipped = DatasetColumns("prompt", "reference", ""), SkippedRows("rows")
+    rows = list(read_rows([folder / "rows.jsonl"], columns, skipped))
+    assert [row.prompt for row in rows] == [chat, *texts[1:]]
+    write(folder / "rows.jsonl", [{"prompt": repr(chat), "reference": 1}])
+    assert not list(read_rows([folder / "rows.jsonl"], columns, skipped))
+    assert "as Python prints them: write them as JSON" in skipped.listed()
 
 
 def test_answers_are_taught_where_their_column_is_named(folder: Path):

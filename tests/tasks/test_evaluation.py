@@ -173,6 +173,13 @@ def test_requests_are_the_same_for_every_version_and_share_a_group_per_prompt():
     assert {one.request.sampling.stop for one in first.values()} == {(EOS,)}
 
 
+def test_a_task_that_returns_its_whole_list_is_asked_no_more_than_was_set(monkeypatch):
+    task = Remainder()
+    whole = task.held_out(9)
+    monkeypatch.setattr(task, "held_out", lambda count: whole)
+    assert len(held_out_answers(task, EvaluationPlan(4, 2, 50, 9))) == 12
+
+
 class Strict(Parrot):
     """Its tokenizer has none of the tokens that an environment replies with."""
 

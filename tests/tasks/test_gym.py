@@ -121,7 +121,9 @@ def test_lists_become_the_tuples_that_a_data_set_wants():
         ({"dataset": "chain_sum", "seed": 2}, "seed is not given, it follows from the run's seed"),
         ({"dataset": "chain_sum", "size": 2}, "size is not given, the order has no end"),
         ({"dataset": "chain_sum", "min_terms": 9}, "max_terms must be >= min_terms"),
-        ({"dataset": "chain_sum", "min_terms": "two"}, "chain_sum refuses its parameters"),
+        ({"dataset": "chain_sum", "min_terms": 0}, "chain_sum refuses its parameters"),
+        ({"dataset": "chain_sum", "min_terms": "two"}, "min_terms of chain_sum must be a number"),
+        ({"dataset": "chain_sum", "allow_negation": "no"}, "must be true or false, got 'no'"),
     ],
 )
 def test_a_mistake_is_named(options: dict[str, Option], message: str):

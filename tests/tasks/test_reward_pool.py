@@ -12,6 +12,7 @@ import pytest
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.rewards.pool import RewardOutcome, RewardPool, RewardVerdict
+from rollstream.producers.rewards.process import alarm_s
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply
 from rollstream.program_output import EPISODE_BYTES
@@ -213,6 +214,11 @@ def test_a_reply_of_wrong_types_is_a_dead_verdict_and_the_process_lives():
     assert "the token 5.0, not a whole number" in reasons["float"]
     assert "a state that is a int, not text" in reasons["a number for a state"]
     assert "more than 65536 tokens" in reasons["endless"]
+
+
+def test_a_reward_may_compute_on_all_cores_for_its_whole_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert alarm_s(10) > 10 * 64
 
 
 def test_a_reward_of_numpy_is_a_number(pool: RewardPool):

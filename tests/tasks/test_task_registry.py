@@ -67,7 +67,7 @@ def test_a_module_in_the_working_directory_is_found(
         ("remainder", {"directt": 0.5}, "no option 'directt'; did you mean 'direct'?"),
         ("remainder", {"zzz": 0.5}, "no option 'zzz'; known: direct, jump"),
         ("remainder", {"direct": "much"}, "task.options of remainder: '<' not supported"),
-        ("dataset", {"path": "x.jsonl"}, "task.options of dataset: give verifier"),
+        ("dataset", {"prompt": "x"}, "task.options of dataset: give path"),
     ],
 )
 def test_a_mistake_is_named(name: str, options: dict[str, float], message: str):

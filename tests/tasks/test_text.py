@@ -63,6 +63,25 @@ def test_a_system_message_of_the_row_stays_the_only_one():
     assert TaskText(BUILT_IN, system="C").prompt(messages) == TaskText(BUILT_IN).prompt(messages)
 
 
+def test_a_developers_message_is_the_system_message_of_templates_without_the_role():
+    question = {"role": "user", "content": "B"}
+    system, developer = ({"role": role, "content": "A"} for role in ("system", "developer"))
+    expected = TaskText(BUILT_IN).prompt([system, question])
+    for text in (TaskText(BUILT_IN), TaskText(BUILT_IN, system="C")):
+        assert text.prompt([developer, question]) == expected
+
+
+def test_messages_that_the_template_leaves_out_are_refused(folder: Path):
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    shown = "{% for m in messages if m.role != 'system' %}"
+    template = shown + "{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    change(folder / "tokenizer_config.json", chat_template=template)
+    text = TextTokenizer(folder)
+    assert TaskText(text).prompt("hi")
+    with pytest.raises(ConfigurationError, match="leaves out messages of the role 'system'"):
+        TaskText(text, system="Be brief.").prompt("hi")
+
+
 def test_a_plain_prompt_is_the_text_as_the_tokenizer_begins_it():
     assert TaskText(BUILT_IN, "plain").prompt("hi") == (byte_token("<|begin|>"), *b"hi")
     with pytest.raises(ConfigurationError, match=r'set task.template = "chat"'):

@@ -1,7 +1,7 @@
 """The embedded engine, before it is opened (`TorchKind`)."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.kind import (
@@ -61,6 +61,21 @@ class TorchKind(EngineKind):
         from rollstream.producers.engines.torch.engine import refuse_model
 
         refuse_model(model, context_max, is_adapted)
+
+    def context_bound(self, fields: Mapping[str, object]) -> int | None:
+        """Returns the attention window of the model's layers, as `refuse_unsupported` finds it in
+        the configuration of transformers, whose import takes seconds.
+        """
+        inner = fields.get("text_config")
+        text = cast(Mapping[str, object], inner) if isinstance(inner, Mapping) else fields
+        # Of Qwen's classes alone a window without this field is unused.
+        is_qwen = str(text.get("model_type", "")).startswith("qwen")
+        if text.get("use_sliding_window", not is_qwen) is False:
+            return None
+        layers = text.get("attention_layers")
+        local = isinstance(layers, list) and "local" in layers
+        window = text.get("window_size" if local else "sliding_window")
+        return window if isinstance(window, int) and window > 0 else None
 
     def open(
         self,

@@ -28,13 +28,19 @@ class CsvTable:
         elif delimiter not in (outside := _QUOTED.sub("", first)):
             delimiter = next((other for other in _DELIMITERS if other in outside), delimiter)
         names = csv.reader([first], delimiter=delimiter)
-        self.header = [name.strip() for line in names for name in line]
+        written = [name for line in names for name in line]
+        self.header = [name.strip() for name in written]
+        # A header `a, b` means values without the space, too.
+        self._is_spaced = len(written) > 1 and all(name.startswith(" ") for name in written[1:])
         self._text, self._delimiter = text, delimiter
         self._again: list[str] = []  # in reverse
         self._taken: list[str] = []
 
     def __iter__(self) -> Iterator[tuple[int, list[str] | csv.Error]]:
-        reader = csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
+        lines, is_spaced = self._lines(), self._is_spaced
+        reader = csv.reader(
+            lines, delimiter=self._delimiter, strict=True, skipinitialspace=is_spaced
+        )
         while True:
             self._taken = []
             try:

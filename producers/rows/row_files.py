@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import glob, has_magic
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -24,15 +23,11 @@ import msgspec
 
 from rollstream.errors import ConfigurationError
 from rollstream.foreign_json import parse_loose_json
-from rollstream.producers.tasks.csv_table import CsvTable
+from rollstream.producers.rows.csv_table import CsvTable
 from rollstream.storage.hf_folder import BOM, is_lfs_pointer, lfs_refusal
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-"""Names of files that a folder of shards may have, also with `.gz` or `.zst` behind them."""
 KINDS = ".jsonl, .json, .csv, .tsv (also .gz and .zst) and .parquet"
 FIRST_ROWS, SAMPLED_EVERY, ROWS_PASSED_MAX = 1000, 997, 2_000_000
-_ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-"""Files that Hugging Face datasets writes beside the shards."""
 _PACKED = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 _FOREIGN = {
     b"ARROW1": "an Arrow file: write it as Parquet",
@@ -77,53 +72,7 @@ PlacedValues = tuple[str, Mapping[str, Any]]
 """The place of a row, such as "line 7", and its named columns."""
 
 
-def data_files(option: str) -> list[Path]:
-    """Returns the files that a path of `task.options` names: a file, the data files in a folder, or
-    those of a pattern (`data/*.parquet`), in the order of names. `~` is the home folder. Raises
-    `ConfigurationError` if there is none.
-    """
-    path = Path(option).expanduser()
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        files = [file for file in sorted(path.iterdir()) if _is_data(file)]
-        if not files:
-            raise ConfigurationError(
-                f"data set {option}: the folder has no file of {KINDS}{_below(path)}"
-            )
-        return files
-    if has_magic(str(path)):
-        files = [Path(name) for name in sorted(glob(str(path), recursive=True))]
-        files = [file for file in files if file.is_file()]
-        if files:
-            return files
-    raise ConfigurationError(
-        f"data set {option}: no such file; paths are relative to the working directory "
-        f"({Path.cwd()})"
-    )
-
-
-_BELOW_MAX = 2_000  # of a tree that may be a whole disk
-
-
-def _below(folder: Path) -> str:
-    """Returns the end of an error message that names the pattern of data files in subfolders, which
-    are often splits and not read by themselves; "" if there are none.
-    """
-    looked_at = sorted(islice(folder.rglob("*"), _BELOW_MAX))
-    first = next((file for file in looked_at if _is_data(file)), None)
-    if first is None:
-        return ""
-    pattern = first.parent / f"*{first.suffix}"
-    return f"; subfolders are not read, so name their files: {pattern}"
-
-
-def _is_data(path: Path) -> bool:
-    is_named = path.name not in _ABOUT_DATA and not path.name.startswith((".", "_"))
-    return path.is_file() and _kind_of(path) in SUFFIXES and is_named
-
-
-def _kind_of(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """Returns the suffix that tells the kind of a file, which may be compressed."""
     bare = path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
     return bare.suffix.lower()
@@ -184,7 +133,7 @@ def _zstd_stream(file: IO[bytes]) -> io.RawIOBase:
 def _text_rows(
     path: Path, lines: IO[bytes], columns: Sequence[str], sampling: RowSampling | None
 ) -> Iterator[PlacedValues | RowFault]:
-    kind = _kind_of(path)
+    kind = kind_of(path)
     if kind in (".csv", ".tsv"):
         delimiter = "\t" if kind == ".tsv" else ","
         yield from _csv_rows(path, lines, columns, delimiter, sampling)

@@ -1,0 +1,62 @@
+"""Takes from a run's store what the files of this host do not have: what the run recorded for
+defaults that follow the data (`stored_defaults`), and the adapter that it starts from
+(`stored_adapter`). So a role on another host needs the run's TOML file alone.
+"""
+
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rollstream.analysis.locate import url_inside
+from rollstream.config.config import essential_settings
+from rollstream.config.fitted_defaults import FOLLOW_DATA
+from rollstream.config.run_model import run_model
+from rollstream.config.settings import Configuration
+from rollstream.config.sources import SettingLayers
+from rollstream.errors import ConfigurationError, StoreError
+from rollstream.storage.identity import read_identity
+from rollstream.storage.lora_folder import adapter_settings
+from rollstream.storage.settings import LoraSettings
+from rollstream.storage.stored_settings import recorded_settings
+from rollstream.storage.stores.connect import open_store
+
+log = logging.getLogger(__name__)
+
+STORE_S = 10.0
+"""Longest wait for the store: a role waits for it longer, once it has started."""
+
+
+def stored_defaults(c: Configuration, folder: Path) -> SettingLayers:
+    """Returns those of `FOLLOW_DATA` that the run has recorded in its store; none before it has
+    recorded its settings, and while the store cannot be read, which the role itself reports.
+    """
+    recorded = SettingLayers()
+    url = url_inside(c.store, folder)
+    if url.startswith("file:") and not Path(url.removeprefix("file:")).is_dir():
+        return recorded  # opening the store would make the folder
+    try:
+        store = open_store(url, c.sync, STORE_S)
+        identity = read_identity(store)
+        if identity is None or identity.run != c.run or not identity.configuration:
+            return recorded
+        values = essential_settings(Configuration())
+        values |= recorded_settings(store, identity.configuration)
+    except (ConfigurationError, StoreError) as error:
+        log.debug("the run's recorded settings cannot be read: %s", error)
+        return recorded
+    for key in FOLLOW_DATA:
+        if key in values:
+            recorded.put(key, values[key], "the run's store")
+    return recorded
+
+
+def stored_adapter(c: Configuration, folder: Path) -> LoraSettings | None:
+    """Returns the settings of the adapter in the run's store; None if it has none. Raises
+    `StoreError` if the store cannot be read.
+    """
+    model = run_model(c, folder)
+    if model is None or c.model.lora.path is None or not model.has_adapter:
+        return None
+    with TemporaryDirectory(prefix="rollstream-adapter-") as cache:
+        own = adapter_settings(str(model.adapter_folder(Path(c.model.lora.path), Path(cache))))
+    return own.model_copy(update={"path": c.model.lora.path})
