@@ -32,7 +32,7 @@ PERMITTED = {
     "producers/tasks/gym.py": "references of this task's own prompts",
     "producers/tasks/mixture.py": "references of this task's own prompts",
     "producers/tasks/remainder.py": "references of this task's own prompts",
-    "producers/tasks/row_files.py": CAUGHT,
+    "producers/rows/row_files.py": CAUGHT,
     "producers/tasks/scripted.py": "references of this task's own prompts",
     "producers/tasks/tool_dialogue.py": "arguments that the parser of tool calls wrote as JSON",
     "rollstream/checks/model_process.py": OWN_TEXT,
