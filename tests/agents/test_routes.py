@@ -135,3 +135,16 @@ def test_bodies_that_are_no_requests_are_refused(bus: Bus):
         big = b'{"messages": "' + b"x" * (9 << 20) + b'"}'
         assert httpx2.post(url, content=big, headers=headers, timeout=60).status_code == 413
         assert not rollout.agents.open["0.0"].running.turns
+
+
+def test_true_and_false_are_rewards_of_a_session(bus: Bus):
+    """As JSON of `answer === expected`."""
+    with agent_rollout(bus) as rollout:
+        rollout.assign(assignment())
+        client_of(rollout).completions.create(model="m", prompt="a")
+        body = {"reward": True, "scores": {"long": False}}
+        headers = {"authorization": f"Bearer {rollout.key()}"}
+        url = f"{rollout.url}/sessions/0.0"
+        assert httpx2.request("DELETE", url, json=body, headers=headers).status_code == 204
+        (record,) = rollout.finished()
+    assert (record.reward, record.scores) == (1.0, {"long": 0.0})

@@ -29,7 +29,7 @@ LONG_LIVED = [
 
 def rollstream_arguments(service: Service) -> list[str]:
     """The arguments of `rollstream` in its command, also where a shell starts it."""
-    words = service.command
+    words = [word.replace("$(hostname)", "host") for word in service.command]
     return (words[2].removeprefix("exec ").split() if words[:2] == ["sh", "-c"] else words)[1:]
 
 
