@@ -110,7 +110,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "histospec_others_32": "… 32 rows of other prompts' answers: nothing fits",
     "histospec_others_64": "… 64 rows of other prompts' answers: nothing fits",
     "histospec_accepted": "share of drafted tokens that the model accepts, one row",
-    "histospec_worst": "drafts, the least of all ratios: answers of other prompts, 64 rows",
+    "histospec_worst": "drafts, the least of all ratios",
     "draft_accept_vs_vllm": "accepted share of drafts at equal verified tokens",
     "histospec_quickstart": (
         "trained tokens/s of the quickstart with drafts, where no prompt comes twice"
