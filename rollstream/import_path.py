@@ -1,5 +1,6 @@
-"""Imports a user's own code, which a setting names as `module:attribute` (`find_callable`), and
-gives the command line and environment of child processes (`module_command`, `module_environment`).
+"""Imports a user's own code, which a setting names as `module:attribute` (`find_callable`), and the
+options that the project's registries name so (`load_option`); gives the command line and
+environment of child processes (`module_command`, `module_environment`).
 
 A user's working directory may hold a `storage.py` or `queue.py`, which must not be imported in
 place of a module of Rollstream or of the standard library. So child processes run with Python's
@@ -15,6 +16,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rollstream.errors import ConfigurationError
 
@@ -32,6 +34,14 @@ _NEW_NAMES = {
 """Maps import names of release 0.1 to the present modules, where more changed than the
 `rollstream.` in front.
 """
+
+
+def load_option(name: str) -> Any:
+    """Returns what `module:attribute` names, of one of the project's own registries of options
+    (`ENGINES`, `STORES` and the like); its module is imported now.
+    """
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def find_callable(path: str, setting: str) -> Callable[..., object]:

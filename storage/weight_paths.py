@@ -8,10 +8,10 @@ its files are there, and any of them may be read there at any time.
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from rollstream.import_path import load_option
 from rollstream.metric_values import MetricValues
 from rollstream.storage.settings import RelaySettings
 from rollstream.storage.stores.base import ObjectStore
@@ -20,7 +20,7 @@ from rollstream.streams.bus import Bus
 WEIGHT_SOURCES: Mapping[str, str] = {"relay": "rollstream.storage.relay.opening:open_source"}
 """By name, `module:function` that opens the source: `(store, settings, folder) → WeightSource`."""
 PUBLISH_HOOKS: Mapping[str, str] = {"relay": "rollstream.storage.relay.opening:open_hook"}
-"""By name, `module:function` that opens the hook: `(store, bus, settings) → PublishHook | None`."""
+"""By name, `module:function` that opens the hook: `(store, bus, settings) → PublishHook`."""
 
 
 class WeightSource(ObjectStore, Protocol):
@@ -53,7 +53,7 @@ def open_weight_source(
     if not settings.enabled:
         return None
     opener: Callable[[ObjectStore, RelaySettings, Path], WeightSource]
-    opener = _load(WEIGHT_SOURCES["relay"])
+    opener = load_option(WEIGHT_SOURCES["relay"])
     return opener(store, settings, folder)
 
 
@@ -62,7 +62,7 @@ def open_publish_hook(store: ObjectStore, bus: Bus, settings: RelaySettings) -> 
     if not settings.enabled or not settings.push_bytes_max:
         return None
     opener: Callable[[ObjectStore, Bus, RelaySettings], PublishHook]
-    opener = _load(PUBLISH_HOOKS["relay"])
+    opener = load_option(PUBLISH_HOOKS["relay"])
     return opener(store, bus, settings)
 
 
@@ -72,8 +72,3 @@ def settle(store: ObjectStore) -> None:
     """
     if isinstance(store, PublishHook):
         store.settle()
-
-
-def _load(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    return getattr(import_module(module), function)

@@ -5,9 +5,10 @@ strings, so that a process imports the client of no log that its run does not us
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from rollstream.import_path import load_option
 
 if TYPE_CHECKING:  # a command that only reads a URL needs neither records nor numpy
     from rollstream.contained_folder import ContainedFolder
@@ -107,8 +108,8 @@ class BusKind(Protocol):
 
 @cache
 def _load(name: str) -> BusKind:
-    module, _, attribute = BUSES[name].partition(":")
-    return getattr(import_module(module), attribute)()
+    kind: type[BusKind] = load_option(BUSES[name])
+    return kind()
 
 
 def bus_kind(url: str) -> BusKind | None:

@@ -76,7 +76,7 @@ def _policy(scope: PolicyScope, is_ranked: bool, by_length: bool) -> PlannedPoli
     if needs_empty:
         reload = VersionReload(scope.bytes_of, settings.load_bytes_per_s, pace.max_lag)
         steps.append(Reloaded(reload))
-    steps += [Resumed(), Started(by_length, waves)]
+    steps += [Resumed(), Started(waves, by_length)]
     if needs_empty and settings.fill_tails and by_length:
         steps.append(TailsFilled())
     planner = AssignmentPlanner(

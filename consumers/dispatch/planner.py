@@ -18,6 +18,7 @@ from typing import Protocol
 from rollstream.consumers.dispatch import assignments
 from rollstream.consumers.dispatch.admission import (
     AdmissionPace,
+    WaveLayouts,
     rollout_speeds,
     room_to_admit,
     start_version,
@@ -178,58 +179,26 @@ class Resumed(StepWithoutRoom):
             draft.place([samples for samples in resumes if samples.version == version], rooms)
 
 
-class Layouts(Protocol):
-    """Lays waves out."""
-
-    held_max: int
-    """Number of samples that may wait for better rollouts under the newest layouts."""
-
-    def of(
-        self,
-        waves: Iterable[int],
-        state: DispatchState,
-        lengths: LengthHistory,
-        ahead: Sequence[Prompt],
-    ) -> Mapping[int, WaveLayout]:
-        """Returns by wave which rollouts take its long and its short samples."""
-        ...
-
-
-@dataclass(slots=True)
-class NoLayouts:
-    """Every rollout takes samples of any length."""
-
-    held_max: int = 0
-
-    def of(
-        self,
-        waves: Iterable[int],
-        state: DispatchState,
-        lengths: LengthHistory,
-        ahead: Sequence[Prompt],
-    ) -> Mapping[int, WaveLayout]:
-        return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Started(StepWithoutRoom):
     """Starts, the longest of a wave first; without `by_length` in the order of their prompts."""
 
+    waves: WaveLayouts
+    """States which rollouts take the long and the short samples of a wave."""
     by_length: bool = True
-    layouts: Layouts = field(default_factory=NoLayouts)
 
     def plan(self, draft: PlanDraft) -> None:
         starts = draft.rest("start")
         if not self.by_length:
             starts = [replace(samples, mean=0.0) for samples in starts]
         waves = (samples.group.admitted.wave for samples in starts)
-        layouts = self.layouts.of(waves, draft.state, draft.lengths, draft.ahead)
+        layouts = self.waves.of(waves, draft.state, draft.lengths, draft.ahead)
         room = sum(max(0, room) for room in draft.free.new.values())
         draft.place(assignments.in_start_order(starts, room), dict(draft.free.new), layouts)
 
     @property
     def held_max(self) -> int:
-        return self.layouts.held_max
+        return self.waves.held_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +213,7 @@ class AssignmentPlanner:
     pace: AdmissionPace
     keep_version: bool
     queue_per_slot: float
-    steps: Sequence[PlanStep] = (Moved(), Resumed(), Started())
+    steps: Sequence[PlanStep]
     by_speed: bool = True
     is_loadable: IsLoadable | None = None
 

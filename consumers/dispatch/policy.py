@@ -4,13 +4,13 @@ by strings (`dispatch.placement`), so that dispatch imports the one that its run
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
 from rollstream.consumers.dispatch.admission import AdmissionPace
 from rollstream.consumers.dispatch.lengths import LengthHistory
 from rollstream.consumers.dispatch.state import DispatchState
 from rollstream.consumers.settings import DispatchSettings
+from rollstream.import_path import load_option
 from rollstream.streams.records import Assignment, Prompt
 from rollstream.streams.values import Version
 
@@ -100,6 +100,5 @@ OpenPolicy = Callable[[PolicyScope], AssignmentPolicy]
 
 def open_policy(scope: PolicyScope) -> AssignmentPolicy:
     """Returns the policy that `dispatch.placement` names."""
-    module, _, function = ASSIGNMENT_POLICIES[scope.settings.placement].partition(":")
-    opener: OpenPolicy = getattr(import_module(module), function)
+    opener: OpenPolicy = load_option(ASSIGNMENT_POLICIES[scope.settings.placement])
     return opener(scope)

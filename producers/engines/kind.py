@@ -14,6 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from rollstream.errors import ConfigurationError
+from rollstream.import_path import load_option
 
 if TYPE_CHECKING:
     import torch
@@ -199,8 +200,7 @@ def engine_kind(name: str) -> EngineKind:
     """
     if name not in ENGINES:
         raise ConfigurationError(f"rollouts.engine must be one of {', '.join(ENGINES)}: {name!r}")
-    module, _, attribute = ENGINES[name].partition(":")
-    kind: type[EngineKind] = getattr(import_module(module), attribute)
+    kind: type[EngineKind] = load_option(ENGINES[name])
     return kind()
 
 

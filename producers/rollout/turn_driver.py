@@ -7,9 +7,9 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
+from rollstream.import_path import load_option
 from rollstream.metric_values import MetricValues
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.engines.base import Emission, Engine
@@ -170,8 +170,7 @@ def open_driver(parts: RolloutParts, task: Task, scope: DriverScope) -> TurnDriv
     """Returns the driver that the run's task and settings ask for. Raises `ConfigurationError` if
     the machine lacks what it needs.
     """
-    module, _, function = TURN_DRIVERS[_driver_name(task, scope)].partition(":")
-    opener: OpenDriver = getattr(import_module(module), function)
+    opener: OpenDriver = load_option(TURN_DRIVERS[_driver_name(task, scope)])
     return opener(parts, task, scope)
 
 

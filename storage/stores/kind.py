@@ -5,9 +5,9 @@ kinds by strings, so that a process imports the client of no store that its run 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import Literal, Protocol
 
+from rollstream.import_path import load_option
 from rollstream.storage.stores.base import ObjectStore
 
 STORES: Mapping[str, str] = {
@@ -62,8 +62,8 @@ class StoreKind(Protocol):
 
 @cache
 def _load(name: str) -> StoreKind:
-    module, _, attribute = STORES[name].partition(":")
-    return getattr(import_module(module), attribute)()
+    kind: type[StoreKind] = load_option(STORES[name])
+    return kind()
 
 
 def store_kind(url: str) -> StoreKind | None:

@@ -95,7 +95,7 @@ class Scene:
             self.bus, self.state, lambda: self.now_s, self.lengths, terms=terms
         )
         self.inbox.rebuild(own, {})
-        started = Started(layouts=WaveLayouts(self.keep_version, 2))
+        started = Started(WaveLayouts(self.keep_version, 2))
         steps = (Moved(), Resumed(), started)
         self.ordering = AssignmentPlanner(PACE, self.keep_version, 1.0, steps)
         self.repacking = RepackPlanner(0.0, 2, 2)

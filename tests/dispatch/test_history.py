@@ -101,7 +101,7 @@ def history(size: int | None = 1000, max_lag: int | None = 2) -> VersionReload:
 
 def give(state: DispatchState, known: VersionReload, now_s: float = 0.0) -> list[Assignment]:
     """Assigns as the service does."""
-    steps = (Moved(), Reloaded(known), Resumed(), Started(layouts=WaveLayouts(True, 4)))
+    steps = (Moved(), Reloaded(known), Resumed(), Started(WaveLayouts(True, 4)))
     ordering = AssignmentPlanner(PACE, True, 0.25, steps)
     records = [o.record for o in ordering.plan(state, LengthHistory(), (), now_s)]
     for record in records:
@@ -191,8 +191,9 @@ def test_a_trajectory_released_by_the_rollout_that_loads_its_version_restarts():
 
 def give_adapters(state: DispatchState, stored: set[Version]) -> list[Assignment]:
     """Assigns as the service does in a run that trains an adapter."""
+    steps = (Moved(), Resumed(), Started(WaveLayouts(False, 4)))
     ordering = AssignmentPlanner(
-        PACE, True, 0.25, is_loadable=lambda state, version: version in stored
+        PACE, True, 0.25, steps, is_loadable=lambda state, version: version in stored
     )
     records = [o.record for o in ordering.plan(state, LengthHistory(), (), 0.0)]
     for record in records:

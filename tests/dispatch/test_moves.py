@@ -20,7 +20,7 @@ TAIL = {"health": "draining", "quota_left": 0, "running": 1, "decode_batch_max":
 
 
 def ordering() -> AssignmentPlanner:
-    started = Started(layouts=WaveLayouts(True, PACE.groups_per_step))
+    started = Started(WaveLayouts(True, PACE.groups_per_step))
     return AssignmentPlanner(PACE, True, 0.25, (Moved(), Resumed(), started))
 
 
