@@ -28,6 +28,10 @@ class ConfigurationError(RollstreamError, ValueError):
     """A setting or argument is wrong or unknown, or does not fit another one or the run."""
 
 
+class SandboxRefused(ConfigurationError):
+    """This machine cannot provide the sandbox that is configured. The message names the remedy."""
+
+
 class OutputLost(RollstreamError, OSError):
     """The command's output cannot be written. `is_closed`: its reader closed the pipe, as `head`
     does, which is no fault.

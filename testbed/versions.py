@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rollstream.storage.models import config_from_version
 from rollstream.storage.stores.base import ObjectStore
-from rollstream.storage.weights.adapters import whole_tensors
+from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.streams.values import Version
 
@@ -17,7 +17,7 @@ def model_from_version(
 ) -> PreTrainedModel:
     """The model of a stored version as fp32, every tensor verified; an adapter is merged in."""
     manifest, tensors = fetch_tensors(store, version, manifest_hash)
-    tensors = whole_tensors(store, manifest, tensors)
+    tensors = form_of(manifest).model_tensors(store, manifest, tensors)
     config = config_from_version(store, manifest)
     config.dtype = torch.float32
     model = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))  # pyright: ignore[reportUnknownMemberType]

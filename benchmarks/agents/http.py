@@ -21,7 +21,7 @@ from benchmarks.case import Case, alone, paired
 from rollstream.producers.agents.episodes import TURN_S
 from rollstream.producers.engines.base import Emission, Engine, GenerationRequest
 from rollstream.producers.engines.paced.build import open_paced
-from rollstream.producers.engines.paced.settings import (
+from rollstream.producers.engines.paced_settings import (
     LengthSettings,
     PacedSettings,
     RooflineSettings,

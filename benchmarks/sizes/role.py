@@ -30,7 +30,6 @@ from rollstream.consumers.trainer.publisher import CheckpointRetention, StepPubl
 from rollstream.producers.engines.base import EngineOptions, GenerationRequest
 from rollstream.producers.engines.torch.engine import TorchEngine
 from rollstream.producers.rollout.weights import WeightsFollower
-from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.metrics_file import MetricsFile
 from rollstream.storage.models import build_model
 from rollstream.storage.stores.file import FileStore
@@ -120,7 +119,7 @@ def roll_out(spec: Mapping[str, Any], folder: Path) -> None:
     """Rows that reach the engine's context, and an update while they decode."""
     bus = open_bus(f"sqlite:{folder / 'weights'}")
     bus.create(catalogue(1))
-    follower = WeightsFollower(bus, FileStore(folder / "store"), streamed_above=STREAMED_BYTES)
+    follower = WeightsFollower(bus, FileStore(folder / "store"), large="streamed")
     config: Any = build_model_config(spec)
     first = fetched_version(follower, Version(0, 1)).update.tensors
     options = EngineOptions(spec["slots"], spec["context"])

@@ -37,7 +37,6 @@ from rollstream.producers.engines.settings import VllmSettings
 from rollstream.producers.engines.vllm.environment import installed_release
 from rollstream.producers.rollout.read_back import FetchedWeights
 from rollstream.producers.rollout.weights import WeightsFollower
-from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.weights.publish import NewVersion, publish_version
 from rollstream.streams.connect import open_bus
@@ -104,8 +103,7 @@ def apply(folder: Path, kind: str) -> None:
     """Print the bytes beyond the engine's own while it opens and takes each version."""
     store, bus = open_store(f"file:{folder / 'store'}"), open_bus(f"sqlite:{folder / kind}")
     bus.create(catalogue(1))
-    limits = (None, STREAMED_BYTES) if kind == VLLM else (STREAMED_BYTES, None)
-    follower = WeightsFollower(bus, store, streamed_above=limits[0], mapped_above=limits[1])
+    follower = WeightsFollower(bus, store, large="mapped" if kind == VLLM else "streamed")
     found_config = AutoConfig.from_pretrained(folder / "model")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     config = cast(PreTrainedConfig, found_config)
     memory = PeakMemory(with_workers)

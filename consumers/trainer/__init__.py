@@ -4,7 +4,8 @@ The modules in the order of a step: `build` restores the newest checkpoint and t
 `loop` runs the phases of each step, `data/` selects and prepares the samples, `learn/` computes
 gradients and updates, `publisher` publishes finished steps in a thread of its own through
 `versions`, `checkpoint` and `ledger`; `metrics` are those of a step. `past_versions` reads versions
-for the loss. `sharded/` is a learner of several processes.
+for the loss. `sharded/` is a learner of several processes, among which
+`rank_plan` divides work and tensors.
 
 Most modules import torch.
 """

@@ -10,9 +10,9 @@ there.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TYPE_CHECKING
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.checkpoint import (
@@ -34,8 +34,7 @@ from rollstream.consumers.trainer.data.retention import (
 )
 from rollstream.consumers.trainer.data.selection import AnnotationWatch, load_choice
 from rollstream.consumers.trainer.data.takes import TakeFeeder
-from rollstream.consumers.trainer.learn.base import Learner, open_learner
-from rollstream.consumers.trainer.learn.paced import PacedModel
+from rollstream.consumers.trainer.learn.base import LearnableModel, Learner, open_learner
 from rollstream.consumers.trainer.ledger import Ledger, LedgerTail
 from rollstream.consumers.trainer.loop import Trainer
 from rollstream.consumers.trainer.past_versions import NeededVersions, PublishedVersions
@@ -65,9 +64,6 @@ from rollstream.streams.writer import FencedWriter
 if TYPE_CHECKING:  # see learn/base.py
     from transformers import PreTrainedModel
 
-    from rollstream.consumers.trainer.sharded.learner import ShardedModel
-    from rollstream.consumers.trainer.sharded.ranks import Ranks
-
 log = logging.getLogger(__name__)
 
 
@@ -88,15 +84,29 @@ class Provenance:
     """The id drawn when the run was created; a ledger with another id belongs to another run."""
 
 
+class RankGroup(Protocol):
+    """The processes that share a model with this one, which leads them."""
+
+    def announce_start(
+        self, term: int, model: str, settings: str, checkpoints: Iterable[CheckpointId]
+    ) -> None:
+        """Tell the others, once, what this term starts from."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """Returns a block that fails in every process if it fails in one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class InitialModel:
     """Holds the model that training starts from when there is no checkpoint, and the files
     (configuration, tokenizer) that every version carries.
     """
 
-    model: "PreTrainedModel | PacedModel | ShardedModel"
+    model: "PreTrainedModel | LearnableModel"
     model_files: Mapping[str, bytes]
-    ranks: "Ranks | None" = None
+    ranks: RankGroup | None = None
     """The ranks that share the model; None if this process has it alone."""
     model_hash: str = ""
     """Hash of the model. Ranks compare it, because all must start from the same model."""
@@ -220,7 +230,7 @@ def load_first(
     store: ObjectStore,
     learner: Learner,
     checkpoints: Iterable[CheckpointId],
-    ranks: "Ranks | None" = None,
+    ranks: RankGroup | None = None,
 ) -> TrainerState | None:
     """Load the first of these checkpoints that is complete and undamaged into the learner, tensor
     by tensor, and return the trainer's state in it; None if there is none. All `ranks` load the

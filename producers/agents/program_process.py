@@ -31,7 +31,7 @@ from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_function
 from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
 from rollstream.producers.sandbox.base import SandboxRefused
-from rollstream.producers.sandbox.factory import configure, plan_of
+from rollstream.producers.sandbox_settings import configure_sandboxes
 from rollstream.producers.tasks.base import PlainSandbox, Score
 from rollstream.program_output import OutputPipe, ProgramOutput
 from rollstream.streams.foreign_text import reason_text
@@ -227,7 +227,7 @@ def _pass_on(printed: OutputPipe, stderr: int) -> None:
 def main(path: str, sandbox: str) -> None:
     """Import the function and run its episodes until the pipe closes."""
     if sandbox:
-        configure(plan_of(msgspec.json.decode(sandbox, type=PlainSandbox)))
+        configure_sandboxes(msgspec.json.decode(sandbox, type=PlainSandbox))
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,6 +1,6 @@
 """Finds drafts in a history of earlier answers: `look_up_draft` returns the tokens that followed
 the longest match of a sequence's newest tokens. The history's writer fills its hash table of
-n-grams (`NgramTable`); engines read it (`HistoryView`) through the interface `DraftSource`.
+n-grams (`NgramTable`); engines read it (`HistoryView`) as a `DraftSource`.
 
 A look-up may run while another process writes. Whatever the memory holds, random bytes included, it
 reads only inside the memory, probes at most `PROBES` slots per n-gram length, and returns a draft
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollstream.producers.drafts.shared_memory import HEAD_WORD, PROBES, SEQUENCE_END, HistoryMemory
+from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.streams.values import Tokens
 
 NgramKeys = NDArray[np.uint64]
@@ -172,43 +173,6 @@ class NgramTable:
         """Returns the slots that may hold each of the n keys: (n, PROBES)."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
         return first[:, None] + np.arange(PROBES)
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Holds the `tokens` that may come next; they followed `matched` tokens in the history that
-    equal the newest ones of the sequence. If `matched` is 0, there is no draft and `tokens` is
-    empty.
-    """
-
-    tokens: Sequence[int]
-    matched: int
-
-
-NO_DRAFT = Draft((), 0)
-
-
-class DraftSource(Protocol):
-    """A history from which an engine gets drafts, and to which it passes the tokens that it
-    generates.
-
-    The engine verifies every token of a draft, so a wrong, old or half overwritten draft costs time
-    and never changes an output. `prompt` is a hash of the prompt's tokens (`history.prompt_key`),
-    not the id of a request, so that an engine without request ids can use the same calls.
-    """
-
-    context: int
-    """How many of the newest tokens a look-up uses, at most."""
-
-    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """Returns at most `most` tokens that may follow `newest` (oldest first) in this prompt."""
-        ...
-
-    def add_running(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """Add the last `fresh` of these tokens of a running sequence; the tokens before them are
-        their context. `group` orders the passes over this prompt.
-        """
-        ...
 
 
 class HistoryView:

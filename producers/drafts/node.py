@@ -17,7 +17,8 @@ from rollstream.deadline import Deadline
 from rollstream.errors import StoreError
 from rollstream.producers.drafts import shared_memory
 from rollstream.producers.drafts.history import AnswerHistory, OccurrenceChoice
-from rollstream.producers.drafts.index import Draft, HistoryView, look_up_draft
+from rollstream.producers.drafts.index import HistoryView, look_up_draft
+from rollstream.producers.engines.drafting import Draft
 from rollstream.streams.values import Tokens
 
 REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks (1 µs) whether the file was replaced

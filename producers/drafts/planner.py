@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from rollstream.producers.drafts.index import Draft
+from rollstream.producers.engines.drafting import Draft
 
 MEASUREMENT_DECAY = 0.98  # each pass multiplies the weight of earlier ones: about 50 count
 OUTLIER_FACTOR = 4.0  # a pass that took more than so many times its expected time was interrupted

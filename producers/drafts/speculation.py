@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.index import NO_DRAFT, Draft, DraftSource
+from rollstream.producers.engines.drafting import NO_DRAFT, Draft, DraftSource
 from rollstream.producers.drafts.planner import (
     AcceptanceCurve,
     DraftRow,

@@ -13,8 +13,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.index import DraftSource
+from rollstream.producers.engines.drafting import DraftGate, DraftSource
 from rollstream.storage.weights.resident import TensorPatch
 from rollstream.streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 

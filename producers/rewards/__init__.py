@@ -1,7 +1,8 @@
 """Rewards and environment replies, computed by a task's own code in separate processes.
 
 `pool` is the interface: it queues questions and returns one outcome for each. `process` is the
-program that runs in each process, and `worker` starts and ends it. The replies of an environment
+program that runs in each process, and `worker` starts and ends it; `facts` are those that a
+scorer's call gets. The replies of an environment
 with an `async def reply` come from the program `environment`, one process for all, which `replies`
 asks.
 """

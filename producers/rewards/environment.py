@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, SandboxRefused
 from rollstream.producers.rewards.process import (
     RewardAnswer,
     claim_pipes,
@@ -24,8 +24,7 @@ from rollstream.producers.rewards.process import (
     failed_answer,
     reply_answer,
 )
-from rollstream.producers.sandbox.base import SandboxRefused
-from rollstream.producers.sandbox.factory import configure, plan_of
+from rollstream.producers.sandbox_settings import configure_sandboxes
 from rollstream.producers.tasks.base import Environment, PlainTask
 from rollstream.producers.tasks.registry import load_task
 
@@ -122,7 +121,7 @@ def main(settings: str) -> None:
     questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
-    configure(plan_of(description.sandbox))
+    configure_sandboxes(description.sandbox)
     source, sink = claim_pipes()
     encode = msgspec.json.Encoder().encode
     try:

@@ -25,7 +25,7 @@ from rollstream.producers.rewards.worker import (
     PendingQuestion,
     RewardWorker,
 )
-from rollstream.producers.scoring.functions import TrajectoryFacts
+from rollstream.producers.rewards.facts import TrajectoryFacts
 from rollstream.producers.settings import TaskSettings
 from rollstream.producers.tasks.base import Reply, Turns
 from rollstream.streams.foreign_text import reason_text

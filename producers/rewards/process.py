@@ -22,16 +22,11 @@ from typing import Literal, cast
 
 import msgspec
 
-from rollstream.errors import ConfigurationError
+from rollstream.errors import ConfigurationError, SandboxRefused
+from rollstream.import_path import load_option
 from rollstream.producers.foreign_number import NoFiniteNumber, finite_number
-from rollstream.producers.sandbox.base import SandboxRefused
-from rollstream.producers.sandbox.factory import configure, plan_of
-from rollstream.producers.scoring.functions import (
-    Finished,
-    ScoringFunction,
-    TrajectoryFacts,
-    load_function,
-)
+from rollstream.producers.rewards.facts import LOAD_SCORING, ScoringCall, TrajectoryFacts
+from rollstream.producers.sandbox_settings import configure_sandboxes
 from rollstream.producers.tasks.base import (
     Environment,
     PlainTask,
@@ -87,7 +82,7 @@ def failed_answer(reason: str) -> RewardAnswer:
 
 
 def answer_question(
-    task: Task, function: ScoringFunction | None, question: RewardQuestion
+    task: Task, function: ScoringCall | None, question: RewardQuestion
 ) -> RewardAnswer:
     """Make the call that the question asks for; `function` is the scorer's. Any `Exception` of the
     code, and any result of a wrong type or value, becomes an answer of kind `failed`; a machine
@@ -103,7 +98,7 @@ def answer_question(
         assert question.facts is not None
         decode = task.tokenizer().decode
         return _function_answer(
-            function(Finished(question.facts, question.reference, question.turns, decode))
+            function(question.facts, question.reference, question.turns, decode)
         )
     except SandboxRefused as error:
         return RewardAnswer("refused", reason=str(error))
@@ -249,7 +244,7 @@ def main(settings: str, function_path: str = "") -> None:
     `failed` with the reason. Then answer questions until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
-    configure(plan_of(description.sandbox))
+    configure_sandboxes(description.sandbox)
     source, sink = claim_pipes()
     encode = msgspec.json.Encoder().encode
     with open(sink, "wb", buffering=0) as out:
@@ -257,7 +252,7 @@ def main(settings: str, function_path: str = "") -> None:
             task = load_task(description)
             if isinstance(task, Prepared):
                 task.prepare()
-            function = load_function(function_path) if function_path else None
+            function = load_option(LOAD_SCORING)(function_path) if function_path else None
         except ConfigurationError as error:
             out.write(encode(RewardAnswer("failed", reason=str(error))) + b"\n")
             return

@@ -16,8 +16,7 @@ import torch
 
 from rollstream.errors import EngineRefused
 from rollstream.producers.engines.base import WeightComparison, WeightUpdate
-from rollstream.storage.weights.mapped import MappedTensors
-from rollstream.storage.weights.streamed import StreamedTensors
+from rollstream.producers.rollout.holder import WeightHolder
 from rollstream.streams.records import WeightsAnnounced
 
 log = logging.getLogger(__name__)
@@ -42,25 +41,27 @@ class TensorRotation:
         """
         names = sorted(sizes)
         later = [name for name in names if name > self._after]
-        found: list[str] = []
+        sample: list[str] = []
         room = self._bytes
         for name in later + names[: len(names) - len(later)]:
             room -= sizes[name]
-            if found and room < 0:
+            if sample and room < 0:
                 break
-            found.append(name)
-        self._after = found[-1] if found else ""
-        return found
+            sample.append(name)
+        self._after = sample[-1] if sample else ""
+        return sample
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
-    """Holds the `update` to one announced version: its tensors, verified against their hashes and
-    prepared for the engine. `repairs`: they replace tensors that the engine served wrongly.
+    """Holds the `update` to one announced version: its tensors, verified against their hashes,
+    prepared for the engine and held by `holder`. `repairs`: they replace tensors that the engine
+    served wrongly.
     """
 
     announced: WeightsAnnounced
     update: WeightUpdate
+    holder: WeightHolder
     repairs: bool = False
 
 
@@ -79,9 +80,8 @@ def compare_tensors(
     fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
 ) -> ReadBackResult:
     """Compare the tensors `names` (None: all) with those that the engine serves. A difference is
-    logged as an error and returned, not raised. If the rollout keeps the tensors in a file
-    (`MappedTensors`), a tensor that was damaged there counts as different. The update took
-    `seconds`.
+    logged as an error and returned, not raised. A tensor that was damaged where the rollout holds
+    it counts as different. The update took `seconds`.
     """
     compared = _compared(fetched, read_back, names)
     if compared.differing:
@@ -99,25 +99,12 @@ def compare_tensors(
 def _compared(
     fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None
 ) -> WeightComparison:
-    """Compare the tensors with those that the engine serves, and tensors that are kept in a file
-    with their hashes too: the engine may have read the same damaged file, and would then agree.
-    """
     tensors = fetched.update.tensors
-    asked = tuple(tensors) if names is None else names
-    compared = read_back(asked, tensors)
-    if not isinstance(tensors, MappedTensors):
-        return compared
-    damaged = dict.fromkeys((*compared.differing, *tensors.damaged(asked)))
-    return WeightComparison(compared.count, tuple(damaged))
-
-
-def tensor_sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Returns the size of each tensor in bytes by name. `StreamedTensors`, which are decoded one by
-    one when they are used, know their sizes, so none is decoded here.
-    """
-    if isinstance(tensors, StreamedTensors):
-        return tensors.sizes
-    return {name: tensor.nbytes for name, tensor in tensors.items()}
+    names = list(tensors) if names is None else names
+    compared = read_back(names, tensors)
+    damaged = fetched.holder.damaged(tensors, names)
+    differing = dict.fromkeys((*compared.differing, *damaged))
+    return WeightComparison(compared.count, tuple(differing))
 
 
 def compare_all_tensors(

@@ -13,22 +13,19 @@ from collections.abc import Callable, Collection
 import torch
 
 from rollstream.errors import CorruptObject, EngineRefused, ObjectMissing
-from rollstream.metric_values import SECONDS_BUCKETS, MetricHistogram
-from rollstream.producers.engines.base import WeightUpdate, merged_update
+from rollstream.producers.engines.base import WeightUpdate
+from rollstream.producers.rollout.holder import Fetch, FetchMeter, WeightHolder, open_holder
 from rollstream.producers.rollout.read_back import (
     FetchedWeights,
     ReadBack,
     ReadBackResult,
     TensorRotation,
     compare_tensors,
-    tensor_sizes,
 )
+from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.weights.manifest import Manifest, read_manifest
-from rollstream.storage.weights.mapped import MappedWeights
 from rollstream.storage.weights.publish import announcement
-from rollstream.storage.weights.resident import ResidentUpdate, ResidentWeights
-from rollstream.storage.weights.streamed import StreamedTensors, WrongBase, stream_version
 from rollstream.streams.bus import Bus
 from rollstream.streams.reader import TopicReader, from_begin
 from rollstream.streams.records import Opened, WeightsAnnounced
@@ -47,12 +44,8 @@ class WeightsFollower:
     background thread fetches or compares, never both, so the tensors do not change between `take`
     and the result of the comparison (`verdict`).
 
-    A small version is kept in this process: its tensors are moved from version to version in place,
-    compared with their hashes, and prepared for the engine. A version above `streamed_above` bytes
-    is streamed into the engine, whose own tensors are the base of its deltas
-    (`storage/weights/streamed.py`). For an engine that maps files, a version above `mapped_above`
-    bytes is kept in a file (`storage/weights/mapped.py`). A limit of None is never reached. The
-    size of the first version decides for all.
+    The size of the first version decides how all are held (`holder.py`): in the way `large` above
+    `large_above` bytes, else in this process.
     """
 
     def __init__(
@@ -61,16 +54,13 @@ class WeightsFollower:
         store: ObjectStore,
         timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        streamed_above: int | None = None,
-        mapped_above: int | None = None,
+        large: str = "resident",
+        large_above: int = STREAMED_BYTES,
     ) -> None:
-        self._store, self._timer, self._sleep = store, timer, sleep
-        self._streamed_above, self._mapped_above = streamed_above, mapped_above
-        self._is_streaming: bool | None = None  # the first version decides
-        self._served: Manifest | None = None  # the engine's version, if versions are streamed
-        self._given: Manifest | None = None  # the version that was taken last, if it is streamed
+        self._store, self._sleep = store, sleep
+        self._large, self._large_above = large, large_above
         self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
-        self._held: ResidentWeights | MappedWeights = ResidentWeights()
+        self._holder: WeightHolder | None = None  # until the first version decides
         self._rotation = TensorRotation()
         self._newest: WeightsAnnounced | None = None
         self._thread: threading.Thread | None = None
@@ -92,8 +82,7 @@ class WeightsFollower:
         """
         self.unavailable: Version | None = None
         """The last version that `fetch_version` could not fetch."""
-        self.fetched_bytes = 0
-        self.fetch_s = MetricHistogram(SECONDS_BUCKETS)
+        self.fetches = FetchMeter(timer)
 
     @property
     def newest(self) -> WeightsAnnounced | None:
@@ -143,12 +132,9 @@ class WeightsFollower:
             self._fetched = None
             self._begin(lambda: self._fetch(newest, after=fetched.update))
 
-    def _note_served(self, held: Version | None) -> None:
-        """Remember the manifest of the version that the engine serves, if it was streamed."""
-        if held is None:
-            self._served = None
-        elif self._given is not None and self._given.version == held:
-            self._served = self._given
+    def _note_served(self, version: Version | None) -> None:
+        if self._holder is not None:
+            self._holder.note_served(version)
 
     def take(self) -> FetchedWeights | None:
         """Returns the fetched version once, else None. Raises the error of a fetch whose tries all
@@ -160,9 +146,7 @@ class WeightsFollower:
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
             self._taken = fetched.announced
-            tensors = fetched.update.tensors
-            self._given = tensors.manifest if isinstance(tensors, StreamedTensors) else None
-            self._served = self._served or self._given
+            fetched.holder.note_taken(fetched.update)
         return fetched
 
     def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
@@ -170,9 +154,8 @@ class WeightsFollower:
         the engine serves; the samples rotate through all tensors. The update took `seconds`.
         """
         self._note_served(fetched.update.version)
-        names = (
-            None if fetched.repairs else self._rotation.next(tensor_sizes(fetched.update.tensors))
-        )
+        sizes = fetched.holder.sizes(fetched.update.tensors)
+        names = None if fetched.repairs else self._rotation.next(sizes)
         self._is_comparing = True
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
@@ -208,7 +191,7 @@ class WeightsFollower:
                 "engine served different ones: suspect this machine's memory"
             )
         self._repairs += 1
-        self._held, self._served, self._given = type(self._held)(), None, None
+        self._holder = None if self._holder is None else self._holder.renewed()
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
@@ -254,7 +237,7 @@ class WeightsFollower:
         """
         for attempt in range(FETCH_TRIES):
             try:
-                _, update = self._updated(announced.version, announced.manifest_hash, after)
+                _, update, holder = self._updated(announced.version, announced.manifest_hash, after)
             except (ObjectMissing, CorruptObject, OSError) as error:
                 log.warning("version %s could not be fetched: %s", announced.version, error)
                 newest = self._newest
@@ -265,7 +248,7 @@ class WeightsFollower:
                 self._sleep(0.1 * 2**attempt)
                 continue
             self.hold_name()
-            self._fetched = FetchedWeights(announced, update, self._repairing)
+            self._fetched = FetchedWeights(announced, update, holder, self._repairing)
             return
         raise ObjectMissing(
             f"version {announced.version} and those before it were deleted while fetched"
@@ -273,70 +256,28 @@ class WeightsFollower:
 
     def _fetch_old(self, version: Version) -> None:
         try:
-            manifest, update = self._updated(version)
+            manifest, update, holder = self._updated(version)
         except (ObjectMissing, CorruptObject, OSError) as error:
             log.warning("version %s cannot be fetched from history: %s", version, error)
             self.unavailable = version
             return
-        self._fetched = FetchedWeights(announcement(manifest, manifest.created_s), update)
+        announced = announcement(manifest, manifest.created_s)
+        self._fetched = FetchedWeights(announced, update, holder)
 
     def _updated(
         self, version: Version, manifest_hash: str | None = None, after: WeightUpdate | None = None
-    ) -> tuple[Manifest, WeightUpdate]:
+    ) -> tuple[Manifest, WeightUpdate, WeightHolder]:
         """Fetch the update to this version and let the engine prepare it. The weights that the
         engine serves have not changed yet.
         """
-        if self._is_streaming is None:
+        if self._holder is None:
             manifest = read_manifest(self._store, version, manifest_hash)
-            self._is_streaming = _is_larger(manifest, self._streamed_above)
-            if _is_larger(manifest, self._mapped_above):
-                self._held = MappedWeights()
-        if self._is_streaming:
-            return self._streamed(version, manifest_hash)
-        started = self._timer()
-        moved = self._held.update(self._store, version, manifest_hash)
-        self._count(started, moved.fetched_bytes)
-        update = self._update_of(moved)
-        update = update if after is None else merged_update(after, update)
-        return moved.manifest, self.prepare(update)
-
-    def _streamed(
-        self, version: Version, manifest_hash: str | None
-    ) -> tuple[Manifest, WeightUpdate]:
-        """Do what `_updated` does, with the engine's own tensors as the base. Tensors that the
-        engine does not return bit for bit are fetched without a base.
-        """
-        wrong: frozenset[str] = frozenset()
-        while True:
-            started = self._timer()
-            tensors = stream_version(self._store, version, manifest_hash, self._served, wrong)
-            self._count(started, tensors.fetched_bytes)
-            manifest = tensors.manifest
-            try:
-                return manifest, self.prepare(WeightUpdate(version, tensors, tensors.base))
-            except WrongBase as error:
-                if error.names <= wrong:
-                    raise
-                log.error("version %s is fetched again without a base: %s", version, error)
-                wrong |= error.names
-
-    def _count(self, started: float, fetched_bytes: int) -> None:
-        self.fetch_s.add(self._timer() - started)
-        self.fetched_bytes += fetched_bytes
-
-    def _update_of(self, moved: ResidentUpdate) -> WeightUpdate:
-        manifest, tensors = moved.manifest, self._held.tensors
-        scaling = manifest.adapter.scaling if manifest.adapter else None
-        return WeightUpdate(
-            manifest.version, tensors, moved.base, moved.patches, moved.whole, scaling=scaling
-        )
+            self._holder = open_holder(manifest, self._large, self._large_above)
+        holder = self._holder
+        fetch = Fetch(self._store, version, manifest_hash, self.prepare, self.fetches, after)
+        return *holder.update(fetch), holder
 
     def _compare(
         self, fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
     ) -> None:
         self._verdict = compare_tensors(fetched, read_back, names, seconds)
-
-
-def _is_larger(manifest: Manifest, above: int | None) -> bool:
-    """Returns whether the version is no adapter and has more than `above` bytes; False for None."""
-    return above is not None and manifest.full_bytes > above and not manifest.adapter

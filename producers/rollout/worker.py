@@ -10,13 +10,13 @@ a thread), `InProgress` (whose driver moves trajectories through the engine), an
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from rollstream.metric_values import MetricValues
-from rollstream.producers.drafts.feed import DraftFeed
-from rollstream.producers.engines.base import Engine, UpdateMode
+from rollstream.producers.engines.base import DraftStats, Engine, UpdateMode
 from rollstream.producers.rollout.assignments import (
     AssignmentQueue,
     UpdateInputs,
@@ -41,6 +41,20 @@ POLL_S = 0.03  # of decoding in one iteration
 IDLE_S = 0.02  # pause of an iteration that has nothing to decode
 
 
+class DraftHistory(Protocol):
+    """Fills the history of earlier answers that the engine drafts from."""
+
+    def poll(self, drafts: bool = True) -> None:
+        """Add what arrived in the log, a bounded amount; `drafts`: the engine drafted lately."""
+        ...
+
+    def readers(self) -> Sequence[TopicReader]: ...
+
+    def close(self, drafts: DraftStats) -> None:
+        """Leave the history; `drafts` are the engine's statistics."""
+        ...
+
+
 @dataclass(slots=True)
 class RolloutLoop:
     """Runs one rollout under one term, in the caller's thread. The engine must serve a version
@@ -60,7 +74,7 @@ class RolloutLoop:
     sleep: Callable[[float], None] = time.sleep
     outcome_wait_s: float = 2.0
     """The longest time that a leaving rollout waits for rewards and replies."""
-    draft_feed: DraftFeed | None = None
+    draft_feed: DraftHistory | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
     """Number of new trajectories started under the held version (the one that the engine serves),

@@ -12,7 +12,8 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from rollstream.errors import ConfigurationError, RollstreamError
+from rollstream.errors import RollstreamError
+from rollstream.errors import SandboxRefused as SandboxRefused
 
 WORK_FOLDER = "/work"
 """The folder in which programs run: the only one that they may write to, besides /dev/shm."""
@@ -34,10 +35,6 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
 }
 """All environment variables of a sandbox; none is inherited from the host."""
-
-
-class SandboxRefused(ConfigurationError):
-    """This machine cannot provide the sandbox that is configured. The message names the remedy."""
 
 
 class SandboxFailed(RollstreamError, OSError):

@@ -1,8 +1,7 @@
 """Opens sandboxes as the run's settings say (`open_sandbox`, `run`), by the back end that
 `task.sandbox.backend` names: `bubblewrap`, `docker`, or a plug-in by `module:attribute`.
 
-A reward process calls `configure` with the run's settings before the task's code runs; a program
-without a run uses the defaults.
+The settings are those of the process (`producers/sandbox_settings.py`).
 """
 
 import threading
@@ -20,6 +19,7 @@ from rollstream.producers.sandbox.base import (
     SandboxRefused,
     SandboxResult,
 )
+from rollstream.producers.sandbox_settings import configured_sandboxes
 from rollstream.producers.tasks.base import PlainSandbox
 
 BACKENDS = {
@@ -59,26 +59,26 @@ def plan_of(settings: PlainSandbox) -> SandboxPlan:
 
 
 _lock = threading.Lock()
-_plan = SandboxPlan()
 _backends: dict[SandboxPlan, SandboxBackend] = {}
 
 
-def configure(plan: SandboxPlan) -> None:
-    """Let the sandboxes that this process opens from here on have these settings."""
-    global _plan
-    _plan = plan
+def configured_plan() -> SandboxPlan:
+    """Returns the plan of this process's settings (`producers/sandbox_settings.py`)."""
+    settings = configured_sandboxes()
+    return SandboxPlan() if settings is None else plan_of(settings)
 
 
 def configured_limits() -> SandboxLimits:
     """Returns the limits of the settings."""
-    return _plan.limits
+    return configured_plan().limits
 
 
 def open_sandbox(limits: SandboxLimits | None = None) -> Sandbox:
     """Returns a new, empty sandbox with three verbs, `exec`, `read` and `write`. Close it, or use
     it in a `with` statement. Raises `SandboxRefused` where this machine cannot provide one.
     """
-    return _backend(_plan).open(limits or _plan.limits)
+    plan = configured_plan()
+    return _backend(plan).open(limits or plan.limits)
 
 
 def run(
@@ -102,14 +102,15 @@ def run(
         held[command[-1]] = _bytes(program)
     else:
         command = tuple(program)
-    return _backend(_plan).run_once(command, _bytes(stdin), held, limits or _plan.limits)
+    plan = configured_plan()
+    return _backend(plan).run_once(command, _bytes(stdin), held, limits or plan.limits)
 
 
 def sandbox_report(plan: SandboxPlan | None = None) -> Mapping[str, str]:
     """Returns what holds each bound on this machine, by the bound's name. Raises `SandboxRefused`
     where this machine cannot provide a sandbox.
     """
-    return _backend(plan or _plan).report()
+    return _backend(plan or configured_plan()).report()
 
 
 def _backend(plan: SandboxPlan) -> SandboxBackend:

@@ -10,31 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import Literal, cast
-
-import msgspec
+from typing import cast
 
 from rollstream.errors import ConfigurationError
 from rollstream.import_path import find_function
+from rollstream.producers.rewards.facts import Decode, ScoringCall, TrajectoryFacts
 from rollstream.producers.tasks.base import Turns
 from rollstream.producers.tasks.mixture import part_reference
 from rollstream.streams.foreign_text import clean_text
-
-
-class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of a trajectory's record that the scorer sends to the reward process, besides
-    reference and turns. `reward` and `scores` are those of the record; `reward` is None if it comes
-    later.
-    """
-
-    trajectory: str
-    group: int
-    index: int
-    task: str
-    finish: Literal["stop", "length"]
-    prompt: list[int]
-    reward: float | None = None
-    scores: dict[str, float] = {}  # msgspec copies empty defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +76,15 @@ def load_function(path: str) -> ScoringFunction:
             f"scoring.function = {path!r} is an `async def`; a scorer's function returns its scores"
         )
     return cast(ScoringFunction, function)
+
+
+def load_scoring(path: str) -> ScoringCall:
+    """Returns the function at this path, to be called with the parts of a `Finished`; raises as
+    `load_function` does.
+    """
+    function = load_function(path)
+
+    def score(facts: TrajectoryFacts, reference: str, turns: Turns, decode: Decode) -> object:
+        return function(Finished(facts, reference, turns, decode))
+
+    return score

@@ -25,7 +25,7 @@ from rollstream.producers.rewards.process import (
     answer_question,
     claim_pipes,
 )
-from rollstream.producers.sandbox.factory import configure, plan_of
+from rollstream.producers.sandbox_settings import configure_sandboxes
 from rollstream.producers.scoring.functions import TrajectoryFacts, load_function
 from rollstream.producers.tasks.base import (
     PlainTask,
@@ -255,7 +255,7 @@ def main(settings: str, order_json: str) -> None:
     """Write the facts, and then what the verifier returned."""
     description = msgspec.json.decode(settings, type=PlainTask)
     order = msgspec.json.decode(order_json, type=TaskOrder)
-    configure(plan_of(description.sandbox))
+    configure_sandboxes(description.sandbox)
     _, sink = claim_pipes()
     encode = msgspec.json.Encoder().encode
 

@@ -26,7 +26,7 @@ from rollstream.cli.signals import listen_for_signals
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.run_model import model_folder
 from rollstream.config.settings import Configuration
-from rollstream.consumers.trainer.sharded.rank_plan import is_launched
+from rollstream.consumers.trainer.rank_plan import is_launched
 from rollstream.errors import ConfigurationError, RollstreamError
 from rollstream.import_path import module_command
 from rollstream.roles.catalogue import ROLES

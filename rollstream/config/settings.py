@@ -21,7 +21,7 @@ from rollstream.foreign_json import parse_loose_json
 from rollstream.producers.agent_settings import AgentSettings
 from rollstream.producers.code_environment import OWN_VARIABLES
 from rollstream.producers.engines.kind import ENGINES
-from rollstream.producers.engines.paced.settings import PacedSettings
+from rollstream.producers.engines.paced_settings import PacedSettings
 from rollstream.producers.engines.settings import OWN_ARGUMENTS
 from rollstream.producers.settings import (
     EvaluationSettings,

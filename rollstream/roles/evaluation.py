@@ -32,7 +32,7 @@ from rollstream.roles.context import (
 )
 from rollstream.storage.metrics_file import MetricsFile, read_metrics
 from rollstream.storage.models import config_from_version
-from rollstream.storage.weights.adapters import whole_tensors
+from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.fetch import fetch_tensors
 from rollstream.storage.weights.resident import ResidentWeights
 from rollstream.storage.weights.retention import (
@@ -202,7 +202,7 @@ class Evaluator:
         try:
             manifest = self.held.update(store, version).manifest
             config = config_from_version(store, manifest)
-            tensors = whole_tensors(store, manifest, self.held.tensors)
+            tensors = form_of(manifest).model_tensors(store, manifest, self.held.tensors)
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None

@@ -27,12 +27,6 @@ from rollstream.config.run_model import (
 from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError, EngineRefused
 from rollstream.foreign_json import parse_json
-from rollstream.producers.drafts.feed import DraftFeed
-from rollstream.producers.drafts.gate import WINDOW_RULES, DraftGate
-from rollstream.producers.drafts.history import AnswerHistory
-from rollstream.producers.drafts.index import DraftSource
-from rollstream.producers.drafts.node import CombinedSource, NodeHistory, running_tokens
-from rollstream.producers.drafts.shared_memory import segment_folder
 from rollstream.producers.engines.base import Engine, EngineOptions
 from rollstream.producers.engines.factory import ConfiguredModel
 from rollstream.producers.engines.profile import (
@@ -63,7 +57,6 @@ from rollstream.producers.rollout.turn_driver import (
 )
 from rollstream.producers.rollout.weights import WeightsFollower
 from rollstream.producers.rollout.worker import RolloutLoop
-from rollstream.producers.settings import STREAMED_BYTES
 from rollstream.producers.tasks.base import Task, is_asynchronous
 from rollstream.producers.tasks.registry import load_task
 from rollstream.roles.context import (
@@ -77,7 +70,7 @@ from rollstream.roles.context import (
 from rollstream.roles.roles import with_weight_source
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.terms import ROLLOUTS, hold_name, next_term
-from rollstream.storage.weights.adapters import fetch_base, stream_base
+from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.fetch import fetch_model_file
 from rollstream.storage.weights.manifest import Manifest, read_manifest
 from rollstream.streams.bus import Bus
@@ -86,6 +79,8 @@ from rollstream.streams.values import Version
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from rollstream.producers.drafts.opening import RolloutDrafts
 
 POLL_S = 0.02  # between two looks for the first version
 
@@ -195,8 +190,8 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
     if fetched is None:
         return None
     started = time.perf_counter()
-    draft_feed = _open_draft_feed(context)
-    engine, most = _open_first_engine(context, fetched, draft_feed)
+    drafts = _open_drafts(context)
+    engine, most = _open_first_engine(context, fetched, drafts)
     schedule = StatusSchedule(c.rollouts.status_s)
     publisher = RolloutPublisher(
         context.bus,
@@ -222,7 +217,13 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
         driver, bounds=training_bounds(c, None), prefetch=ChainPrefetch(context.bus)
     )
     rollout = RolloutLoop(
-        c.rollouts, engine, follower, assignments, in_progress, publisher, draft_feed=draft_feed
+        c.rollouts,
+        engine,
+        follower,
+        assignments,
+        in_progress,
+        publisher,
+        draft_feed=None if drafts is None else drafts.feed,
     )
     if context.grace_s is not None:
         rollout.outcome_wait_s = context.grace_s / 2  # the other half is for publishing
@@ -232,12 +233,10 @@ def build_rollout(context: RoleContext) -> RolloutLoop | None:
 def _open_follower(context: RoleContext) -> WeightsFollower:
     """Large versions are not kept in this process where the engine's kind says so."""
     c = context.configuration
-    large = c.rollouts.kind.large_weights
     follower = WeightsFollower(
         context.bus,
         context.store,
-        streamed_above=STREAMED_BYTES if large == "streamed" else None,
-        mapped_above=STREAMED_BYTES if large == "mapped" else None,
+        large=c.rollouts.kind.large_weights,
     )
     follower.writes = SHARED_FEATURES | ({ABANDONED} if c.agent.is_active else set())
     # After each fetch: takes the rollout's name again, should its object have been deleted.
@@ -267,13 +266,13 @@ def _open_driver(context: RoleContext, task: Task, parts: RolloutParts) -> TurnD
     return open_driver(parts, task, scope)
 
 
-def _open_draft_feed(context: RoleContext) -> DraftFeed | None:
-    """Returns the feed that fills the node's history of earlier answers, from which drafts come;
-    None if the rollout does not draft.
-    """
+def _open_drafts(context: RoleContext) -> "RolloutDrafts | None":
+    """Returns what the rollout drafts with; None if it does not draft."""
     c, bus = context.configuration, context.bus
     if not c.rollouts.is_drafting:
         return None
+    from rollstream.producers.drafts.opening import open_drafts
+    from rollstream.producers.drafts.shared_memory import segment_folder
 
     def earlier() -> Bus:
         """Returns the log, with the archive in front of it if the run has one."""
@@ -284,23 +283,11 @@ def _open_draft_feed(context: RoleContext) -> DraftFeed | None:
         return LogView(bus, context.store, c.run)
 
     folder = segment_folder(c.run, context.folder, socket.gethostname())
-    node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
-    draft_feed = DraftFeed(bus, earlier, node)
-    draft_feed.poll()  # clears what a killed run left in the history, before the engine reads it
-    return draft_feed
-
-
-def _draft_source(context: RoleContext, draft_feed: DraftFeed) -> DraftSource:
-    """Returns the engine's source of drafts: the node's history, and a private history of the
-    sequences that run in this engine.
-    """
-    rollouts = context.configuration.rollouts
-    most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
-    return CombinedSource(draft_feed.node, AnswerHistory(most, choice=rollouts.drafts_choice))
+    return open_drafts(bus, earlier, folder, c.rollouts)
 
 
 def _open_first_engine(
-    context: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None
+    context: RoleContext, fetched: FetchedWeights, drafts: "RolloutDrafts | None"
 ) -> tuple[Engine, int]:
     """Open the engine (`open_rollout_engine`). Its errors are classified as final or not
     (`classify_engine_errors`): after a final one the supervisor does not start the role again.
@@ -308,13 +295,11 @@ def _open_first_engine(
     rollouts = context.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
-        return open_rollout_engine(
-            context, fetched, None if draft_feed is None else _draft_source(context, draft_feed)
-        )
+        return open_rollout_engine(context, fetched, drafts)
 
 
 def open_rollout_engine(
-    context: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
+    context: RoleContext, fetched: FetchedWeights, drafts: "RolloutDrafts | None" = None
 ) -> tuple[Engine, int]:
     """Returns the engine, which serves the fetched version, and its B_max: the configured one, else
     that of its step times (of its settings or profile), else all slots. The engine drafts from
@@ -323,28 +308,29 @@ def open_rollout_engine(
     """
     c, announced = context.configuration, fetched.announced
     manifest = read_manifest(context.store, announced.version, announced.manifest_hash)
-    tensors, slots, context_max = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
+    slots, context_max = c.rollouts.slots, c.rollouts.context_max
     kind, model = c.rollouts.kind, VersionModel(context.store, manifest)
-    if manifest.adapter:
-        read_base = stream_base if kind.large_weights == "streamed" else fetch_base
-        tensors = read_base(context.store, manifest)
+    opening = form_of(manifest).opening(
+        context.store, manifest, fetched.update.tensors, kind.large_weights == "streamed"
+    )
     engine = kind.open(
         c,
         model,
-        tensors,
-        manifest.anchor if manifest.adapter else announced.version,
+        opening.tensors,
+        opening.version,
         EngineOptions(
             slots=slots,
             context_max=context_max,
             device=kind.device(c.rollouts),
             dtype=c.rollouts.dtype,
-            drafts=drafts,
-            gate=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
+            drafts=None if drafts is None else drafts.source,
+            gate=None if drafts is None else drafts.gate,
             adapter_rank=c.model.lora.rank,
         ),
     )
-    if manifest.adapter:
-        wrong = engine.read_back(tensors, tensors).differing  # of the base, which never changes
+    if opening.version != announced.version:
+        # The base never changes, so it is compared here once.
+        wrong = engine.read_back(opening.tensors, opening.tensors).differing
         if wrong:
             raise EngineRefused(
                 f"weights: the engine does not serve {wrong[0]} of the base as given"

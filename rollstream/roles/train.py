@@ -34,7 +34,7 @@ from rollstream.config.settings import Configuration
 from rollstream.consumers.trainer.build import InitialModel, Provenance, TrainerPlan, build_trainer
 from rollstream.consumers.trainer.learn.paced import PacedModel
 from rollstream.consumers.trainer.ledger import missing_lines
-from rollstream.consumers.trainer.sharded.rank_plan import is_launched
+from rollstream.consumers.trainer.rank_plan import is_launched
 from rollstream.errors import ConfigurationError
 from rollstream.producers.tasks.base import Task
 from rollstream.revision import code_revision

@@ -202,7 +202,7 @@ def own_parameters(shape: ModelShape, form: TrainerForm) -> int:
 
 def _held_parameters(shape: ModelShape, ranks: int) -> int:
     """Returns the parameters of the rank that holds most: FSDP2 gives a rank whole rows, at most
-    ceil(rows / ranks) of each tensor (`rows_per_rank` in `sharded/rank_plan.py`).
+    ceil(rows / ranks) of each tensor (`rows_per_rank` in `trainer/rank_plan.py`).
     """
     if ranks == 1:
         return shape.parameters
@@ -321,7 +321,7 @@ def trainer_host_lines(
     bytes of a published number. If its device is the CPU (`on_cpu`), `trainer_lines` come on top.
 
     A large state in host memory is written to a checkpoint without a copy. Each published tensor is
-    whole at the rank that owns it (`owners` in `sharded/rank_plan.py`). The fullest rank is counted
+    whole at the rank that owns it (`owners` in `trainer/rank_plan.py`). The fullest rank is counted
     with the mean or, if it is larger, with the largest tensor; it has at most the sum of both.
     """
     own, trained = own_parameters(shape, form), trained_parameters(shape, form)

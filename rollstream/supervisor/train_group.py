@@ -19,7 +19,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from rollstream.cli.signals import StopSignals
 from rollstream.config.sources import METRICS_PORT
 from rollstream.consumers.settings import TrainerSettings
-from rollstream.consumers.trainer.sharded.rank_plan import is_launched, rank_of
+from rollstream.consumers.trainer.rank_plan import is_launched, rank_of
 from rollstream.errors import EXIT_REFUSED
 from rollstream.import_path import module_environment
 from rollstream.supervisor.process import PARENT_VARIABLE as PARENT, describe_exit

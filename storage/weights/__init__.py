@@ -7,6 +7,7 @@ rollouts.
 (`fetch_plan`) and executes it (`fetch_execution`); `fetch` returns tensors once, or writes a
 version as a folder; `resident` keeps them in memory and updates them, `mapped` in a file;
 `streamed` decodes them from an engine's own memory, without a copy. `tensors` converts tensors to
-bytes, also those that several processes hold. `adapters` publishes and reads LoRA versions.
+bytes, also those that several processes hold. `form` says what a version is: `whole` weights, or
+one of `adapters`.
 `verify` checks and compares versions.
 """

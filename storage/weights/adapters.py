@@ -8,6 +8,7 @@ there are no deltas between adapters.
 """
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 
@@ -16,6 +17,12 @@ from rollstream.storage.hf_folder import ADAPTER_CONFIG, ADAPTER_TENSORS
 from rollstream.storage.lora import merge_adapter
 from rollstream.storage.stores.base import ObjectStore, content_hash
 from rollstream.storage.stores.json_objects import create_idempotent
+from rollstream.storage.weights.form import (
+    FormPublisher,
+    OpeningTensors,
+    Publication,
+    VersionForm,
+)
 from rollstream.storage.weights.manifest import (
     AdapterEntry,
     FileEntry,
@@ -39,6 +46,8 @@ class AdapterTensors(dict[str, torch.Tensor]):
     are published. If several ranks share a model, each has the whole adapter and a part of the
     base: `base` then returns `DistributedTensors`, which the ranks hash and write together.
     """
+
+    form: ClassVar[str] = "adapter"
 
     def __init__(
         self,
@@ -137,12 +146,47 @@ def stream_base(store: ObjectStore, manifest: Manifest) -> StreamedTensors:
     return stream_version(store, manifest.anchor, manifest.adapter.base_hash)
 
 
-def whole_tensors(
-    store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Returns the weights of a version as one model: its own `tensors`, or for an adapter those of
-    the base with the adapter's `tensors` merged in.
-    """
-    if not manifest.adapter:
-        return tensors
-    return merge_adapter(fetch_base(store, manifest), tensors, manifest.adapter.scaling)
+class AdapterForm(VersionForm):
+    """Stores each version as a complete adapter; the engine is opened with the base."""
+
+    is_partial = True
+
+    def publisher(self, publication: Publication) -> "AdapterPublisher":
+        return AdapterPublisher(publication)
+
+    def opening(
+        self,
+        store: ObjectStore,
+        manifest: Manifest,
+        tensors: Mapping[str, torch.Tensor],
+        streams: bool,
+    ) -> OpeningTensors:
+        read_base = stream_base if streams else fetch_base
+        return OpeningTensors(manifest.anchor, read_base(store, manifest))
+
+    def model_tensors(
+        self, store: ObjectStore, manifest: Manifest, tensors: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Returns the base's tensors with the adapter's merged in."""
+        return merge_adapter(fetch_base(store, manifest), tensors, self.scaling(manifest))
+
+    def scaling(self, manifest: Manifest) -> float:
+        assert manifest.adapter, "only an adapter has a scaling"
+        return manifest.adapter.scaling
+
+
+class AdapterPublisher(FormPublisher):
+    """Stores the base before the first adapter of a term, or compares it with the stored one."""
+
+    def __init__(self, publication: Publication) -> None:
+        self._p = publication
+        self._base: Manifest | None = None  # once it is known to be stored
+
+    def publish(self, version: Version, tensors: Tensors, parent: Manifest | None) -> Manifest:
+        assert isinstance(tensors, AdapterTensors), "a run publishes one form"
+        p = self._p
+        if self._base is None:
+            files, shard_bytes = p.model_files, p.settings.shard_bytes
+            base, now_s = tensors.base(), p.clock()
+            self._base = publish_base(p.store, p.run, base, files, shard_bytes, now_s, p.leads)
+        return publish_adapter(p.store, version, tensors, self._base, parent, p.clock(), p.leads)

@@ -20,7 +20,7 @@ import torch
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing
 from rollstream.foreign_json import parse_json
 from rollstream.storage.stores.base import ObjectStore, content_hash
-from rollstream.storage.weights.adapters import whole_tensors
+from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.manifest import (
     FileEntry,
     Manifest,
@@ -107,7 +107,7 @@ def export_version(
         raise OSError(error.errno, error.strerror, str(place)) from None
     try:
         manifest, tensors = fetch_tensors(store, version)
-        if manifest.adapter and not merged:
+        if form_of(manifest).is_partial and not merged:
             for file in manifest.files:
                 (partial / file.name).write_bytes(_fetch_file(store, version, file))
         else:
@@ -151,7 +151,7 @@ def _write_model(
     folder: Path,
     shard_bytes: int,
 ) -> None:
-    kept, tied = untie(whole_tensors(store, manifest, tensors))
+    kept, tied = untie(form_of(manifest).model_tensors(store, manifest, tensors))
     entries: dict[str, TensorEntry] = {}
     for file, data, placed in packed_shards(kept, "model", shard_bytes):
         (folder / file).write_bytes(data)

@@ -5,7 +5,7 @@ pure rules.
 import pytest
 from hypothesis import given, strategies as st
 
-from rollstream.producers.drafts.index import NO_DRAFT, Draft
+from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.producers.drafts.planner import (
     CURVE_EDGES,
     KNOWN_AFTER_MISTAKE,

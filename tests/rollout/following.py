@@ -45,9 +45,7 @@ CONFIG = Qwen3Config(
 class Followed:
     """A run with a trainer's writer and one rollout; `publish` makes the next version."""
 
-    def __init__(
-        self, folder: Path, streamed_above: int | None = None, mapped_above: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, holder: str | None = None) -> None:
         self.bus = open_bus(f"sqlite:{folder / 'bus'}")
         self.bus.create(catalogue(1))
         self.store = open_store(f"file:{folder / 'store'}")
@@ -66,9 +64,9 @@ class Followed:
         self.versions.open()
         self.number = -1
         self.published: dict[Version, Mapping[str, torch.Tensor]] = {}
-        self.follower = WeightsFollower(
-            self.bus, self.store, streamed_above=streamed_above, mapped_above=mapped_above
-        )
+        self.follower = WeightsFollower(self.bus, self.store)
+        if holder is not None:  # for versions of any size
+            self.follower = WeightsFollower(self.bus, self.store, large=holder, large_above=0)
 
     def _tie(self) -> None:
         self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]  # pyright: ignore[reportIndexIssue]

@@ -32,7 +32,7 @@ from tests.rollout.following import Followed, damage
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Followed]:
-    followed = Followed(tmp_path, streamed_above=0)
+    followed = Followed(tmp_path, "streamed")
     yield followed
     followed.close()
 
@@ -247,7 +247,7 @@ import os, signal, sys
 from pathlib import Path
 from rollstream.producers.engines.torch.weights import TensorWrite
 from tests.rollout.following import Followed
-run = Followed(Path(sys.argv[1]), streamed_above=0)
+run = Followed(Path(sys.argv[1]), "streamed")
 run.publish()
 engine = run.engine()
 run.publish()
@@ -272,7 +272,7 @@ def test_a_kill_between_two_writes_leaves_no_file_and_the_next_process_serves(
     ended = subprocess.run(line, env={**os.environ, "TMPDIR": str(spool)}, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert list(spool.iterdir()) == []
-    run = Followed(folder, streamed_above=0)
+    run = Followed(folder, "streamed")
     engine = run.engine()
     assert engine.version == Version(1, 1)
     tensors = StreamedTensors(held_manifest(run, engine.version), None, 0, {}, {})

@@ -27,7 +27,7 @@ def installed() -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else this machine does, a program has the time that it needs."""
-    monkeypatch.setattr(factory, "_plan", SandboxPlan(limits=PATIENT))
+    monkeypatch.setattr(factory, "configured_plan", lambda: SandboxPlan(limits=PATIENT))
 
 
 def fenced(program: str) -> str:

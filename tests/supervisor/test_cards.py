@@ -19,7 +19,7 @@ from rollstream.config.config import validate_layers
 from rollstream.config.run_folder import RunFolder
 from rollstream.config.settings import Configuration
 from rollstream.config.sources import SettingLayers
-from rollstream.consumers.trainer.sharded.rank_plan import is_launched
+from rollstream.consumers.trainer.rank_plan import is_launched
 from rollstream.errors import ConfigurationError
 from rollstream.supervisor.cards import (
     GpuCard,

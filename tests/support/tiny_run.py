@@ -45,7 +45,7 @@ from rollstream.storage.settings import CheckpointSettings, LoraSettings, Weight
 from rollstream.storage.stores.base import ObjectStore
 from rollstream.storage.stores.connect import open_store
 from rollstream.storage.terms import next_term
-from rollstream.storage.weights.adapters import fetch_base
+from rollstream.storage.weights.form import form_of
 from rollstream.storage.weights.manifest import read_manifest
 from rollstream.streams.bus import Bus
 from rollstream.streams.connect import open_bus
@@ -256,15 +256,17 @@ class TinyRun:
         if fetched is None:
             return
         manifest = read_manifest(self.store, fetched.announced.version)
-        base = fetch_base(self.store, manifest) if manifest.adapter else fetched.update.tensors
+        opening = form_of(manifest).opening(
+            self.store, manifest, fetched.update.tensors, streams=False
+        )
         engine = open_engine(
             "torch",
             config_from_version(self.store, manifest),
-            base,
-            manifest.version,
+            opening.tensors,
+            opening.version,
             EngineOptions(slots=self.rollout.slots, context_max=self.rollout.context_max),
         )
-        if manifest.adapter:
+        if opening.version != manifest.version:
             engine.update(fetched.update, self.rollout.on_update)
         task = load_task(self.task)
         rewards = RewardPool(self.task, is_asynchronous=is_asynchronous(task))

@@ -1,11 +1,12 @@
 """Defines the interface between the trainer's loop and a learner, the part that holds the model,
 computes gradients and updates the weights (`Learner`); `open_learner` opens the one for a model.
 
-There are three learners: `TorchLearner` trains in one process (`learner.py`), `ShardedLearner`
-trains one model over several processes (`sharded/`), and `PacedLearner` only takes the time that
-training would take (`paced.py`).
+A `PreTrainedModel` is trained in this process by `TorchLearner` (`learner.py`). Any other model
+brings its learner (`LearnableModel`): one that several processes share, or one that only takes the
+time that training would take (`paced.py`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,15 +14,13 @@ from torch import Tensor
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
-from rollstream.consumers.trainer.learn.paced import PacedLearner, PacedModel
 from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.storage.weights.tensors import Tensors
 
-if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
+if TYPE_CHECKING:  # a paced run needs no code that computes a model
     from transformers import PreTrainedModel
 
     from rollstream.consumers.trainer.learn.other_policies import PastVersions
-    from rollstream.consumers.trainer.sharded.learner import ShardedModel
 
 
 class Learner(Protocol):
@@ -117,23 +116,25 @@ class Learner(Protocol):
         ...
 
 
+class LearnableModel(ABC):
+    """A model that brings its learner."""
+
+    @abstractmethod
+    def open_learner(self, settings: TrainerSettings) -> Learner:
+        """Returns the learner, to which the model belongs afterwards."""
+
+
 def open_learner(
-    model: "PreTrainedModel | PacedModel | ShardedModel",
+    model: "PreTrainedModel | LearnableModel",
     settings: TrainerSettings,
     past: "PastVersions | None" = None,
 ) -> Learner:
-    """Returns the learner for this kind of model. Afterwards a `PreTrainedModel` belongs to the
-    learner: nothing else may use it. `past` gives the versions of the run that its loss needs.
+    """Returns the learner for this model. Afterwards a `PreTrainedModel` belongs to the learner:
+    nothing else may use it. `past` gives the versions of the run that its loss needs.
     """
-    if isinstance(model, PacedModel):
-        return PacedLearner(model, settings)
-    # Imported here: a paced run needs no code that computes a model.
-    import transformers
+    if isinstance(model, LearnableModel):
+        return model.open_learner(settings)
+    # Imported here: a learner of another model needs no code that computes this one.
+    from rollstream.consumers.trainer.learn.learner import TorchLearner
 
-    if isinstance(model, transformers.PreTrainedModel):
-        from rollstream.consumers.trainer.learn.learner import TorchLearner
-
-        return TorchLearner(model, settings, past)
-    from rollstream.consumers.trainer.sharded.learner import ShardedLearner
-
-    return ShardedLearner(model, settings)
+    return TorchLearner(model, settings, past)

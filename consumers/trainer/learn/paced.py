@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.base import LearnableModel
 from rollstream.consumers.trainer.learn.workers import BufferPool
 from rollstream.errors import ConfigurationError
 from rollstream.storage.weights.tensors import state_hash
@@ -28,7 +29,7 @@ PREFIX, COUNTER = "weights.", "updates"  # names in a checkpoint: a tensor's pre
 
 
 @dataclass(frozen=True, slots=True)
-class PacedModel:
+class PacedModel(LearnableModel):
     """Describes the weights and times of a `PacedLearner`. A step lasts `step_s` plus `token_s` for
     each of its tokens, in seconds of wall time.
     """
@@ -39,6 +40,9 @@ class PacedModel:
     """Share of the elements that one update changes."""
     step_s: float
     token_s: float
+
+    def open_learner(self, settings: TrainerSettings) -> "PacedLearner":
+        return PacedLearner(self, settings)
 
 
 class PacedLearner:

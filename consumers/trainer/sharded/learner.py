@@ -19,9 +19,10 @@ from rollstream.consumers.settings import TrainerSettings
 from rollstream.consumers.trainer.data.credit import GAE
 from rollstream.consumers.trainer.data.poisoned_takes import ComputeFailed
 from rollstream.consumers.trainer.data.sample import Sample
+from rollstream.consumers.trainer.learn.base import LearnableModel
 from rollstream.consumers.trainer.learn.loss import LossStatistics
 from rollstream.consumers.trainer.learn.workers import BufferPool, is_out_of_memory
-from rollstream.consumers.trainer.sharded.rank_plan import (
+from rollstream.consumers.trainer.rank_plan import (
     RankTurn,
     divide,
     parts_of_round,
@@ -39,13 +40,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedModel:
+class ShardedModel(LearnableModel):
     """Holds the model that a run starts from, and this rank's connection to the ranks that share
     it.
     """
 
     start: StartingModel
     ranks: Ranks
+
+    def open_learner(self, settings: TrainerSettings) -> "ShardedLearner":
+        return ShardedLearner(self, settings)
 
 
 @dataclass(frozen=True, slots=True)

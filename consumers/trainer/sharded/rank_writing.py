@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rollstream.consumers.trainer.sharded.rank_plan import owners
+from rollstream.consumers.trainer.rank_plan import owners
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.consumers.trainer.sharded.tensors import gather_rows
 from rollstream.errors import StoreError

@@ -28,7 +28,7 @@ from msgspec import Struct
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rollstream.consumers.trainer.sharded.rank_plan import rank_of
+from rollstream.consumers.trainer.rank_plan import rank_of
 from rollstream.errors import ConfigurationError, CorruptObject, ObjectMissing, RollstreamError
 from rollstream.storage.checkpoints import CheckpointId
 from rollstream.streams.records import TakeFailed

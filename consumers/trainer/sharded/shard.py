@@ -50,7 +50,7 @@ from rollstream.consumers.trainer.learn.row_layout import (
 )
 from rollstream.consumers.trainer.learn.surrogate_check import check_own_loss
 from rollstream.consumers.trainer.learn.workers import lends_state, return_freed_memory
-from rollstream.consumers.trainer.sharded.rank_plan import slice_of
+from rollstream.consumers.trainer.rank_plan import slice_of
 from rollstream.consumers.trainer.sharded.rank_writing import FrozenTensors, RankTensors
 from rollstream.consumers.trainer.sharded.ranks import Ranks
 from rollstream.consumers.trainer.sharded.shard_optimiser import ShardOptimiser

@@ -3,6 +3,6 @@ roofline.
 
 `kind` is what is known before one is opened, `build` makes one of its settings. `engine` implements
 the contract and has the clock, `batch` admits and preempts sequences as vLLM's scheduler does,
-`lengths` draws the lengths of answers, and `settings` has the settings. Nothing is imported here,
+`lengths` draws the lengths of answers. Nothing is imported here,
 so that the simulator can import `lengths` without torch.
 """

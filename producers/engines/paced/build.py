@@ -11,7 +11,7 @@ from rollstream.producers.engines.paced.lengths import (
     mixture_of,
     read_trace,
 )
-from rollstream.producers.engines.paced.settings import (
+from rollstream.producers.engines.paced_settings import (
     LengthSettings,
     PacedSettings,
     RooflineSettings,

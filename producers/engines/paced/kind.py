@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from rollstream.producers.engines.base import Engine, EngineOptions
-    from rollstream.producers.engines.paced.settings import PacedSettings
+    from rollstream.producers.engines.paced_settings import PacedSettings
     from rollstream.producers.engines.roofline import Roofline
     from rollstream.producers.engines.settings import RolloutFields
     from rollstream.streams.values import Version

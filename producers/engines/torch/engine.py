@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rollstream.errors import EngineRefused
-from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.engines.base import (
     DraftStats,
     EngineOptions,
@@ -33,7 +32,6 @@ from rollstream.producers.engines.torch.llama import FusedDecoder
 from rollstream.producers.engines.torch.llama_weights import FusedShape, fused_shape
 from rollstream.producers.engines.torch.prefill import CacheExtension, PrefixCache, extend_caches
 from rollstream.producers.engines.torch.rows import TorchSequence
-from rollstream.producers.engines.torch.speculative import SpeculativeBatch
 from rollstream.producers.engines.torch.streamed_weights import open_weights
 from rollstream.streams.values import Drafts, Floats, Tokens, Version
 
@@ -326,4 +324,10 @@ def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
     sizes = options.slots, options.context_max, options.emit_every
     if options.drafts is None:
         return DecodeBatch(decoder, *sizes)
-    return SpeculativeBatch(decoder, *sizes, options.drafts, options.gate or DraftGate())
+    # Imported here: an engine that does not draft reads nothing of drafts.
+    from rollstream.producers.drafts.gate import DraftGate
+    from rollstream.producers.engines.torch.speculative import SpeculativeBatch
+
+    gate = options.gate or DraftGate()
+    assert isinstance(gate, DraftGate), "this engine measures what the gate decides by"
+    return SpeculativeBatch(decoder, *sizes, options.drafts, gate)

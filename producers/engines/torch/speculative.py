@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.index import DraftSource
+from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.engines.base import DraftStats
 from rollstream.producers.engines.torch.batch import DecodeBatch
 from rollstream.producers.engines.torch.decoder import Decoder

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollstream.producers.drafts.gate import DraftGate
-from rollstream.producers.drafts.index import DraftSource
+from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.engines.vllm.proposer_speculation import (
     DraftCounters,
     ProposerSpeculation,

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstream.producers.drafts.index import NO_DRAFT, Draft
+from rollstream.producers.engines.drafting import NO_DRAFT, Draft
 from rollstream.producers.drafts.planner import HistoryAgreement
 from rollstream.producers.drafts.speculation import DraftedSequence, DraftsBuilder, Speculation
 from rollstream.producers.engines.base import DraftStats

@@ -16,7 +16,7 @@ from rollstream.producers.engines.paced.lengths import (
     LogNormalMixture,
     read_trace,
 )
-from rollstream.producers.engines.paced.settings import LengthPartSettings, LengthSettings
+from rollstream.producers.engines.paced_settings import LengthPartSettings, LengthSettings
 from tests.support.engine_samples import prompt
 
 LONGTAIL = LengthSampler(LogNormal(1_600, 16_000), 0.7)

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.build import roofline_from
-from rollstream.producers.engines.paced.settings import RooflineSettings
+from rollstream.producers.engines.paced_settings import RooflineSettings
 from rollstream.producers.engines.profile import (
     EngineProfile,
     StepTiming,

@@ -7,7 +7,7 @@ from rollstream.config.settings import Configuration
 from rollstream.errors import ConfigurationError
 from rollstream.producers.engines.paced.build import open_paced, roofline_from
 from rollstream.producers.engines.paced.lengths import LogNormal
-from rollstream.producers.engines.paced.settings import PacedSettings
+from rollstream.producers.engines.paced_settings import PacedSettings
 from rollstream.producers.engines.roofline import batch_max
 from testbed.repository import EXAMPLES
 

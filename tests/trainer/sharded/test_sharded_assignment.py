@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from rollstream.consumers.trainer.sharded.rank_plan import (
+from rollstream.consumers.trainer.rank_plan import (
     divide,
     owners,
     parts_of_round,

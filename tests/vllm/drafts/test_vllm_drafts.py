@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from rollstream.errors import EngineRefused
 from rollstream.producers.drafts.gate import DraftGate
 from rollstream.producers.drafts.history import AnswerHistory, prompt_key
-from rollstream.producers.drafts.index import DraftSource
+from rollstream.producers.engines.drafting import DraftSource
 from rollstream.producers.drafts.node import CombinedSource, NodeHistory
 from rollstream.producers.engines.base import (
     Emission,
