@@ -45,8 +45,10 @@ class WavePlacement:
     ) -> None:
         """Lay out the wave over these rollouts; `means` are its prompts' predicted lengths."""
         workers = [
-            placement.RolloutSpeed(one.replica.name, one.speed, kind=one.kind, slots=self.slots)
-            for one in rollouts
+            placement.RolloutSpeed(
+                rollout.replica.name, rollout.speed, kind=rollout.kind, slots=self.slots
+            )
+            for rollout in rollouts
         ]
         ascending = wave % 2 == 0  # a rollout with short prompts gets long ones in the next wave
         if self.policy.ramp:
@@ -104,8 +106,8 @@ class LengthForecast:
 
     def mean(self, number: int) -> float:
         """Returns the predicted tokens of one answer of this group, 0 without history."""
-        found = self.length_of(number)
-        return 0.0 if found is None else found.mean
+        length = self.length_of(number)
+        return 0.0 if length is None else length.mean
 
     def length_of(self, number: int) -> ExpectedLength | None:
         """Returns mean and spread of the answers to this group's prompt, None without history."""
@@ -123,11 +125,11 @@ class LengthForecast:
         """Add a sample by the rule of `LengthHistory.note`: beyond `PROMPTS_MAX` prompts the least
         recently used one is evicted.
         """
-        known = self._known
-        known[prompt] = with_sample(known.get(prompt), tokens)
-        known.move_to_end(prompt)
-        if len(known) > PROMPTS_MAX:
-            known.popitem(last=False)
+        lengths = self._known
+        lengths[prompt] = with_sample(lengths.get(prompt), tokens)
+        lengths.move_to_end(prompt)
+        if len(lengths) > PROMPTS_MAX:
+            lengths.popitem(last=False)
 
 
 UNBOUNDED = 1 << 30  # room of a rollout that takes any number of trajectories
@@ -231,9 +233,9 @@ class SimulatedDispatch:
         """Returns a running trajectory in the form that the service's repack planners take.
         `generated` is its number of tokens so far, `unfinished` the unfinished share of its wave.
         """
-        left = None
+        lag_left = None
         if self.pace.max_lag is not None:
-            left = self.pace.max_lag - (self.version - trajectory.version)
+            lag_left = self.pace.max_lag - (self.version - trajectory.version)
         return RunningRequest(
             trajectory=trajectory.name,
             rollout=rollout.replica.name,
@@ -242,7 +244,7 @@ class SimulatedDispatch:
             kv=trajectory.prompt + generated,
             expected=self.foresight.length_of(trajectory.group),
             unfinished=unfinished,
-            lag_left=left,
+            lag_left=lag_left,
             longest=self.workload.lengths.longest,
             all_members_open=not self.groups[trajectory.group].finished,
         )
@@ -282,13 +284,13 @@ class SimulatedDispatch:
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
         turns = self.workload.turns(number, lengths)
-        known = self.policy.drafts and self.foresight.length_of(number) is not None
+        is_known = self.policy.drafts and self.foresight.length_of(number) is not None
         self.admitted += 1
         self.groups[number] = SimulatedGroup(wave, len(lengths))
         self.unplaced.append([
             SimulatedTrajectory(
                 f"{number}.{i}", number, wave, prompt, length, predicted,
-                turns=turns[i], is_known=known,
+                turns=turns[i], is_known=is_known,
             )
             for i, length in enumerate(lengths)
         ])  # fmt: skip
@@ -331,8 +333,8 @@ class SimulatedDispatch:
                         rollout.drawn += 1
                         self.assign(trajectory, rollout)
                         yield trajectory, rollout
-                left = [trajectory for trajectory in group if trajectory.name not in plan]
-                rest += [left] if left else []
+                unplaced = [trajectory for trajectory in group if trajectory.name not in plan]
+                rest += [unplaced] if unplaced else []
         self.unplaced = rest
 
     def _place_parts(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
@@ -353,8 +355,8 @@ class SimulatedDispatch:
                 for trajectory in group:
                     if trajectory.name in plan:
                         by_rollout.setdefault(plan[trajectory.name], []).append(trajectory)
-                left = [trajectory for trajectory in group if trajectory.name not in plan]
-                rest += [left] if left else []
+                unplaced = [trajectory for trajectory in group if trajectory.name not in plan]
+                rest += [unplaced] if unplaced else []
             for name, part in by_rollout.items():
                 self.parts.setdefault(name, []).append(part)
         self.unplaced = rest

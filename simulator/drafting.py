@@ -32,7 +32,7 @@ class DraftModel:
 
 
 def drafted_roofline(
-    roofline: Roofline, rows: int, kv_tokens: float, known: float, model: DraftModel
+    roofline: Roofline, rows: int, kv_tokens: float, known_share: float, model: DraftModel
 ) -> Roofline:
     """Returns the times of a step that yields one token of each of `rows` rows, of which the share
     `known` has a history: a fraction of a pass with drafts of the best length, or `roofline` itself
@@ -41,7 +41,7 @@ def drafted_roofline(
     The model computes every drafted token, so a pass has the arithmetic of that many more rows; it
     reads weights and KV cache once.
     """
-    share = model.found * known
+    share = model.found * known_share
     if share <= 0:
         return roofline
     length = _best_length(roofline, rows, kv_tokens, share, model)

@@ -93,16 +93,16 @@ class SimulationSetup:
         that are impossible are skipped; raises `ConfigurationError` if all are. A policy that
         trains and generates on the same GPUs (`colocated`) runs once, with a share of 1.
         """
-        found: list[tuple[float, SimulationResult]] = []
+        runs: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
         for share in (1.0,) if policy.colocated else shares:
             try:
-                found.append((share, self.run(policy, share)))
+                runs.append((share, self.run(policy, share)))
             except ConfigurationError as error:
                 refused = error
-        if not found:
+        if not runs:
             raise refused
-        return max(found, key=lambda entry: entry[1].tokens_per_s)
+        return max(runs, key=lambda entry: entry[1].tokens_per_s)
 
     def samples(self) -> int:
         return int(self.constants["samples_per_group"])
@@ -124,8 +124,8 @@ def setup_of(
 ) -> SimulationSetup:
     """Returns the setup of one cluster. Raises `ConfigurationError` for an unknown model."""
     if cluster.model not in MODELS:
-        known = ", ".join(MODELS)
-        raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {known}")
+        names = ", ".join(MODELS)
+        raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {names}")
     model = MODELS[cluster.model]
     model = replace(model, tp=cluster.tp or model.tp)
     distribution = distribution_of(settings.lengths, constants)

@@ -133,8 +133,8 @@ def policy_of(name: str) -> SchedulingPolicy:
     """The policy of this name. `laminar-repack` is `laminar` without repack."""
     base, *without = name.split("-")
     if base not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise ConfigurationError(f"policies: {name!r} is unknown; known: {known}")
+        names = ", ".join(POLICIES)
+        raise ConfigurationError(f"policies: {name!r} is unknown; known: {names}")
     policy = POLICIES[base]
     for mechanism in without:
         switch = MECHANISMS.get(mechanism)

@@ -52,8 +52,8 @@ class SimulatedRepack:
         moves = repack.plan_repack(loads, world.policy.drains) if world.policy.repack else ()
         for move in moves:
             source = world.rollouts[move.source]
-            held = [*source.replica.running, *source.replica.parked]
-            source.moving = dict.fromkeys(held, move.destination)
+            trajectories = [*source.replica.running, *source.replica.parked]
+            source.moving = dict.fromkeys(trajectories, move.destination)
             self._request_moves(source)
         if world.policy.migrate:
             taking = {move.destination for move in moves}
@@ -126,7 +126,7 @@ class SimulatedRepack:
         source.replica.interrupt(self.world.now)
         self.world.plan_wake(source)
 
-    def _correct_expected(self, requested: dict[str, str], left: dict[str, int]) -> None:
+    def _correct_expected(self, requested: dict[str, str], departed: dict[str, int]) -> None:
         """Subtract from each target's `expecting` the requested trajectories that do not come: they
         finished, or their source died. `left` counts those that did leave, by target.
         """
@@ -134,7 +134,7 @@ class SimulatedRepack:
             if target == RESTART:
                 continue
             rollout = self.world.rollouts[target]
-            rollout.expecting -= count - left.get(target, 0)
+            rollout.expecting -= count - departed.get(target, 0)
             self.world.check_empty(rollout)
 
     def _load(self, rollout: SimulatedRollout) -> repack.RolloutLoad:
@@ -187,7 +187,7 @@ class SimulatedRepack:
         """Returns the running trajectories of waves of which at most the share `UNFINISHED_MAX` is
         unfinished; no others can be outliers.
         """
-        world, found = self.world, list[repack.RunningRequest]()
+        world, requests = self.world, list[repack.RunningRequest]()
         late = {
             w: s for w, s in world.dispatching.unfinished().items() if s <= repack.UNFINISHED_MAX
         }
@@ -198,5 +198,5 @@ class SimulatedRepack:
             for trajectory in rollout.replica.running.values():
                 if trajectory.wave in late:
                     tokens, share = steps - trajectory.step_offset, late[trajectory.wave]
-                    found.append(world.dispatching.running(trajectory, rollout, tokens, share))
-        return found
+                    requests.append(world.dispatching.running(trajectory, rollout, tokens, share))
+        return requests

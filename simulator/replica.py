@@ -174,22 +174,22 @@ class Replica:
         self.version = version
         self.ready_s = max(now_s, self.ready_s) + stall_s
         if recompute and self.kv:
-            held = [t for t in (*self.parked.values(), *self.waiting) if t.is_held]
-            self.cache.compute_again([*self.running.values(), *held], version)
+            cached = [t for t in (*self.parked.values(), *self.waiting) if t.is_held]
+            self.cache.compute_again([*self.running.values(), *cached], version)
             seconds = self.roofline.prefill_s(self.kv)
             self.usage.add_prefill(self.kv, seconds)
             self.ready_s += seconds
 
     def remove_all(self) -> list[SimulatedTrajectory]:
         """Remove and return all trajectories. Call it between two steps."""
-        left = [self.remove(name) for name in [*self.running, *self.parked]] + self.waiting
+        removed = [self.remove(name) for name in [*self.running, *self.parked]] + self.waiting
         for trajectory in self.waiting:
             if trajectory.is_held:
                 self.cache.remove(trajectory)
         self.waiting = []
         self.ends.clear()
         self.returns.clear()
-        return left
+        return removed
 
     def remove(self, name: str) -> SimulatedTrajectory:
         """Remove and return a trajectory that runs or waits for its environment. Call it between

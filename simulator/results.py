@@ -85,16 +85,16 @@ class SimulatedTrainer:
 
     def begin(self, now_s: float) -> float | None:
         """Take the groups of the next piece and return its seconds; None if too few are ready."""
-        wanted = self.groups_per_step - self.taken
+        missing = self.groups_per_step - self.taken
         self._expire()
-        if not self.ready or (len(self.ready) < wanted and not self._may_start()):
+        if not self.ready or (len(self.ready) < missing and not self._may_start()):
             return None
         if self.begun_s is None:
             self.begun_s = now_s
         is_chunked = self.early_start and not self.micro_batch_tokens
-        most = max(1, self.groups_per_step // CHUNKS) if is_chunked else wanted
+        groups_max = max(1, self.groups_per_step // CHUNKS) if is_chunked else missing
         tokens = 0
-        for _ in range(min(most, wanted, len(self.ready))):
+        for _ in range(min(groups_max, missing, len(self.ready))):
             tokens += sum(map(self._take, heappop(self.ready)[2]))
             self.taken += 1
         complete = self.taken == self.groups_per_step
@@ -361,7 +361,7 @@ class SimulationRecorder:
         self, after: UsageTotals, moves: int, moved_samples: int, failures: int
     ) -> SampleCounts:
         dispatching, trainer = self.dispatching, self.trainer
-        held = sum(rollout.held() for rollout in self.rollouts.values())
+        placed = sum(rollout.held() for rollout in self.rollouts.values())
         waiting = [part for parts in dispatching.parts.values() for part in parts]
         unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
         return SampleCounts(
@@ -373,7 +373,7 @@ class SimulationRecorder:
             expired=trainer.samples_expired,
             ready=sum(len(samples) for _, _, samples in trainer.ready),
             finished_open=sum(len(group.finished) for group in dispatching.groups.values()),
-            unfinished=held + unplaced,
+            unfinished=placed + unplaced,
             moves=moves,
             moved_samples=moved_samples,
             pulls=self.pulls,
@@ -392,8 +392,8 @@ class SimulationRecorder:
         )
 
     def _rows(self) -> tuple[RolloutBars, ...]:
-        shown = [one.replica for one in self.rollouts.values()][:ROWS_MAX]
-        return tuple(RolloutBars(one.name, tuple(one.usage.bars)) for one in shown)
+        shown = [rollout.replica for rollout in self.rollouts.values()][:ROWS_MAX]
+        return tuple(RolloutBars(replica.name, tuple(replica.usage.bars)) for replica in shown)
 
     def _draw(self, arrow: TimelineArrow) -> None:
         if len(self.arrows) < ARROWS_MAX:

@@ -120,9 +120,13 @@ class Workload:
 
     def _drawn(self, pass_: int, prompt: int) -> list[int]:
         shared = np.random.default_rng([self.seed, 1, prompt]).standard_normal()
-        own = np.random.default_rng([self.seed, 2, pass_ + 1, prompt]).standard_normal(self.samples)
+        answer_parts = np.random.default_rng([self.seed, 2, pass_ + 1, prompt]).standard_normal(
+            self.samples
+        )
         part = self.lengths.correlation
-        return self.lengths.from_deviates(np.sqrt(part) * shared + np.sqrt(1 - part) * own).tolist()
+        return self.lengths.from_deviates(
+            np.sqrt(part) * shared + np.sqrt(1 - part) * answer_parts
+        ).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +166,11 @@ def _of_parquet(where: Path, column: str) -> LengthTrace:
     folder that is no archive, of which all files are read.
     """
     files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
-    own = [file for file in files if TOPIC & set(file.parts)]
-    found = sorted(n for file in own or files for n in _read(file, column) if n >= 1)
-    if not found:
+    topic_files = [file for file in files if TOPIC & set(file.parts)]
+    lengths = sorted(n for file in topic_files or files for n in _read(file, column) if n >= 1)
+    if not lengths:
         raise ConfigurationError(f"lengths.trace: no lengths in column {column} of {where}")
-    return LengthTrace(tuple(found))
+    return LengthTrace(tuple(lengths))
 
 
 def _read(file: Path, column: str) -> list[float]:

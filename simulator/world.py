@@ -39,11 +39,11 @@ class World:
         lag = job.max_lag if policy.lag is None else policy.lag
         bound = lag if policy.bounded else None
         holds = workload.environment is None or workload.environment.holds_kv
-        found = rollouts_of(cluster, policy, holds)
-        self.rollouts = {rollout.replica.name: rollout for rollout in found}
+        rollouts = rollouts_of(cluster, policy, holds)
+        self.rollouts = {rollout.replica.name: rollout for rollout in rollouts}
         self.hosts = {
             rollout.replica.name: index // cluster.rollouts_per_host
-            for index, rollout in enumerate(found)
+            for index, rollout in enumerate(rollouts)
         }
         self.links_free_s: dict[int, float] = {}
         """By host, the time at which the pulls so far leave its link."""
@@ -137,7 +137,7 @@ def rollouts_of(
     width = len(str(cluster.rollouts - 1))
     speeds = [cluster.speeds[n % len(cluster.speeds)] for n in range(cluster.rollouts)]
     kinds = speed_kinds(speeds)
-    found: list[SimulatedRollout] = []
+    rollouts: list[SimulatedRollout] = []
     for index, speed in enumerate(speeds):
         share = cluster.kv_shares[index % len(cluster.kv_shares)]
         capacity = int(share * cluster.kv_capacity)
@@ -153,6 +153,6 @@ def rollouts_of(
             holds_kv,
             policy.adapters,
         )
-        known = (speed, kinds[index]) if policy.by_speed else (1.0, 0)
-        found.append(SimulatedRollout(replica, *known))
-    return found
+        speed_and_kind = (speed, kinds[index]) if policy.by_speed else (1.0, 0)
+        rollouts.append(SimulatedRollout(replica, *speed_and_kind))
+    return rollouts

@@ -115,10 +115,10 @@ class AuditFolds:
 
     def with_state(self) -> list[object]:
         """Returns all objects whose state a verdict stores, each once, in a fixed order."""
-        found: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
-        found += self.all
+        owners: list[object] = [self.ledger, self.reads, self.groups.attempts, self.origins.chains]
+        owners += self.all
         results = {id(fold.result): fold.result for fold in self.all}
-        return [*found, *results.values()]
+        return [*owners, *results.values()]
 
 
 @dataclass(slots=True)
@@ -241,9 +241,9 @@ class Audit:
             DecisionAudit(groups, ledger, reads, self.policy, once.result, surplus),
         )  # fmt: skip
         notes = AnnotationAudit(ledger, once.result)
-        again = RepetitionAudit(ledger, self.policy, once.result)
+        repetitions = RepetitionAudit(ledger, self.policy, once.result)
         since = SettingsAudit(groups, self.store, groups.result)
-        every = (groups, since, *rows, notes, again, versions, fences)
+        every = (groups, since, *rows, notes, repetitions, versions, fences)
         by_topic = {
             topic: [fold for fold in every if topic in TOPICS_OF.get(type(fold), READ_ORDER)]
             for topic in READ_ORDER
@@ -269,8 +269,8 @@ class Audit:
                 if cursor.is_new(piece):
                     folds.fences.passed_over(topic, piece)
             elif isinstance(piece, TrajectoryRows):
-                again, new = cursor.split(piece)
-                for row in again:
+                due_rows, new = cursor.split(piece)
+                for row in due_rows:
                     self._judge(piece.message(row), True, cursor, folds)
                 if new is not None:
                     self.reading.counts["from the archive"] += len(new)
@@ -287,11 +287,11 @@ class Audit:
             self._coverage[topic] = "archived" if judged.count else "absent"
 
     def _judge_message(
-        self, one: Message, archived: bool, partitions: int, cursor: TopicCursor, folds: AuditFolds
+        self, raw: Message, archived: bool, partitions: int, cursor: TopicCursor, folds: AuditFolds
     ) -> None:
-        if cursor.is_first_time(one):
+        if cursor.is_first_time(raw):
             self.reading.counts["from the archive" if archived else "from the log"] += 1
-        message = folds.fences.judged(one)
+        message = folds.fences.judged(raw)
         if message is None:
             return
         if partitions and _is_misplaced(message, partitions):
@@ -351,7 +351,7 @@ class Audit:
 
 
 def continued_audit(
-    make: Callable[[], Audit], whole: bool, place: str, clock: Callable[[], float] = time.time
+    make: Callable[[], Audit], is_whole: bool, place: str, clock: Callable[[], float] = time.time
 ) -> tuple[Audit, list[InvariantResult]]:
     """Audit a run from its last verdict on, and store a verdict for the next audit. Returns the
     audit and its results; `make` opens an audit of the run. With `whole`, or if the verdict cannot
@@ -370,17 +370,17 @@ def continued_audit(
         before = read_verdict(audit.run, place)
     except CorruptObject as error:
         audit.reading.notes.append(str(error))
-    used = before if before is not None and before.basis == basis and not whole else None
+    used = before if before is not None and before.basis == basis and not is_whole else None
     states: list[bytes | None] = []
     try:
-        results = audit.check(used, states.append, whole)
+        results = audit.check(used, states.append, is_whole)
     except VerdictRefused:
         audit, used = make(), None
         states.clear()
-        results = audit.check(None, states.append, whole)
+        results = audit.check(None, states.append, is_whole)
     former = [] if before is None else before.former
-    found = [] if before is None else before.found
-    missing = [finding for finding in found if finding not in findings_of(results)]
+    earlier_findings = [] if before is None else before.found
+    missing = [finding for finding in earlier_findings if finding not in findings_of(results)]
     if used is None:
         former = [*former, *missing]
     else:
@@ -409,10 +409,10 @@ def utc_minute(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _add_again(results: Sequence[InvariantResult], found: Sequence[tuple[int, Offender]]) -> None:
+def _add_again(results: Sequence[InvariantResult], missing: Sequence[tuple[int, Offender]]) -> None:
     """Add violations that an earlier audit found and that the present data no longer shows."""
     by_number = {result.number: result for result in results}
-    for number, offender in found:
+    for number, offender in missing:
         if number in by_number:
             by_number[number].add_violation(
                 offender.what, offender.topic, offender.at, key=offender.key

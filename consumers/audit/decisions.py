@@ -183,9 +183,9 @@ class DecisionAudit:
             what = f"{self._other} closings under an earlier configuration, which is not kept"
             self.result.add_unchecked(what)
         if folds.starts_complete(coverage["trajectories"]):
-            held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
+            open_groups = {g: h for g, h in self._held.items() if g not in self.groups.ended}
             OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.ledger).check(
-                held
+                open_groups
             )
 
     def _close(self, closed: GroupClosed, at: Address) -> None:
@@ -203,9 +203,9 @@ class DecisionAudit:
         if self.rule is None or note.name not in self.rule.names or not is_usable_annotation(note):
             return
         key = (note.trajectory, note.name)
-        held = self._held.get(note.group)
-        if held is not None and note.trajectory in held.names and key not in held.noted:
-            held.noted[key] = (note, message.address)
+        records = self._held.get(note.group)
+        if records is not None and note.trajectory in records.names and key not in records.noted:
+            records.noted[key] = (note, message.address)
         begun = self.reads.of_group(note.group)
         if begun is None or key in self.ledger.notes:
             return
@@ -219,9 +219,9 @@ class DecisionAudit:
     def _wanted_rows(self, rows: TrajectoryRows, rule: TrainingRule) -> list[int]:
         uses, oldest = rows.uses(self.ledger), self._oldest
         groups = set(rows.groups)
-        found: set[int] = set()
+        needed_rows: set[int] = set()
         if not groups.isdisjoint(self._held):
-            found |= {row for row, group in enumerate(rows.groups) if group in self._held}
+            needed_rows |= {row for row, group in enumerate(rows.groups) if group in self._held}
         if not groups.isdisjoint(oldest):
             for row in [row for row, group in enumerate(rows.groups) if group in oldest]:
                 use = uses.found[row]
@@ -231,24 +231,24 @@ class DecisionAudit:
         unscored = np.isnan(rows.rewards)
         if rule.names != (REWARD,) or rule.filter_equal_rewards:
             unscored[:] = True
-        found.update(np.flatnonzero(unscored).tolist())
+        needed_rows.update(np.flatnonzero(unscored).tolist())
         unnamed = np.flatnonzero(~uses.is_named).tolist()
-        found.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
-        return sorted(found)
+        needed_rows.update(row for row in unnamed if rows.groups[row] in self.reads.begun)
+        return sorted(needed_rows)
 
     def _arrive(self, record: Trajectory, message: folds.AuditMessage) -> None:
         group, name, at = record.group, record.trajectory, message.address
         if self.rule is None:
             return
-        held = self._held.get(group)
-        is_new = held is not None and name in held.names and name not in held.arrived
-        if held is not None and is_new and not held.is_full():
-            held.arrived[name] = (
+        records = self._held.get(group)
+        is_new = records is not None and name in records.names and name not in records.arrived
+        if records is not None and is_new and not records.is_full():
+            records.arrived[name] = (
                 _without_tokens(record) if self._is_overdue(group) else record,
                 at,
             )
-            if held.is_full():
-                self._decide(group, held)
+            if records.is_full():
+                self._decide(group, records)
         use = self.ledger.uses.get(name)
         if use is not None:
             if use.at == at and use.step:
@@ -292,53 +292,53 @@ class DecisionAudit:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
             self.result.add_violation(what, message.topic, message.address)
 
-    def _decide(self, group: int, held: GroupRecords) -> None:
+    def _decide(self, group: int, records: GroupRecords) -> None:
         """Check a closed or trained group whose completions are all read, and drop its records."""
         closing, end = self._closings.get(group), self.groups.ended.get(group)
         if closing is not None and self._is_overdue(group):
             return
         if closing is not None:
-            self._check_closing(group, closing, held)
+            self._check_closing(group, closing, records)
         elif end is not None and end.step in self.ledger.versions:
-            self._check_members(group, end.step, held)
+            self._check_members(group, end.step, records)
         else:
             return
         del self._held[group]
         self._decided.add(group)
 
-    def _check_closing(self, group: int, closing: GroupClosing, held: GroupRecords) -> None:
+    def _check_closing(self, group: int, closing: GroupClosing, records: GroupRecords) -> None:
         """Check that the rule gives this reason, by what the trainer may have known."""
         stated, version = closing.record.reason, closing.record.step - 1
-        found = [
-            self._prepared(group, held, notes, version, believed)
-            for notes in held.annotation_variants()
+        decisions = [
+            self._prepared(group, records, notes, version, believed)
+            for notes in records.annotation_variants()
             for believed in self._believed_about(closing)
         ]
-        if any(prepared.ending == stated for prepared in found):
+        if any(prepared.ending == stated for prepared in decisions):
             return
         if closing.configured != self._configured:
             self._other += 1
             return
-        by_rule = found[0].ending or "trained"
-        detail = f" ({found[0].detail})" if found[0].detail else ""
+        by_rule = decisions[0].ending or "trained"
+        detail = f" ({decisions[0].detail})" if decisions[0].detail else ""
         what = f"group {group} is closed as {stated}, the rule gives {by_rule}{detail}"
         self.result.add_violation(what, "ledger", closing.at)
 
-    def _check_members(self, group: int, step: int, held: GroupRecords) -> None:
-        notes = {key: note for key, (note, _) in held.noted.items() if key in self.ledger.notes}
+    def _check_members(self, group: int, step: int, records: GroupRecords) -> None:
+        notes = {key: note for key, (note, _) in records.noted.items() if key in self.ledger.notes}
         begun = self.reads.of_group(group)
         believed = self._known.up_to(None if begun is None else begun.believed)
-        prepared = self._prepared(group, held, notes, step - 1, believed)
-        wanted = {sample.trajectory for sample in prepared.samples}
-        trained = {name for name in held.names if self.ledger.uses[name].step}
+        prepared = self._prepared(group, records, notes, step - 1, believed)
+        trainable = {sample.trajectory for sample in prepared.samples}
+        trained = {name for name in records.names if self.ledger.uses[name].step}
         take = self.groups.ended[group].at
         if not trained:  # `GroupAudit` records this violation
             return
-        for name in sorted(wanted - trained):
+        for name in sorted(trainable - trained):
             what = f"group {group} was trained without {name}, which the rule trains"
             self.once.add_violation(what, "ledger", take)
-        if trained - wanted:
-            few = ", ".join(sorted(trained - wanted)[:4])
+        if trained - trainable:
+            few = ", ".join(sorted(trained - trainable)[:4])
             what = f"group {group} was trained with {few}, which the rule leaves out"
             self.result.add_violation(
                 f"{what}: {prepared.detail or prepared.ending}", "ledger", take
@@ -349,13 +349,13 @@ class DecisionAudit:
         return closing is not None and bool(_DEADLINE_DETAIL.match(closing.record.detail))
 
     def _incomplete(
-        self, group: int, closing: GroupClosing, held: GroupRecords, coverage: folds.Coverage
+        self, group: int, closing: GroupClosing, records: GroupRecords, coverage: folds.Coverage
     ) -> None:
         """Check a closed group that lacks completions now, or lacked some when it was closed."""
         if not folds.starts_complete(coverage["trajectories"]):
             self.result.add_unchecked("the closings of groups whose completions are missing")
             return
-        wrong = self._wrong_overdue(group, closing, held)
+        wrong = self._wrong_overdue(group, closing, records)
         if not wrong:
             return
         if coverage["trajectories"] == "archived":  # the archive may end before the ledger does
@@ -364,34 +364,34 @@ class DecisionAudit:
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
         self.result.add_violation(what, "ledger", closing.at)
 
-    def _wrong_overdue(self, group: int, closing: GroupClosing, held: GroupRecords) -> str:
+    def _wrong_overdue(self, group: int, closing: GroupClosing, records: GroupRecords) -> str:
         """Returns the reason why a group cannot have been closed for its deadline; "" if it can."""
-        found = _DEADLINE_DETAIL.match(closing.record.detail)
-        if found is None:
-            return f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
-        deadline, finished, members = found.groups()
+        deadline_match = _DEADLINE_DETAIL.match(closing.record.detail)
+        if deadline_match is None:
+            return f"{len(records.arrived)} of its {len(records.names)} completions are in the log"
+        deadline, finished, members = deadline_match.groups()
         admission = self.groups.admitted[group]
         if closing.record.reason != "expired" or deadline != f"{admission.deadline_s:g}":
             return f"a passed deadline of {admission.deadline_s:g} s closes it as expired"
-        if int(members) != len(held.names) or int(finished) > len(held.arrived):
-            few = f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
+        if int(members) != len(records.names) or int(finished) > len(records.arrived):
+            few = f"{len(records.arrived)} of its {len(records.names)} completions are in the log"
             return f"{few}, not {finished} of {members}"
         last = self.reads.takes[closing.takes - 1] if closing.takes else None
         if last is None or last.term != closing.term or self.rule is None:
             return ""
-        known = held.before(last.trajectories, last.annotations)
-        return "all its records had been read by then" if known.is_complete(self.rule.names) else ""
+        seen = records.before(last.trajectories, last.annotations)
+        return "all its records had been read by then" if seen.is_complete(self.rule.names) else ""
 
     def _prepared(
         self,
         group: int,
-        held: GroupRecords,
+        records: GroupRecords,
         notes: Mapping[tuple[str, str], Annotation],
         version: int,
         believed: BelievedVersions | None,
     ) -> PreparedGroup:
         assert self.rule is not None
-        return prepare_group(group, held.records(), notes, self.rule, version, believed)
+        return prepare_group(group, records.records(), notes, self.rule, version, believed)
 
     def _believed_about(self, closing: GroupClosing) -> Iterator[BelievedVersions | None]:
         """Yields the sets of believed versions that the trainer may have known when it closed the

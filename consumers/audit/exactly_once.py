@@ -71,7 +71,7 @@ class ExactlyOnceAudit:
         """Report what only the end shows: completions that takes name and that were not read. Where
         `coverage` states that records are missing, this is not a violation, but unchecked.
         """
-        counts, kept = self.result.counts, coverage["trajectories"]
+        counts, completeness = self.result.counts, coverage["trajectories"]
         counts["trained"] = sum(self.ledger.trained.values())
         counts["completed"] = len(self._firsts)
         gone = 0
@@ -79,7 +79,7 @@ class ExactlyOnceAudit:
             if name in self._firsts:
                 continue
             within = use.at.offset < self._ends.get(use.at.partition, 0)
-            if kept == "whole" or (kept == "archived" and within):
+            if completeness == "whole" or (completeness == "archived" and within):
                 what = f"{_describe_use(name, use)}, but there is no completion"
                 self.result.add_violation(what, "trajectories", use.at)
             else:

@@ -153,12 +153,18 @@ class FenceAudit:
             self.reading.counts["tombstones"] += 1
             return None
         topic, at = message.topic, Address(message.partition, message.offset)
-        found = self._judge(topic, at, message.value)
+        classified = self._judge(topic, at, message.value)
         judged = AuditMessage(
-            topic, at, found.record, found.envelope, found.reason, found.void, message.value
+            topic,
+            at,
+            classified.record,
+            classified.envelope,
+            classified.reason,
+            classified.void,
+            message.value,
         )
         if self.topics[topic].writer:
-            self._count(judged, found.newer)
+            self._count(judged, classified.newer)
         return judged
 
     def is_damage(self, message: AuditMessage) -> bool:
@@ -178,20 +184,22 @@ class FenceAudit:
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get((topic, at.partition), Fence())
         try:
-            after, found = classify_message(
+            after, classified = classify_message(
                 value, fence, topic=topic, fenced=fenced, compacted=compacted
             )
         except SequenceGap as gap:
             self.result.add_violation(str(gap), topic, at)
-            _, found = classify_message(value, Fence(), topic=topic, fenced=False, compacted=False)
-            assert found.envelope is not None
+            _, classified = classify_message(
+                value, Fence(), topic=topic, fenced=False, compacted=False
+            )
+            assert classified.envelope is not None
             # The fence from which classification resumes: as if this record were the first.
-            after, _ = advance_fence(Fence(), found.envelope, opens=True, compacted=True)
+            after, _ = advance_fence(Fence(), classified.envelope, opens=True, compacted=True)
         self._fences[topic, at.partition] = after
         is_first = fenced and at.offset == 0 and not compacted
-        if is_first and found.record is not None and not isinstance(found.record, Opened):
+        if is_first and classified.record is not None and not isinstance(classified.record, Opened):
             self.result.add_violation("the first record is no `Opened`", topic, at)
-        return found
+        return classified
 
     def _count(self, message: AuditMessage, newer: str) -> None:
         counts, writer = self.result.counts, self.topics[message.topic].writer

@@ -130,9 +130,9 @@ Coverage = Mapping[str, Completeness]
 """The completeness of each topic, by the topic's name."""
 
 
-def starts_complete(kept: Completeness) -> bool:
+def starts_complete(completeness: Completeness) -> bool:
     """Whether the topic is available from its first record on, without a gap."""
-    return kept in ("whole", "archived")
+    return completeness in ("whole", "archived")
 
 
 class RecordFold(Protocol):

@@ -125,8 +125,8 @@ class GroupAudit:
         for topic in ("admissions", "ledger"):
             if not starts_complete(coverage[topic]):
                 is_missing = coverage[topic] == "absent"
-                kept = "missing" if is_missing else "not kept from its first record to its last"
-                self.result.add_unchecked(f"{topic} is {kept}")
+                defect = "missing" if is_missing else "not kept from its first record to its last"
+                self.result.add_unchecked(f"{topic} is {defect}")
         if starts_complete(coverage["ledger"]):
             for what, at in self._unfounded:
                 self.result.add_violation(what, "ledger", at)
@@ -167,11 +167,11 @@ class GroupAudit:
         for begun in take.groups:
             self._by_step[take.step, "groups"] += 1
             self._end(begun.group, "trained", take.step, at)
-            named = self.admitted.get(begun.group)
-            if named is not None and named.needed:
-                self.result.counts["released"] += len(named.names) - len(begun.members)
+            admission = self.admitted.get(begun.group)
+            if admission is not None and admission.needed:
+                self.result.counts["released"] += len(admission.names) - len(begun.members)
             for member in begun.members:
-                if named is not None and member.trajectory not in named.names:
+                if admission is not None and member.trajectory not in admission.names:
                     what = f"group {begun.group} was not admitted with {member.trajectory}"
                     self.result.add_violation(what, "ledger", at)
 
@@ -241,7 +241,7 @@ class GroupAudit:
         stated = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
         stated["groups"] = done.counts.get("groups", 0)
         for name, number in stated.items():
-            found = self._by_step[done.step, name]
-            if number != found:
-                what = f"step {done.step} states {number} {name}, the ledger holds {found}"
+            ledger_count = self._by_step[done.step, name]
+            if number != ledger_count:
+                what = f"step {done.step} states {number} {name}, the ledger holds {ledger_count}"
                 self.result.add_violation(what, "ledger", at)

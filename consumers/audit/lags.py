@@ -124,8 +124,8 @@ class LagAudit:
 
     def _limits(self, groups: Sequence[int]) -> Integers:
         """Returns the largest lag of the tokens of each of these groups."""
-        known = {group: _limit(self._bound_of(group)) for group in set(groups)}
-        return np.array([known[group] for group in groups], np.int64)
+        limit_by_group = {group: _limit(self._bound_of(group)) for group in set(groups)}
+        return np.array([limit_by_group[group] for group in groups], np.int64)
 
     def finish(self, coverage: Coverage) -> None:
         """Compare each step of which all takes and completions were read; count the others as
@@ -139,8 +139,8 @@ class LagAudit:
             self.result.notes.append("max_lag = null: ready_groups_max bounds it")
         incomplete, ledger_whole = 0, starts_complete(coverage["ledger"])
         for done, at in self._done:
-            whole = self.ledger.is_whole(done.step, ledger_whole=ledger_whole)
-            if whole and self._sums[done.step, "trajectories"] == self.ledger.trained[done.step]:
+            complete = self.ledger.is_whole(done.step, ledger_whole=ledger_whole)
+            if complete and self._sums[done.step, "trajectories"] == self.ledger.trained[done.step]:
                 self._compare(done, at)
             else:
                 incomplete += 1
@@ -155,19 +155,19 @@ class LagAudit:
         of the same number (as `LedgerIndex.is_believed`).
         """
         numbers, index = np.unique(rows.spans.number, return_inverse=True)
-        made = [self.ledger.versions.get(number) for number in numbers.tolist()]
-        is_known = np.array([version is not None for version in made], np.bool_)
-        terms = np.array([0 if version is None else version.term for version in made], np.int64)
+        believed = [self.ledger.versions.get(number) for number in numbers.tolist()]
+        is_known = np.array([version is not None for version in believed], np.bool_)
+        terms = np.array([0 if version is None else version.term for version in believed], np.int64)
         return ~is_known[index] | (terms[index] == rows.spans.term)
 
     def _add(self, steps: Integers, tokens: Mapping[str, Integers]) -> None:
         """Add tokens to the sums of each row's step; a row of step 0 was not trained and does not
         count.
         """
-        found, index = np.unique(steps, return_inverse=True)
+        distinct_steps, index = np.unique(steps, return_inverse=True)
         sums = {name: np.bincount(index, counts).tolist() for name, counts in tokens.items()}
         sums["trajectories"] = np.bincount(index).tolist()
-        for at, step in enumerate(found.tolist()):
+        for at, step in enumerate(distinct_steps.tolist()):
             for name, values in sums.items():
                 self._sums[step, name] += int(values[at]) if step else 0
 
@@ -177,11 +177,11 @@ class LagAudit:
         masked tokens under `keep_version`, where the trainer drops such a trajectory whole.
         """
         trained = masked = 0
-        left = abandoned_tokens(record.turns, record.abandoned)
+        is_abandoned = abandoned_tokens(record.turns, record.abandoned)
         bound = self._bound_of(record.group)
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
-            tokens -= int(np.count_nonzero(left[span.start : span.end]))
+            tokens -= int(np.count_nonzero(is_abandoned[span.start : span.end]))
             if span.version.number > max(step - 1, self.ledger.highest[step]):
                 what = f"step {step} trained {record.trajectory} of {span.version}, made later"
                 self.result.add_violation(what, message.topic, message.address)
@@ -196,8 +196,8 @@ class LagAudit:
         self._sums[step, "trajectories"] += 1
         self._sums[step, "trained"] += trained
         self._sums[step, "masked"] += masked
-        if left.any():
-            self.result.counts["of abandoned turns"] += int(np.count_nonzero(left))
+        if is_abandoned.any():
+            self.result.counts["of abandoned turns"] += int(np.count_nonzero(is_abandoned))
         if self.policy.known and (not trained or (masked and self.policy.keep_version)):
             oldest = min((span.version.number for span in record.spans), default=0)
             what = f"step {step} trained {record.trajectory} at lag {step - 1 - oldest}"
@@ -205,9 +205,9 @@ class LagAudit:
 
     def _compare(self, done: StepDone, at: Address) -> None:
         """Compare the computed sums and the lag with those that the step's `StepDone` states."""
-        found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
-        self.result.counts["tokens trained"] += found["trained"]
-        self.result.counts["masked"] += found["masked"]
+        sums = {name: self._sums[done.step, name] for name in ("trained", "masked")}
+        self.result.counts["tokens trained"] += sums["trained"]
+        self.result.counts["masked"] += sums["masked"]
         stated = {
             "trained": done.metrics.get("tokens_trained"),
             "masked": float(done.counts.get("masked_tokens", 0)),
@@ -217,8 +217,8 @@ class LagAudit:
                 self.result.add_unchecked(
                     f"step {done.step} does not state how many tokens it trained"
                 )
-            elif number != found[name]:
-                what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
+            elif number != sums[name]:
+                what = f"step {done.step} states {number:g} tokens {name}, not {sums[name]}"
                 self.result.add_violation(what, "ledger", at)
         lag = done.metrics.get("lag_consumed_max", 0.0)
         bound = self._loosest.get(done.step, self._first_bound())

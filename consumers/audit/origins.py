@@ -148,14 +148,14 @@ class OriginAudit:
         indices: list[int] = rows.plain("index")
         waves: list[int] = rows.plain("wave")
         places = zip(rows.names, rows.groups, indices, waves, strict=True)
-        found = np.ones(len(rows), np.bool_)
+        is_placed = np.ones(len(rows), np.bool_)
         for row, (name, group, index, wave) in enumerate(places):
             admission = groups[group]
             if admission is not None:
                 names = admission.names
                 is_named = 0 <= index < len(names) and names[index] == name
-                found[row] = is_named and wave == admission.wave
-        return found
+                is_placed[row] = is_named and wave == admission.wave
+        return is_placed
 
     def finish(self, coverage: Coverage) -> None:
         """Report what only the whole log shows. A rollout fetches a version only after it has
@@ -166,10 +166,10 @@ class OriginAudit:
         for group, samples, at in self._unadmitted_prompts:
             if group in self.admitted:
                 self._compare_with_admission(group, self.admitted[group], samples, at)
-        for what, at, named in self._differing_prompts:
+        for what, at, admitted_at in self._differing_prompts:
             # Where `prompts` was truncated, a fenced source may have written the prompt: the
             # `Opened` that makes it void may be among the truncated records.
-            if at == named or coverage.get("prompts") == "whole":
+            if at == admitted_at or coverage.get("prompts") == "whole":
                 self.result.add_violation(what, "prompts", at)
         if self._unverifiable:
             few = f"{self._unverifiable} completions name versions whose `applied` is not kept"
@@ -179,8 +179,8 @@ class OriginAudit:
             self.result.counts["versions taken and not compared"] += uncompared
         last: dict[RolloutTerm, Version] = {}
         unconfirmed = {
-            (who, version): found
-            for (who, version), found in self._unconfirmed.items()
+            (who, version): completion
+            for (who, version), completion in self._unconfirmed.items()
             if (*who, version.number, version.term) not in self._applied  # by a later record
         }
         for who, version in unconfirmed:
@@ -207,9 +207,9 @@ class OriginAudit:
             self._compare_with_admission(prompt.group, admission, prompt.samples, at)
         else:
             self._unadmitted_prompts.append((prompt.group, prompt.samples, at))
-        count, found = len(prompt.tokens), _token_hash(prompt.tokens)
-        asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
-        self._prompts.setdefault(prompt.group, asked)
+        count, token_hash = len(prompt.tokens), _token_hash(prompt.tokens)
+        digest = PromptDigest(count, token_hash, prompt.task, prompt.sampling.temperature, at)
+        self._prompts.setdefault(prompt.group, digest)
 
     def _compare_with_admission(
         self, group: int, admission: Admission, samples: int, at: Address
@@ -233,8 +233,8 @@ class OriginAudit:
         )
         self._assigned.add(_assignment_hash(key))
         self.chains.want(assignment)
-        asked = self._prompts.get(assignment.group)
-        if asked is not None and _token_hash(assignment.tokens) != asked.hash:
+        digest = self._prompts.get(assignment.group)
+        if digest is not None and _token_hash(assignment.tokens) != digest.hash:
             what = f"{assignment.trajectory} was assigned with other tokens than its prompt has"
             self.result.add_violation(what, message.topic, message.address)
 
@@ -272,21 +272,21 @@ class OriginAudit:
         return ""
 
     def _wrong_prompt(self, record: records.Trajectory) -> str:
-        asked = self._prompts.get(record.group)
-        if asked is None:
+        digest = self._prompts.get(record.group)
+        if digest is None:
             return ""
         if record.turns:  # the prompt of an episode comes with the first request of its program
-            return self._wrong_task(record, asked)
-        sources, count = record.sources, asked.count
+            return self._wrong_task(record, digest)
+        sources, count = record.sources, digest.count
         is_prompt = not sources[:count].any() and not (sources[count:] == records.PROMPT).any()
-        if not is_prompt or _token_hash(record.tokens[:count]) != asked.hash:
-            return f"has another prompt than prompts {asked.at.partition}:{asked.at.offset}"
-        return self._wrong_task(record, asked)
+        if not is_prompt or _token_hash(record.tokens[:count]) != digest.hash:
+            return f"has another prompt than prompts {digest.at.partition}:{digest.at.offset}"
+        return self._wrong_task(record, digest)
 
-    def _wrong_task(self, record: records.Trajectory, asked: PromptDigest) -> str:
-        if (record.task, record.temperature) != (asked.task, asked.temperature):
-            found = f"{record.task!r} at temperature {record.temperature:g}"
-            return f"is of {found}, its prompt of {asked.task!r} at {asked.temperature:g}"
+    def _wrong_task(self, record: records.Trajectory, digest: PromptDigest) -> str:
+        if (record.task, record.temperature) != (digest.task, digest.temperature):
+            task_text = f"{record.task!r} at temperature {record.temperature:g}"
+            return f"is of {task_text}, its prompt of {digest.task!r} at {digest.temperature:g}"
         return ""
 
     def _wrong_place(self, record: records.Trajectory) -> str:

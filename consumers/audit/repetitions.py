@@ -54,8 +54,8 @@ class RepetitionAudit:
                 if self._configured not in ("", configured.configuration_hash):
                     self._changed.update(self._takes)
                 self._configured = configured.configuration_hash
-            case TakesRepeated() as again if again.step > self._done:
-                self._repeat(again, message.address)
+            case TakesRepeated() as repetition if repetition.step > self._done:
+                self._repeat(repetition, message.address)
             case StepDone() as done if done.step > self._done:
                 self._end(done.step, message.address)
             case _:
@@ -71,21 +71,21 @@ class RepetitionAudit:
         """Drop takes that are not trained, and repetitions with them: these are recorded again."""
         key = gone.step, gone.update
         numbers = self._takes.get(key, [])
-        numbers[:] = [one for one in numbers if one not in gone.micro_batches]
+        numbers[:] = [number for number in numbers if number not in gone.micro_batches]
         self._repeated = {r for r in self._repeated if r[:2] != key}
 
-    def _repeat(self, again: TakesRepeated, at: Address) -> None:
+    def _repeat(self, repetition: TakesRepeated, at: Address) -> None:
         """Check one repetition against the takes before it."""
-        key, epochs = (again.step, again.update), self.policy.epochs
-        self._repeated.add((*key, again.epoch))
+        key, epochs = (repetition.step, repetition.update), self.policy.epochs
+        self._repeated.add((*key, repetition.epoch))
         self.result.counts["repetitions"] += 1
-        if again.epoch < 1 or (epochs and again.epoch >= epochs):
-            what = f"epoch {again.epoch} of {epochs}, counted from 0"
-            self._add(again.step, f"{_update_of(key)} is repeated as {what}", at)
+        if repetition.epoch < 1 or (epochs and repetition.epoch >= epochs):
+            what = f"epoch {repetition.epoch} of {epochs}, counted from 0"
+            self._add(repetition.step, f"{_update_of(key)} is repeated as {what}", at)
         trained = self._takes.get(key, [])
-        if list(again.micro_batches) != trained and key not in self._changed:
-            what = f"epoch {again.epoch} repeats takes {_listed(again.micro_batches)}"
-            self._add(again.step, f"{_update_of(key)}: {what}, not {_listed(trained)}", at)
+        if list(repetition.micro_batches) != trained and key not in self._changed:
+            what = f"epoch {repetition.epoch} repeats takes {_listed(repetition.micro_batches)}"
+            self._add(repetition.step, f"{_update_of(key)}: {what}, not {_listed(trained)}", at)
 
     def _end(self, step: int, at: Address) -> None:
         """Check that all repetitions of a finished step are there, and drop it."""

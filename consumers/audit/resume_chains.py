@@ -92,8 +92,8 @@ class ResumeChains:
         for link in links:
             end, upto = link.start + link.count, done + link.generated
             tokens, sources = record.tokens[link.start : end], record.sources[link.start : end]
-            found = _content_hash(tokens, sources, record.logprobs[done:upto])
-            if found != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(
+            digest = _content_hash(tokens, sources, record.logprobs[done:upto])
+            if digest != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(
                 link.versions
             ):
                 what = f"was resumed from attempt {link.attempt} by {link.rollout}, but differs"
@@ -123,8 +123,8 @@ def _tokens_by_version(record: Trajectory, start: int, end: int) -> tuple[tuple[
     """Returns the versions of the generated tokens in `[start, end)` in order, each with its number
     of tokens.
     """
-    found = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
-    return tuple((count, version) for count, version in found if count > 0)
+    overlaps = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
+    return tuple((count, version) for count, version in overlaps if count > 0)
 
 
 def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:

@@ -51,11 +51,11 @@ class SettingsAudit:
 
     def finish(self, coverage: folds.Coverage) -> None:
         """Compare each admission with the group from which on its configuration holds."""
-        named = {one.settings for one in self.groups.admitted.values() if one.settings is not None}
-        if named:
-            self.result.counts["changes of settings"] = len(named)
-        for group, admission in self.groups.admitted.items() if named else ():
-            due = max((one for one in named if one.group <= group), default=None)
+        changes = {a.settings for a in self.groups.admitted.values() if a.settings is not None}
+        if changes:
+            self.result.counts["changes of settings"] = len(changes)
+        for group, admission in self.groups.admitted.items() if changes else ():
+            due = max((change for change in changes if change.group <= group), default=None)
             if admission.settings != due:
                 what = f"group {group} is of {_text(admission.settings)}, not of {_text(due)}"
                 self.result.add_violation(what, "admissions")
@@ -64,7 +64,7 @@ class SettingsAudit:
 
     def _take(self, take: Take, at: Address) -> None:
         admitted = [self.groups.admitted.get(group.group) for group in take.groups]
-        due = {one.settings for one in admitted if one is not None and one.settings is not None}
+        due = {a.settings for a in admitted if a is not None and a.settings is not None}
         if None not in admitted and due != set(take.settings):
             what = f"a take of step {take.step} states other settings than its groups' admissions"
             self.result.add_violation(what, "ledger", at)

@@ -97,8 +97,8 @@ class TrajectoryRows:
     def generated(self) -> Integers:
         """The number of generated tokens of each row, counted in its `sources`."""
         column = self._batch.column("sources")
-        here, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
-        counts = map(np.count_nonzero, map(here.__getitem__, map(slice, edges[:-1], edges[1:])))  # pyright: ignore[reportUnknownArgumentType]
+        generated, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
+        counts = map(np.count_nonzero, map(generated.__getitem__, map(slice, edges[:-1], edges[1:])))  # pyright: ignore[reportUnknownArgumentType]
         return np.fromiter(counts, np.int64, len(edges) - 1)
 
     @cached_property
@@ -126,17 +126,17 @@ class TrajectoryRows:
         if not partitions:
             yield self
             return
-        here = {g: is_in_key_partition(g, self.partition, partitions) for g in set(self.groups)}
-        if all(here.values()):
+        placed = {g: is_in_key_partition(g, self.partition, partitions) for g in set(self.groups)}
+        if all(placed.values()):
             yield self
             return
-        yield from self.where([here[group] for group in self.groups])
+        yield from self.where([placed[group] for group in self.groups])
 
-    def where(self, wanted: Sequence[bool]) -> Iterator[TrajectoryRows]:
+    def where(self, mask: Sequence[bool]) -> Iterator[TrajectoryRows]:
         """Yields the rows for which `wanted` is True, as pieces of consecutive rows."""
-        edges = [0, *(np.flatnonzero(np.diff(wanted)) + 1).tolist(), len(wanted)]
+        edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
         for start, end in pairwise(edges):
-            if wanted[start]:
+            if mask[start]:
                 yield TrajectoryRows(self._batch.slice(start, end - start), self.partition)
 
     def since(self, row: int) -> TrajectoryRows:
@@ -149,8 +149,8 @@ class TrajectoryRows:
 
         (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
         assert data is not None, "a tombstone among records"
-        found, at = decode(data), Address(self.partition, self.first + row)
-        return AuditMessage("trajectories", at, found.record, found.envelope, "", False, data)
+        decoded, at = decode(data), Address(self.partition, self.first + row)
+        return AuditMessage("trajectories", at, decoded.record, decoded.envelope, "", False, data)
 
 
 class RowUses:
@@ -164,17 +164,17 @@ class RowUses:
 
     def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
         self.found = list(map(index.uses.get, rows.names))
-        found = self.found
-        self.is_named = np.array([use is not None for use in found], np.bool_)
-        self.step: Integers = np.array([0 if u is None else u.step for u in found], np.int64)
-        here = [
+        uses = self.found
+        self.is_named = np.array([use is not None for use in uses], np.bool_)
+        self.step: Integers = np.array([0 if u is None else u.step for u in uses], np.int64)
+        is_here = [
             u is not None and u.at.offset == at and u.at.partition == rows.partition
-            for at, u in enumerate(found, rows.first)
+            for at, u in enumerate(uses, rows.first)
         ]
-        self.is_here = np.array(here, np.bool_)
+        self.is_here = np.array(is_here, np.bool_)
         same = [
             u is not None and u.hash == hash_ and u.group == group
-            for u, hash_, group in zip(found, rows.hashes, rows.groups, strict=True)
+            for u, hash_, group in zip(uses, rows.hashes, rows.groups, strict=True)
         ]
         self.is_same = self.is_here & np.array(same, np.bool_)
 
@@ -227,21 +227,21 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     """
     try:
         texts = b"[%b]" % b",".join(_values(headers))
-        found = list(map(_record, _HEADERS.decode(texts)))
+        parsed = list(map(_record, _HEADERS.decode(texts)))
     except (ValueError, RecursionError):
         return np.zeros(len(rows), np.bool_)
-    agree = np.array([not header.abandoned for header in found], np.bool_)
-    for name, stated in zip(_COLUMNS, zip(*map(_fields, found), strict=True), strict=True):
-        held = rows.plain(name)
-        if list(stated) != held:
-            agree &= np.array([a == b for a, b in zip(stated, held, strict=True)], np.bool_)
-    spans, given = rows.spans, list(map(_spans, found))
+    agree = np.array([not header.abandoned for header in parsed], np.bool_)
+    for name, stated in zip(_COLUMNS, zip(*map(_fields, parsed), strict=True), strict=True):
+        column = rows.plain(name)
+        if list(stated) != column:
+            agree &= np.array([a == b for a, b in zip(stated, column, strict=True)], np.bool_)
+    spans, row_spans = rows.spans, list(map(_spans, parsed))
     numbers = np.stack([spans.start, spans.end, spans.number, spans.term], axis=1)
-    flat = chain.from_iterable(map(_span_fields, chain.from_iterable(given)))
-    if spans.count.tolist() != list(map(len, given)) or numbers.ravel().tolist() != list(flat):
-        stated = [msgspec.to_builtins(one.spans) for one in found]
+    flat = chain.from_iterable(map(_span_fields, chain.from_iterable(row_spans)))
+    if spans.count.tolist() != list(map(len, row_spans)) or numbers.ravel().tolist() != list(flat):
+        stated = [msgspec.to_builtins(checked.spans) for checked in parsed]
         pairs = zip(stated, rows.span_values(), strict=True)
-        agree &= np.array([list(one) == other for one, other in pairs], np.bool_)
+        agree &= np.array([list(a) == b for a, b in pairs], np.bool_)
     return agree
 
 
@@ -283,10 +283,10 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
         is_plain = is_whole.copy()
         if is_whole.any():  # never in files of 0.1.0, which have no headers
             checked = batch if is_whole.all() else batch.filter(pa.array(is_whole))
-            found = TrajectoryRows(checked, rows.partition)
-            is_plain[is_whole] = _agree(found, checked.column("header"))
+            proven_rows = TrajectoryRows(checked, rows.partition)
+            is_plain[is_whole] = _agree(proven_rows, checked.column("header"))
             if is_plain.all():
-                yield found
+                yield proven_rows
                 return
     columns = [name for name in batch.schema.names if name != "header"]
     kinds = is_whole.astype(np.int8) + is_plain
@@ -358,8 +358,8 @@ class AuditSource:
         archive, rows = LogView(None, self.store, self.run), 0
         for segment in archive.topic(topic, self.bus.begin(topic), skip_damaged=True).segments():
             if isinstance(segment, ArchivedRows):
-                pieces = [one for one in self._rows(segment) if not isinstance(one, Hole)]
-                rows += sum(1 if isinstance(one, Message) else len(one) for one in pieces)
+                pieces = [piece for piece in self._rows(segment) if not isinstance(piece, Hole)]
+                rows += sum(1 if isinstance(piece, Message) else len(piece) for piece in pieces)
             elif isinstance(segment, Hole) and segment.reason == "damaged":
                 self._judge(segment)
         return rows

@@ -161,22 +161,22 @@ class StoreAudit:
         """
         if version.number or version == pointer.version:
             return self.versions.ledger.is_believed(version)
-        named = version in self.versions.hashes
-        return named or any(version in (m.parent, m.base) for m in self._manifests.values())
+        is_logged = version in self.versions.hashes
+        return is_logged or any(version in (m.parent, m.base) for m in self._manifests.values())
 
     def _check_base(self, manifest: Manifest) -> None:
         if manifest.adapter:
-            named, wanted = manifest.anchor, manifest.adapter.base_hash
+            base_version, base_hash = manifest.anchor, manifest.adapter.base_hash
         elif manifest.delta is not None and manifest.parent is not None:
-            named, wanted = manifest.parent, manifest.delta.parent_hash
+            base_version, base_hash = manifest.parent, manifest.delta.parent_hash
         else:
             return
-        base, key = self._manifests.get(named), manifest_key(manifest.version)
+        base, key = self._manifests.get(base_version), manifest_key(manifest.version)
         if base is None:
-            if manifest.base == named and self._has_manifest(manifest.version):
-                self.result.add_violation(f"its base {named} is missing", key=key)
-        elif wanted != base.hash:
-            what = f"it applies to manifest {wanted}, but {named} has {base.hash}"
+            if manifest.base == base_version and self._has_manifest(manifest.version):
+                self.result.add_violation(f"its base {base_version} is missing", key=key)
+        elif base_hash != base.hash:
+            what = f"it applies to manifest {base_hash}, but {base_version} has {base.hash}"
             self.result.add_violation(what, key=key)
 
     def _check_hash_of_step(self, manifest: Manifest) -> None:
@@ -185,9 +185,9 @@ class StoreAudit:
         if done is None or not done.weights_hash or done.version != manifest.version:
             return
         self.result.counts["versions compared with their step"] += 1
-        found = manifest.weights.combined_hash
-        if found != done.weights_hash:
-            what = f"its tensors have the hash {found}, step {done.step} has {done.weights_hash}"
+        combined = manifest.weights.combined_hash
+        if combined != done.weights_hash:
+            what = f"its tensors have the hash {combined}, step {done.step} has {done.weights_hash}"
             self.result.add_violation(what, key=manifest_key(manifest.version))
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
@@ -201,8 +201,8 @@ class StoreAudit:
         self.result.counts["bytes"] += len(data)
         if len(data) != file.bytes:
             return f"it has {len(data)} bytes, by its manifest {file.bytes}"
-        found = content_hash(data)
-        return "" if found == file.hash else f"its hash is {found}, by its manifest {file.hash}"
+        digest = content_hash(data)
+        return "" if digest == file.hash else f"its hash is {digest}, by its manifest {file.hash}"
 
     def _has_manifest(self, version: Version) -> bool:
         try:
@@ -236,12 +236,12 @@ class CheckpointAudit:
 
     def check(self) -> None:
         """Check every checkpoint under `checkpoints/`."""
-        whole: list[int] = []
+        whole_steps: list[int] = []
         stored = stored_checkpoints(self.store)
         if not stored and not any(True for _ in self.store.list("weights/")):
             self.result.add_unchecked("the store holds no checkpoints/")
             return
-        last_term = max((found.id.term for found in stored if found.whole), default=0)
+        last_term = max((candidate.id.term for candidate in stored if candidate.whole), default=0)
         for checkpoint in stored:
             checkpoint_id = checkpoint.id
             if not checkpoint.whole:
@@ -260,32 +260,32 @@ class CheckpointAudit:
             if wrong and self._is_kept(checkpoint_id):
                 self.result.add_violation(wrong, key=f"{checkpoint_id.folder}/")
             elif not wrong:
-                whole.append(checkpoint_id.step)
+                whole_steps.append(checkpoint_id.step)
                 self.result.counts["whole"] += 1
-        self._check_newest(max(whole, default=0))
+        self._check_newest(max(whole_steps, default=0))
 
-    def _wrong(self, one: CheckpointId) -> str:
+    def _wrong(self, id_: CheckpointId) -> str:
         """Returns the problem with a checkpoint, "" for none. Raises `ObjectMissing` if a part is
         gone.
         """
         try:
-            manifest = checkpoint_manifest(self.store, one)
-            state = TrainerState.decode(checkpoint_state(self.store, one))
+            manifest = checkpoint_manifest(self.store, id_)
+            state = TrainerState.decode(checkpoint_state(self.store, id_))
             for file in manifest.tensors.files:
-                data = self.store.get(f"{one.folder}/{file.name}")
+                data = self.store.get(f"{id_.folder}/{file.name}")
                 self.result.counts["bytes"] += len(data)
                 if (len(data), content_hash(data)) != (file.bytes, file.hash):
                     return f"{file.name} differs from its manifest's hash"
         except CorruptObject as error:
             return str(error)
-        if {manifest.step, state.step, one.step} != {one.step} or manifest.term != one.term:
+        if {manifest.step, state.step, id_.step} != {id_.step} or manifest.term != id_.term:
             return f"its state is of step {state.step}, its manifest of step {manifest.step}"
         if self.bus is not None and (missing := missing_records(state, self._end)):
             return f"the log is another one, or was lost: {missing}"
         last = self.versions.last
-        made = self.versions.states
-        if last is not None and made and min(made) <= one.step <= last.step:
-            return "" if one.step in made else f"the ledger has no step {one.step}"
+        states = self.versions.states
+        if last is not None and states and min(states) <= id_.step <= last.step:
+            return "" if id_.step in states else f"the ledger has no step {id_.step}"
         return ""
 
     def _end(self, topic: str) -> Mapping[int, int]:
@@ -295,11 +295,11 @@ class CheckpointAudit:
         except TopicMissing:
             return {}
 
-    def _is_kept(self, one: CheckpointId) -> bool:
+    def _is_kept(self, id_: CheckpointId) -> bool:
         """Whether the checkpoint is still whole in the store; False if retention removed it
         meanwhile.
         """
-        return any(stored.id == one and stored.whole for stored in stored_checkpoints(self.store))
+        return any(stored.id == id_ and stored.whole for stored in stored_checkpoints(self.store))
 
     def _check_newest(self, newest: int) -> None:
         """Check that a due checkpoint exists: it is written before the next `StepDone`. Nothing is

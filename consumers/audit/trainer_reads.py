@@ -116,7 +116,7 @@ class TrainerReads:
             self._believe(take.believed)
         self.partitions |= {read.topic: len(read.offsets) for read in take.read}
         before = self._last
-        named = [member.at for group in take.groups for member in group.members]
+        taken = [member.at for group in take.groups for member in group.members]
         used = [note.at for note in take.annotations]
         admissions = [a.offset for g in take.groups if (a := self.admitted.get(g.group))]
         self._last = TakeRead(
@@ -125,7 +125,7 @@ class TrainerReads:
             term=self.term,
             exact=bool(take.read),
             believed=take.believed,
-            trajectories=self._bounds("trajectories", before and before.trajectories, named, take),
+            trajectories=self._bounds("trajectories", before and before.trajectories, taken, take),
             annotations=self._bounds("annotations", before and before.annotations, used, take),
             admission=max([*admissions, -1 if before is None else before.admission]),
         )
@@ -134,25 +134,25 @@ class TrainerReads:
         self.takes.append(self._last)
 
     def _bounds(
-        self, topic: str, before: ReadBounds | None, named: list[Address], take: Take
+        self, topic: str, before: ReadBounds | None, addresses: list[Address], take: Take
     ) -> ReadBounds:
         """Returns the term's bounds in a topic, advanced from `before` to the positions that the
         take states, or that follow from the records it names (at `named`). Updates `furthest`.
         """
-        found = {
+        ends = {
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
         }
-        for at in named:
-            if at.offset >= found.get(at.partition, 0):
-                found[at.partition] = at.offset + 1
-        known = self.furthest.setdefault(topic, {})
-        for partition, offset in found.items():
-            known[partition] = max(known.get(partition, 0), offset)
+        for at in addresses:
+            if at.offset >= ends.get(at.partition, 0):
+                ends[at.partition] = at.offset + 1
+        furthest = self.furthest.setdefault(topic, {})
+        for partition, offset in ends.items():
+            furthest[partition] = max(furthest.get(partition, 0), offset)
         before = before or ()
-        if all(is_within(before, partition, offset - 1) for partition, offset in found.items()):
+        if all(is_within(before, partition, offset - 1) for partition, offset in ends.items()):
             return before
-        bounds = [*before, *[0] * (max(found) + 1 - len(before))]
-        for partition, offset in found.items():
+        bounds = [*before, *[0] * (max(ends) + 1 - len(before))]
+        for partition, offset in ends.items():
             bounds[partition] = max(bounds[partition], offset)
         return tuple(bounds)
 
@@ -189,9 +189,9 @@ class GroupRecords:
 
     def before(self, trajectories: ReadBounds, annotations: ReadBounds) -> "GroupRecords":
         """Returns those of the records that are below these bounds."""
-        arrived = {n: one for n, one in self.arrived.items() if _was_read(trajectories, one[1])}
-        noted = {k: one for k, one in self.noted.items() if _was_read(annotations, one[1])}
-        return GroupRecords(self.names, arrived, noted, self.needed)
+        arrived = {n: pair for n, pair in self.arrived.items() if _was_read(trajectories, pair[1])}
+        notes = {k: pair for k, pair in self.noted.items() if _was_read(annotations, pair[1])}
+        return GroupRecords(self.names, arrived, notes, self.needed)
 
     def records(self) -> list[Trajectory]:
         return [record for record, _ in self.arrived.values()]
@@ -207,8 +207,8 @@ class GroupRecords:
         """
         every = {key: note for key, (note, _) in self.noted.items()}
         yield every
-        own = {name for name, (record, _) in self.arrived.items() if record.reward is not None}
-        needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in own}
+        rewarded = {name for name, (record, _) in self.arrived.items() if record.reward is not None}
+        needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in rewarded}
         if len(needed) < len(every):
             yield needed
 
@@ -241,12 +241,12 @@ class OpenGroupCheck:
     """Each group that a recent take began → the smallest version in it."""
     ledger: LedgerIndex
 
-    def check(self, held: Mapping[int, GroupRecords]) -> None:
+    def check(self, open_groups: Mapping[int, GroupRecords]) -> None:
         """Check these open groups and report the violations."""
         takes = self.reads.last_term()
         if not takes or self.policy.rule is None:
             return
-        for group, records in held.items():
+        for group, records in open_groups.items():
             admission = self.groups.admitted.get(group)
             wrong = "" if admission is None else self._wrong(group, admission, records, takes)
             if wrong and admission is not None:
@@ -256,11 +256,11 @@ class OpenGroupCheck:
                 )
 
     def _wrong(
-        self, group: int, admission: Admission, held: GroupRecords, takes: list[TakeRead]
+        self, group: int, admission: Admission, records: GroupRecords, takes: list[TakeRead]
     ) -> str:
         """Returns why the group should not be open; "" if it may be."""
         last = takes[-1]
-        decision = self._looked_at(admission, held, takes, last)
+        decision = self._looked_at(admission, records, takes, last)
         if decision is None:
             return ""
         if decision.ending:
@@ -273,27 +273,27 @@ class OpenGroupCheck:
                 version = self.oldest.get(later)
                 if version is None or (version, later) <= key:
                     continue
-                if self._looked_at(admission, held, takes, taken) is not None:
+                if self._looked_at(admission, records, takes, taken) is not None:
                     return f"step {taken.step} took group {later} of version {version} first"
         return ""
 
     def _looked_at(
-        self, admission: Admission, held: GroupRecords, takes: list[TakeRead], take: TakeRead
+        self, admission: Admission, records: GroupRecords, takes: list[TakeRead], take: TakeRead
     ) -> PreparedGroup | None:
         """Returns the rule's decision on the group at this take; None if the trainer did not have
         to decide yet: records were missing and the deadline had not surely passed.
         """
         rule = self.policy.rule
         assert rule is not None
-        known = held.before(take.trajectories, take.annotations)
-        if not known.is_complete(rule.names):
+        seen = records.before(take.trajectories, take.annotations)
+        if not seen.is_complete(rule.names):
             # Bounds that are not exact hide which of the records that arrived had been read.
-            is_known = take.exact or not held.arrived
+            is_known = take.exact or not records.arrived
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None
         group = admission.prompt.offset  # any number: only the decision is used
         believed = self.ledger.believed.up_to(take.believed)
-        return prepare_group(group, known.records(), known.notes(), rule, take.step - 1, believed)
+        return prepare_group(group, seen.records(), seen.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
         """Whether the group's deadline had surely passed at this take. When the trainer first took

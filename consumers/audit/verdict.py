@@ -109,10 +109,10 @@ def basis_of(run: str, policy: object) -> VerdictBasis:
 def _rules_hash() -> str:
     """Returns the hash of the sources of the audit and of the trainer's rules that it applies."""
     folders = Path(__file__).parent, Path(__file__).parents[1] / "trainer" / "data"
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for path in sorted(path for folder in folders for path in folder.glob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def read_verdict(run: str, place: str) -> Verdict | None:
@@ -191,17 +191,17 @@ class TopicCursor:
         """Returns the indices of the rows to be judged again, and the rows that are new, None if
         none are. Raises `VerdictRefused` as `is_due` does.
         """
-        end, again = self._before.end(rows.partition), self._again.get(rows.partition, set[int]())
+        end, offsets = self._before.end(rows.partition), self._again.get(rows.partition, set[int]())
         old = max(0, min(len(rows), end - rows.first))
         for index in range(old):
             self._compare(rows.partition, rows.first + index, lambda i=index: rows.hashes[i])
-        found = [index for index in range(old) if rows.first + index in again] if again else []
+        due = [index for index in range(old) if rows.first + index in offsets] if offsets else []
         if old == len(rows):
-            return found, None
+            return due, None
         self._newest[rows.partition] = rows.first + len(rows) - 1, rows.hashes[-1]
         self._ends[rows.partition] = rows.first + len(rows)
         self.count += len(rows) - old
-        return found, rows.since(old)
+        return due, rows.since(old)
 
     def is_new(self, hole: Hole) -> bool:
         """Count the offsets of a hole (offsets that cannot be read); returns whether the hole is to
@@ -210,9 +210,9 @@ class TopicCursor:
         end, partition = self._before.end(hole.partition), hole.partition
         last, _ = self._before.last.get(partition, (-1, ""))
         self._ends[partition] = max(hole.end, self._ends.get(partition, 0))
-        again = self._again.get(partition, ())
+        offsets = self._again.get(partition, ())
         self.gone += max(0, hole.end - max(hole.start, end))
-        self.gone += sum(hole.start <= offset < min(hole.end, end) for offset in again)
+        self.gone += sum(hole.start <= offset < min(hole.end, end) for offset in offsets)
         if hole.start <= last < hole.end:
             self._excused.add(partition)
         return hole.end > end or hole.start == hole.end
@@ -235,10 +235,10 @@ class TopicCursor:
         }
         return JudgedTopic(self._ends, self._before.last | newest, self.left, self.count, self.gone)
 
-    def _compare(self, partition: int, offset: int, found: Callable[[], str]) -> None:
-        at, wanted = self._before.last.get(partition, (-1, ""))
+    def _compare(self, partition: int, offset: int, read_hash: Callable[[], str]) -> None:
+        at, expected_hash = self._before.last.get(partition, (-1, ""))
         if offset == at:
-            if found() != wanted:
+            if read_hash() != expected_hash:
                 raise VerdictRefused
             self._proven.add(partition)
 
@@ -266,13 +266,13 @@ def encode_state(folds: Sequence[object]) -> bytes | None:
     because that fold is encoded on its own. Returns None if a field holds a number beyond 64 bits,
     which cannot be encoded; a hostile record can contain one.
     """
-    known = {id(fold) for fold in folds}
+    fold_ids = {id(fold) for fold in folds}
     try:
         parts = [
             {
                 name: msgspec.msgpack.encode(_packed(value) if hint == _HELD else value)
                 for name, hint, value in _state_fields(fold)
-                if id(value) not in known
+                if id(value) not in fold_ids
             }
             for fold in folds
         ]
@@ -303,8 +303,8 @@ def _state_fields(fold: object) -> Iterator[tuple[str, Any, object]]:
 
 def _decoded(data: bytes, hint: Any) -> object:
     if hint == _HELD:
-        held = msgspec.msgpack.decode(data, type=dict[int, _HeldGroup])
-        return {group: _unpacked(records) for group, records in held.items()}
+        groups = msgspec.msgpack.decode(data, type=dict[int, _HeldGroup])
+        return {group: _unpacked(records) for group, records in groups.items()}
     if get_origin(hint) is Counter:
         hint = dict[get_args(hint)[0], int]
     return msgspec.msgpack.decode(data, type=hint)
@@ -326,7 +326,7 @@ def _packed(value: object) -> dict[int, _HeldGroup]:
     """Convert records to bytes. Groups of which no record was read are left out: the next audit
     selects these groups again.
     """
-    held = cast(dict[int, GroupRecords], value)
+    groups = cast(dict[int, GroupRecords], value)
     return {
         group: _HeldGroup(
             records.names,
@@ -334,15 +334,15 @@ def _packed(value: object) -> dict[int, _HeldGroup]:
             {key: (encode(note), at) for key, (note, at) in records.noted.items()},
             records.needed,
         )
-        for group, records in held.items()
+        for group, records in groups.items()
         if records.arrived or records.noted
     }
 
 
-def _unpacked(held: _HeldGroup) -> GroupRecords:
-    arrived = {n: (cast(Trajectory, decode(d).record), at) for n, (d, at) in held.arrived.items()}
-    noted = {k: (cast(Annotation, decode(d).record), at) for k, (d, at) in held.noted.items()}
-    return GroupRecords(held.names, arrived, noted, held.needed)
+def _unpacked(packed: _HeldGroup) -> GroupRecords:
+    arrived = {n: (cast(Trajectory, decode(d).record), at) for n, (d, at) in packed.arrived.items()}
+    notes = {k: (cast(Annotation, decode(d).record), at) for k, (d, at) in packed.noted.items()}
+    return GroupRecords(packed.names, arrived, notes, packed.needed)
 
 
 def findings_of(results: Sequence[InvariantResult]) -> list[tuple[int, Offender]]:

@@ -97,8 +97,8 @@ class VersionAudit:
 
     def finish(self, coverage: Coverage) -> None:
         if not starts_complete(coverage["ledger"]):
-            kept = "missing" if coverage["ledger"] == "absent" else "not whole"
-            self.result.add_unchecked(f"the ledger is {kept}")
+            defect = "missing" if coverage["ledger"] == "absent" else "not whole"
+            self.result.add_unchecked(f"the ledger is {defect}")
 
     def _done(self, done: StepDone, message: AuditMessage) -> None:
         """Check the version of a new step. A repeated step is only counted; if its state hash
@@ -154,15 +154,15 @@ class VersionAudit:
             self._check_hash(applied.version, applied.hash, message)
         else:
             self.result.counts["applied by retired rollouts"] += 1
-            known = self.hashes.get(applied.version, applied.hash)
-            if known != applied.hash:
+            logged = self.hashes.get(applied.version, applied.hash)
+            if logged != applied.hash:
                 what = f"applied {message.address.partition}:{message.address.offset}: "
                 what += f"{applied.rollout}, which the store no longer knows, served "
-                what += f"{applied.version} with manifest {applied.hash}, which is {known}"
+                what += f"{applied.version} with manifest {applied.hash}, which is {logged}"
                 self.result.add_note(what, "other hashes by retired rollouts")
 
     def _check_hash(self, version: Version, manifest_hash: str, message: AuditMessage) -> None:
-        known = self.hashes.setdefault(version, manifest_hash)
-        if known != manifest_hash:
-            what = f"{version} has manifest {manifest_hash} here, but {known} in an earlier record"
+        logged = self.hashes.setdefault(version, manifest_hash)
+        if logged != manifest_hash:
+            what = f"{version} has manifest {manifest_hash} here, but {logged} in an earlier record"
             self.result.add_violation(what, message.topic, message.address)

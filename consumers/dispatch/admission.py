@@ -94,7 +94,7 @@ def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGr
     if needed <= state.version.number:
         return needed
     place = (group.admitted.wave, group.admitted.group)
-    later = sum((one.admitted.wave, one.admitted.group) > place for one in state.groups.values())
+    later = sum((g.admitted.wave, g.admitted.group) > place for g in state.groups.values())
     before = state.admitted - 1 - later
     wave = wave_of(pace, state.version.number, before, state.closed, state.settled)
     return min(needed, version_needed(pace, wave))
@@ -161,10 +161,10 @@ class WaveLayouts:
                 )
         while len(self._layouts) > LAYOUTS_MAX:
             del self._layouts[next(iter(self._layouts))]
-        found = {wave: self._layouts.get((wave, names)) for wave in waves}
-        known = {wave: layout for wave, layout in found.items() if layout is not None}
-        self.held_max = max((layout.held_max for layout in known.values()), default=0)
-        return known
+        layout_by_wave = {wave: self._layouts.get((wave, names)) for wave in waves}
+        layouts = {wave: layout for wave, layout in layout_by_wave.items() if layout is not None}
+        self.held_max = max((layout.held_max for layout in layouts.values()), default=0)
+        return layouts
 
 
 def rollout_speeds(state: DispatchState, by_speed: bool = True) -> list[RolloutSpeed]:
@@ -203,14 +203,14 @@ def _is_steady(status: RolloutStatus) -> bool:
 
 
 def _prompts_of(
-    state: DispatchState, wave: int, ahead: Sequence[Prompt], most: int
+    state: DispatchState, wave: int, ahead: Sequence[Prompt], groups_per_wave: int
 ) -> list[Prompt]:
     """Returns the known prompts of a wave of `most` groups: those of its open groups, and the next
     ones to be admitted.
     """
     groups = [g for g in state.groups.values() if g.admitted.wave == wave]
     prompts = [g.prompt for g in groups if g.prompt is not None]
-    return [*prompts, *ahead[: max(0, most - len(prompts))]]
+    return [*prompts, *ahead[: max(0, groups_per_wave - len(prompts))]]
 
 
 def _lay_out_if_known(
@@ -224,9 +224,9 @@ def _lay_out_if_known(
     """Returns the layout; None if less than half of the prompts have an expected length, or if a
     ranking is useless (`lay_out_wave`).
     """
-    known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
-    if not prompts or 2 * len(known) < len(prompts):
+    expected = [e for prompt in prompts if (e := lengths.expected(prompt)) is not None]
+    if not prompts or 2 * len(expected) < len(prompts):
         return None
-    means = [length.mean for length in known]
+    means = [length.mean for length in expected]
     samples, is_ranked = prompts[0].samples, layouts.is_ranked
     return lay_out_wave(means, workers, wave % 2 == 0, samples, slots, is_ranked, layouts.per_group)

@@ -48,20 +48,20 @@ def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
     The cause does not matter: the trajectory was never assigned (dispatch died after admitting it),
     or its rollout died, restarted under a new term, or released it for a move or before leaving.
     """
-    held = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
-    found = [
+    live = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
+    groups = [
         (group.admitted.wave, number, unheld)
         for number, group in state.groups.items()
-        if (unheld := [t for t in group.admitted.trajectories if t in group.open and t not in held])
+        if (unheld := [t for t in group.admitted.trajectories if t in group.open and t not in live])
     ]
-    return [unheld for _, _, unheld in sorted(found)]
+    return [unheld for _, _, unheld in sorted(groups)]
 
 
 def continuation(
     assignment: CurrentAssignment | None,
     chain: PartialChain | None,
     keep_version: bool,
-    held: Collection[Version],
+    resumable: Collection[Version],
 ) -> Continuation:
     """Returns how the trajectory continues after `assignment`, its newest one. It resumes from the
     newest partial (`chain`), under `keep_version` only if that partial's version is among the
@@ -75,7 +75,7 @@ def continuation(
     if chain is None:  # no partial: a trajectory that its rollout released has generated nothing
         discards_tokens = assignment is not None and not assignment.given_up
         return Continuation("start", attempt, None, None, moves, discards_tokens)
-    if keep_version and chain.version not in held:
+    if keep_version and chain.version not in resumable:
         return Continuation("start", attempt, None, None, moves, discards_tokens=True)
     exact = chain.version if keep_version else None
     return Continuation("resume", attempt, chain.at, exact, moves, discards_tokens=False)
@@ -108,14 +108,14 @@ def continuations(
     state: DispatchState,
     trajectories: Iterable[str],
     keep_version: bool,
-    held: Collection[Version] | None = None,
+    resumable: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
     """Returns how each of these trajectories continues (`continuation`). Without `held` the
     versions that may resume are the `held_versions`.
     """
-    held = held_versions(state) if held is None else held
+    resumable = held_versions(state) if resumable is None else resumable
     return {
-        t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, held)
+        t: continuation(state.assignments.get(t), state.chains.get(t), keep_version, resumable)
         for t in trajectories
     }
 
@@ -127,8 +127,8 @@ def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]
     serving = {
         n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
     }
-    held = serving | state.loading()
-    return {name for name, serves in held.items() if version is None or serves == version}
+    versions = serving | state.loading()
+    return {name for name, serves in versions.items() if version is None or serves == version}
 
 
 def is_serving(seen: TrackedRollout) -> bool:
@@ -235,17 +235,17 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
     version from the store takes only resumes under that version.
     """
     free = FreeRoom({}, {})
-    given, loading = state.assigned_counts(), state.loading()
+    assigned, loading = state.assigned_counts(), state.loading()
     for name, rollout in sorted(state.rollouts.items()):
         status = rollout.status
         if not rollout.fresh or not status.verified:
             continue
         parked = min(status.parked, status.parked_max)
-        room = max(0, slot_room(status.slots, queue_per_slot, parked) - given[name])
+        room = max(0, slot_room(status.slots, queue_per_slot, parked) - assigned[name])
         if name in loading or status.health in ("generating", "draining"):
             free.resumes[name] = room
         if name not in loading and status.health == "generating":
-            drawn = max(0, given[name] - status.running - status.parked)
+            drawn = max(0, assigned[name] - status.running - status.parked)
             stale = status.version.number < state.version.number
             free.new[name] = max(0, min(room, status.quota_left - drawn)) if stale else room
     return free
@@ -294,17 +294,19 @@ def find_unassigned(
     side (adapters), else None: a version for which it returns True counts as held, because any
     rollout can load it.
     """
-    found = unassigned_trajectories(state)
-    held = held_versions(state) if found and keep_version else set[Version]()
+    unassigned = unassigned_trajectories(state)
+    resumable = held_versions(state) if unassigned and keep_version else set[Version]()
     if is_loadable is not None:
-        held |= {
-            version for version in _chain_versions(state, found) - held if is_loadable(version)
+        resumable |= {
+            version
+            for version in _chain_versions(state, unassigned) - resumable
+            if is_loadable(version)
         }
-    for trajectories in found:
+    for trajectories in unassigned:
         group = state.group_of(trajectories[0])
         if group.prompt is None:
             continue
-        how = continuations(state, trajectories, keep_version, held)
+        how = continuations(state, trajectories, keep_version, resumable)
         mean = lengths.mean(group.prompt, group.finished)
         for kind, version in sorted({(h.kind, h.version) for h in how.values()}, key=str):
             alike = [t for t in trajectories if (how[t].kind, how[t].version) == (kind, version)]
@@ -320,7 +322,7 @@ def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -
         state.chains.get(trajectory)
         for trajectories in unassigned
         for trajectory in trajectories
-        if (known := state.assignments.get(trajectory)) is None or not known.from_history
+        if (assignment := state.assignments.get(trajectory)) is None or not assignment.from_history
     )
     return {chain.version for chain in chains if chain is not None and chain.version is not None}
 
@@ -335,15 +337,15 @@ def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[Unass
     if room < sum(len(samples.trajectories) for samples in starts):
         parts = [part for samples in starts for part in _split_off_probe(samples)]
 
-    def start_key(one: UnassignedSamples) -> tuple[int, bool, float, int]:
-        length = one.mean or one.prompt.sampling.tokens_max
-        return one.group.admitted.wave, not one.is_probe(), -length, one.prompt.group
+    def start_key(part: UnassignedSamples) -> tuple[int, bool, float, int]:
+        length = part.mean or part.prompt.sampling.tokens_max
+        return part.group.admitted.wave, not part.is_probe(), -length, part.prompt.group
 
     return sorted(parts, key=start_key)
 
 
-def _split_off_probe(one: UnassignedSamples) -> list[UnassignedSamples]:
-    probe = replace(one, trajectories=one.trajectories[:1])
-    if not probe.is_probe() or len(one.trajectories) == 1:
-        return [one]
-    return [probe, replace(one, trajectories=one.trajectories[1:])]
+def _split_off_probe(samples: UnassignedSamples) -> list[UnassignedSamples]:
+    probe = replace(samples, trajectories=samples.trajectories[:1])
+    if not probe.is_probe() or len(samples.trajectories) == 1:
+        return [samples]
+    return [probe, replace(samples, trajectories=samples.trajectories[1:])]

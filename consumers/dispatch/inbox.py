@@ -146,8 +146,8 @@ class StatusKeys:
     def dead_rollouts(self, silent: Collection[str]) -> dict[str, int]:
         """Each rollout of which all keys are `silent`, with the newest of its terms."""
         alive = {name for key, (name, _) in self.rollouts.items() if key not in silent}
-        found = sorted(self.rollouts[key] for key in silent if key in self.rollouts)
-        return {name: term for name, term in found if name not in alive}
+        silent_terms = sorted(self.rollouts[key] for key in silent if key in self.rollouts)
+        return {name: term for name, term in silent_terms if name not in alive}
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -199,25 +199,25 @@ class DispatchInbox:
 
     def rebuild(
         self,
-        own: Mapping[str, Mapping[int, int]],
-        kept: Mapping[str, Mapping[int, records.Position]],
+        opened: Mapping[str, Mapping[int, int]],
+        stored: Mapping[str, Mapping[int, records.Position]],
     ) -> None:
         """Apply the log up to now, from the positions in `kept`. `own` holds the offsets of this
         term's `Opened` records in dispatch's own topics, which are read up to there.
         """
         for topic in ("admissions", "assignments"):
-            upto = {partition: offset + 1 for partition, offset in own[topic].items()}
-            reader = self._open(topic, kept)
+            upto = {partition: offset + 1 for partition, offset in opened[topic].items()}
+            reader = self._open(topic, stored)
             for received in reader.read_to(upto):
                 self._apply(received, fresh=False)
             del self._readers[topic]  # from now on only this holder writes them
         for topic in (*FOLDED_TOPICS, "weights", "status"):
-            reader = self._open(topic, kept)
+            reader = self._open(topic, stored)
             for batch in reader.batches_to(self._bus.end(topic)):
                 for received in batch:
                     self._apply(received, fresh=False)
         self._listening.heard_s = self._monotonic()  # silence is measured from the rebuild on
-        self._open("prompts", kept)
+        self._open("prompts", stored)
         self._released.clear()  # an earlier holder released these, or their rollouts restarted
 
     def read(self) -> tuple[int, list[VoidAssignment]]:
@@ -231,8 +231,8 @@ class DispatchInbox:
             received = reader.follow()
             if received and topic == "status":
                 self._listening.advance(began_s)
-            for one in received:
-                self._apply(one, fresh=True)
+            for message in received:
+                self._apply(message, fresh=True)
             count += len(received)
         if self._terms is not None:
             self.foreign += self._terms.confirmed()
@@ -304,9 +304,11 @@ class DispatchInbox:
         needed += [] if self._newest_prompt is None else [self._newest_prompt[1]]
         return move_back_to_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
 
-    def _open(self, topic: str, kept: Mapping[str, Mapping[int, records.Position]]) -> TopicReader:
+    def _open(
+        self, topic: str, stored: Mapping[str, Mapping[int, records.Position]]
+    ) -> TopicReader:
         begin = from_begin(self._bus, topic)
-        positions = kept.get(topic) or begin
+        positions = stored.get(topic) or begin
         if topic == "applied":  # it changes no state: records that were truncated are no loss
             at = dict(positions)
             positions = {p: max(first, at.get(p, first)) for p, first in begin.items()}

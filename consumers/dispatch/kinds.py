@@ -43,9 +43,9 @@ class SpeedReports:
     def with_report(self, running: int, tokens_per_s: float) -> "SpeedReports":
         """Returns the reports with one more, of `running` requests that generate together."""
         at, new = batch_class(running), tokens_per_s / running
-        known = self.by_class.get(at, ClassSpeed(new, 0))
-        reports = min(known.reports + 1, REPORTS_SMOOTHED)
-        speed = known.speed + (new - known.speed) / reports
+        previous = self.by_class.get(at, ClassSpeed(new, 0))
+        reports = min(previous.reports + 1, REPORTS_SMOOTHED)
+        speed = previous.speed + (new - previous.speed) / reports
         return SpeedReports({**self.by_class, at: ClassSpeed(speed, reports)})
 
 
@@ -62,10 +62,10 @@ def relative_speeds(reports: Mapping[str, SpeedReports]) -> dict[str, float]:
     """
     names = sorted(reports)
     points = [
-        (number, at, log(known.speed))
+        (number, at, log(class_speed.speed))
         for number, name in enumerate(names)
-        for at, known in reports[name].by_class.items()
-        if known.reports >= REPORTS_MIN and known.speed > 0
+        for at, class_speed in reports[name].by_class.items()
+        if class_speed.reports >= REPORTS_MIN and class_speed.speed > 0
     ]
     if not points:
         return dict.fromkeys(names, 1.0)
@@ -75,8 +75,8 @@ def relative_speeds(reports: Mapping[str, SpeedReports]) -> dict[str, float]:
     for _ in range(ROUNDS):
         of_class = _means(at, value - of_rollout[rollout], int(at.max()) + 1)
         of_rollout = _means(rollout, value - of_class[at], len(names))
-    found = np.exp(of_rollout - of_rollout.mean())
-    return {name: float(speed) for name, speed in zip(names, found, strict=True)}
+    relative = np.exp(of_rollout - of_rollout.mean())
+    return {name: float(speed) for name, speed in zip(names, relative, strict=True)}
 
 
 def _means(at: NDArray[np.int64], values: NDArray[np.float64], count: int) -> NDArray[np.float64]:

@@ -46,28 +46,28 @@ def prompt_key(prompt: Prompt) -> str:
     return record_hash(prompt.task.encode() + b"\0" + prompt.tokens.tobytes())
 
 
-def with_sample(known: ExpectedLength | None, tokens: int) -> ExpectedLength:
+def with_sample(expected: ExpectedLength | None, tokens: int) -> ExpectedLength:
     """Returns the expected length after one more sample, whose weight is at least 1 /
     `SAMPLES_SMOOTHED`.
     """
-    if known is None:
+    if expected is None:
         return ExpectedLength(float(tokens), 0.0, 1)
-    count = min(known.count + 1, SAMPLES_SMOOTHED)
-    off = tokens - known.mean
-    mean = known.mean + off / count
-    variance = known.spread**2 + (off * (tokens - mean) - known.spread**2) / count
+    count = min(expected.count + 1, SAMPLES_SMOOTHED)
+    off = tokens - expected.mean
+    mean = expected.mean + off / count
+    variance = expected.spread**2 + (off * (tokens - mean) - expected.spread**2) / count
     return ExpectedLength(mean, math.sqrt(max(0.0, variance)), count)
 
 
 class LengthHistory:
     """Keeps the lengths of a run's answers by prompt and by task; the number of both is bounded."""
 
-    def __init__(self, known: PersistedLengths | None = None) -> None:
-        known = known or PersistedLengths()
+    def __init__(self, stored: PersistedLengths | None = None) -> None:
+        stored = stored or PersistedLengths()
         self._prompts = OrderedDict(
-            (key, ExpectedLength(m, s, n)) for key, m, s, n in known.prompts
+            (key, ExpectedLength(m, s, n)) for key, m, s, n in stored.prompts
         )
-        self._tasks = OrderedDict((key, ExpectedLength(m, s, n)) for key, m, s, n in known.tasks)
+        self._tasks = OrderedDict((key, ExpectedLength(m, s, n)) for key, m, s, n in stored.tasks)
         self.changed = False  # since the last call of `known`
 
     def note(self, prompt: Prompt, tokens: int) -> None:
@@ -90,9 +90,9 @@ class LengthHistory:
         `finished`, or as many as it counts; then the longest of `finished`, with a spread of 0;
         then the task's history.
         """
-        own = self.of_prompt(prompt)
-        if own is not None and own.count > min(len(finished), SAMPLES_SMOOTHED - 1):
-            return own
+        by_prompt = self.of_prompt(prompt)
+        if by_prompt is not None and by_prompt.count > min(len(finished), SAMPLES_SMOOTHED - 1):
+            return by_prompt
         if finished:
             return ExpectedLength(float(max(finished)), 0.0, len(finished))
         return self._tasks.get(prompt.task)
@@ -108,10 +108,10 @@ class LengthHistory:
         return PersistedLengths(_as_tuples(self._prompts), _as_tuples(self._tasks))
 
 
-def _add_sample(by: "OrderedDict[str, ExpectedLength]", key: str, tokens: int, most: int) -> None:
+def _add_sample(by: "OrderedDict[str, ExpectedLength]", key: str, tokens: int, limit: int) -> None:
     by[key] = with_sample(by.get(key), tokens)
     by.move_to_end(key)
-    if len(by) > most:
+    if len(by) > limit:
         by.popitem(last=False)
 
 

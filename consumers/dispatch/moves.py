@@ -74,8 +74,8 @@ class RepackPlanner:
         moves = repack.plan_repack(loads)
         giving = {move.source: move.destination for move in moves}
         # Rollouts that neither give nor take requests in `moves`.
-        apart = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
-        gathered = self._gather(state, lengths, apart)
+        other_loads = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
+        gathered = self._gather(state, lengths, other_loads)
         onward = dict(gathered.moves)
         for trajectory, assignment in state.assignments.items():
             if assignment.rollout in giving and is_generating(state, trajectory, assignment):
@@ -128,11 +128,11 @@ class RepackPlanner:
         # The first wave that is not wholly admitted.
         growing = (state.admitted - state.closed) // self.groups_per_wave
         running = [
-            found
+            r
             for trajectory, assignment in state.assignments.items()
             if is_generating(state, trajectory, assignment)
             and state.group_of(trajectory).admitted.wave < growing
-            and (found := self._running(state, lengths, trajectory, assignment, shares)) is not None
+            and (r := self._running(state, lengths, trajectory, assignment, shares)) is not None
         ]
         newest = [s for s in state.rollouts.values() if s.status.version == state.version]
         budget = repack.lag_budget(
@@ -152,9 +152,9 @@ class RepackPlanner:
         chain, group = state.chains[trajectory], state.group_of(trajectory)
         if group.prompt is None or chain.version is None:
             return None
-        left = None
+        lag_left = None
         if self.max_lag is not None:
-            left = chain.version.number + self.max_lag - state.version.number
+            lag_left = chain.version.number + self.max_lag - state.version.number
         return repack.RunningRequest(
             trajectory=trajectory,
             rollout=assignment.rollout,
@@ -163,7 +163,7 @@ class RepackPlanner:
             kv=len(group.prompt.tokens) + chain.generated,
             expected=lengths.of_prompt(group.prompt),
             unfinished=shares[group.admitted.wave],
-            lag_left=left,
+            lag_left=lag_left,
             longest=group.prompt.sampling.tokens_max,
             all_members_open=len(group.open) == len(group.admitted.trajectories),
         )
@@ -185,8 +185,8 @@ def _is_resume_pending(
     newest partial is of an earlier attempt, under the version that the rollout holds.
     """
     chain = state.chains.get(trajectory)
-    held = state.rollouts[assignment.rollout].status.version
-    return chain is not None and chain.attempt < assignment.attempt and chain.version == held
+    served = state.rollouts[assignment.rollout].status.version
+    return chain is not None and chain.attempt < assignment.attempt and chain.version == served
 
 
 def rollout_load(

@@ -121,25 +121,25 @@ def read_persisted_state(store: ObjectStore) -> PersistedState | None:
         return None
 
 
-def restore_state(kept: PersistedState | None) -> DispatchState:
+def restore_state(persisted: PersistedState | None) -> DispatchState:
     """Returns the state into which a new holder folds further records; empty if none was kept."""
-    if kept is None:
+    if persisted is None:
         return DispatchState()
     return DispatchState(
-        admitted=kept.admitted,
-        closed=kept.closed,
-        trained=kept.trained,
-        next_group=kept.next_group,
-        completed=kept.completed,
-        late=kept.late,
-        released=kept.released,
+        admitted=persisted.admitted,
+        closed=persisted.closed,
+        trained=persisted.trained,
+        next_group=persisted.next_group,
+        completed=persisted.completed,
+        late=persisted.late,
+        released=persisted.released,
         groups={
             g.admitted.group: UnfinishedGroup(g.admitted, set(g.open), living=g.living)
-            for g in kept.groups
+            for g in persisted.groups
         },
-        assignments=dict(kept.orders),
-        chains=dict(kept.chains),
-        taken=dict(kept.taken),
+        assignments=dict(persisted.orders),
+        chains=dict(persisted.chains),
+        taken=dict(persisted.taken),
     )
 
 
@@ -171,21 +171,21 @@ class StateFile:
                     return None
                 except ObjectExists:
                     continue
-            kept = decode_json(data, PersistedState, STATE_KEY)
-            if kept.term > self._term:
+            persisted = decode_json(data, PersistedState, STATE_KEY)
+            if persisted.term > self._term:
                 raise Fenced(
-                    f"{STATE_KEY} is of term {kept.term}; this dispatch has term {self._term}"
+                    f"{STATE_KEY} is of term {persisted.term}; this dispatch has term {self._term}"
                 )
             try:
-                mine = encode_json(replace(kept, term=self._term))
+                mine = encode_json(replace(persisted, term=self._term))
                 self._etag = self._store.swap(STATE_KEY, mine, etag)
             except SwapLost:
                 continue  # the object changed meanwhile; a higher term is refused above
-            return kept if kept.positions else None
+            return persisted if persisted.positions else None
 
-    def keep(self, kept: PersistedState) -> None:
+    def keep(self, persisted: PersistedState) -> None:
         """Replace the state. Raises `Fenced` if another holder has written the object since."""
-        data = encode_json(kept)
+        data = encode_json(persisted)
         try:
             self._etag = self._store.swap(STATE_KEY, data, self._etag)
         except SwapLost as lost:

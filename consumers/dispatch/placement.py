@@ -52,11 +52,11 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
             high = middle
         else:
             low = middle + 1
-    found = _rollouts_needed(times, ramp * targets[low])
-    if found.sum() > workers:  # no ramp is possible: one each, the others to the longest group
-        found = np.ones(groups, np.int64)
-    found[-1] += workers - found.sum()
-    return tuple(int(n) for n in found)
+    counts = _rollouts_needed(times, ramp * targets[low])
+    if counts.sum() > workers:  # no ramp is possible: one each, the others to the longest group
+        counts = np.ones(groups, np.int64)
+    counts[-1] += workers - counts.sum()
+    return tuple(int(n) for n in counts)
 
 
 def _rollouts_needed(
@@ -104,16 +104,16 @@ class WaveLayout:
         """Yields the rollouts of the ranking group to which this length belongs, then those of the
         other groups, the nearest first: those of the same kind, then of faster ones.
         """
-        own = self._group_of(mean)
-        order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own), -g))
-        yield from (self.groups[g] for g in order if self._kind(g) == self._kind(own))
-        yield from (self.groups[g] for g in order if self._kind(g) > self._kind(own))
+        own_group = self._group_of(mean)
+        order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own_group), -g))
+        yield from (self.groups[g] for g in order if self._kind(g) == self._kind(own_group))
+        yield from (self.groups[g] for g in order if self._kind(g) > self._kind(own_group))
 
     def slower(self, mean: float) -> Iterator[tuple[str, ...]]:
         """Yields the rollouts of slower kinds than the length's own, the fastest first."""
-        own = self._kind(self._group_of(mean))
+        own_kind = self._kind(self._group_of(mean))
         for kind, group in reversed(list(zip(self.kinds, self.groups, strict=True))):
-            if kind < own:
+            if kind < own_kind:
                 yield group
 
     def _group_of(self, mean: float) -> int:
@@ -181,21 +181,21 @@ def _lay_out_kinds(
     groups: list[tuple[str, ...]] = []
     ends: list[int] = []
     kinds: list[int] = []
-    begin, given = 0, 0.0
+    begin, capacity_used = 0, 0.0
     order = sorted({worker.kind for worker in workers})
     for kind in order:
-        own = [worker for worker in workers if worker.kind == kind]
-        given += sum(worker.speed * worker.slots for worker in own)
+        members = [worker for worker in workers if worker.kind == kind]
+        capacity_used += sum(worker.speed * worker.slots for worker in members)
         is_last = kind == order[-1]
-        end = len(ranked) if is_last else bisect_left(tokens, given / capacity * tokens[-1])
+        end = len(ranked) if is_last else bisect_left(tokens, capacity_used / capacity * tokens[-1])
         part = ranked[begin:end]
         inner = None
         if is_ranked:
-            inner = lay_out_wave(part, own, ascending, samples, slots, per_group=per_group)
-        found = (tuple(worker.rollout for worker in own),) if inner is None else inner.groups
-        ends += [begin + (g + 1) * len(part) // len(found) for g in range(len(found))]
-        kinds += [kind] * len(found)
-        groups += found
+            inner = lay_out_wave(part, members, ascending, samples, slots, per_group=per_group)
+        parts = (tuple(worker.rollout for worker in members),) if inner is None else inner.groups
+        ends += [begin + (g + 1) * len(part) // len(parts) for g in range(len(parts))]
+        kinds += [kind] * len(parts)
+        groups += parts
         begin = end
     return WaveLayout(ranked, tuple(groups), tuple(ends), tuple(kinds), held_max(workers))
 
@@ -223,12 +223,12 @@ def _split_by_shares(
     """
     mean = sum(w.speed for w in workers) / len(workers)
     groups: list[tuple[str, ...]] = []
-    at, wanted, given = 0, 0.0, 0.0
+    at, speed_due, speed_used = 0, 0.0, 0.0
     for index, share in enumerate(shares):
-        begin, wanted = at, wanted + share * mean
-        most = len(workers) - (len(shares) - index - 1)
-        while at < most and (at == begin or given + workers[at].speed / 2 <= wanted):
-            given += workers[at].speed
+        begin, speed_due = at, speed_due + share * mean
+        end_max = len(workers) - (len(shares) - index - 1)
+        while at < end_max and (at == begin or speed_used + workers[at].speed / 2 <= speed_due):
+            speed_used += workers[at].speed
             at += 1
         groups.append(tuple(w.rollout for w in workers[begin:at]))
     rest = tuple(w.rollout for w in workers[at:])
@@ -293,16 +293,16 @@ def place_samples(
     """
     open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}
-    held: list[PlacementWork] = []
+    held_back: list[PlacementWork] = []
     for work in works:
         if not open_:
             return plan
         tiers = None if work.layout is None else work.layout.near(work.mean)
         rest = _place(work, work.trajectories, tiers, open_, plan)
         if rest:
-            held.append(replace(work, trajectories=rest))
-    waiting = sum(len(work.trajectories) for work in held)
-    for work in sorted(held, key=lambda work: work.mean):
+            held_back.append(replace(work, trajectories=rest))
+    waiting = sum(len(work.trajectories) for work in held_back)
+    for work in sorted(held_back, key=lambda work: work.mean):
         if work.layout is None or not open_ or waiting <= work.layout.held_max:
             break
         some = work.trajectories[: waiting - work.layout.held_max]
@@ -341,8 +341,8 @@ def _with_room(
     if tiers is None:
         return list(open_.values())
     for tier in tiers:
-        if found := [open_[name] for name in tier if name in open_]:
-            return found
+        if fills := [open_[name] for name in tier if name in open_]:
+            return fills
     return []
 
 
@@ -351,9 +351,9 @@ def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -
     `count` samples left.
     """
 
-    def cost(one: _RolloutFill) -> tuple[bool, int, bool, float, int, str]:
-        is_risk = one.room.preemptible and not work.is_short
-        slowness = -one.room.kind if work.is_urgent else 0
-        return is_risk, slowness, one.free < count, one.busy, -one.free, one.room.rollout
+    def cost(fill: _RolloutFill) -> tuple[bool, int, bool, float, int, str]:
+        is_risk = fill.room.preemptible and not work.is_short
+        slowness = -fill.room.kind if work.is_urgent else 0
+        return is_risk, slowness, fill.free < count, fill.busy, -fill.free, fill.room.rollout
 
     return min(candidates, key=cost)

@@ -98,10 +98,10 @@ def _loadable_adapters(scope: PolicyScope) -> IsLoadable:
     """Returns what tells whether a rollout may load a version of an adapter: it is stored, and its
     lag is within `max_lag`.
     """
-    most = scope.pace.max_lag
+    max_lag = scope.pace.max_lag
 
     def is_loadable(state: DispatchState, version: Version) -> bool:
         lag = state.version.number - version.number
-        return (most is None or lag <= most) and scope.bytes_of(version) is not None
+        return (max_lag is None or lag <= max_lag) and scope.bytes_of(version) is not None
 
     return is_loadable

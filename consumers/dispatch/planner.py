@@ -63,7 +63,7 @@ class PlanDraft:
     def rest(self, kind: str) -> list[UnassignedSamples]:
         """Returns the samples of this kind that no step has assigned or put off."""
         settled = {assigned.record.trajectory for assigned in self.planned} | self.put_off
-        parts = [one.without(settled) for one in self.unassigned if one.kind == kind]
+        parts = [samples.without(settled) for samples in self.unassigned if samples.kind == kind]
         return [part for part in parts if part.trajectories]
 
     def assign(self, samples: UnassignedSamples, trajectory: str, rollout: str) -> None:
@@ -87,13 +87,13 @@ class PlanDraft:
             return
         tokens = _expected_tokens(self.state)
         workers = rollout_speeds(self.state, self.by_speed)
-        most = max(worker.slots for worker in workers) if workers else 1
+        slots_max = max(worker.slots for worker in workers) if workers else 1
         open_rooms = [
             RolloutRoom(
                 w.rollout,
                 rooms[w.rollout],
                 tokens[w.rollout],
-                w.speed * (w.slots / most),
+                w.speed * (w.slots / slots_max),
                 w.preemptible,
                 w.kind,
             )
@@ -160,9 +160,9 @@ class Moved(StepWithoutRoom):
                 assignments.eligible_rollouts(state, samples.version) if is_resume else set[str]()
             )
             for trajectory in samples.trajectories:
-                known = state.assignments.get(trajectory)
-                if known is not None and known.given_up and known.onward in eligible:
-                    draft.assign(samples, trajectory, known.onward)
+                assignment = state.assignments.get(trajectory)
+                if assignment is not None and assignment.given_up and assignment.onward in eligible:
+                    draft.assign(samples, trajectory, assignment.onward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +295,8 @@ class AssignmentPlanner:
 
 
 def _start_on_newest(state: DispatchState, trajectory: str) -> assignments.Continuation:
-    known = state.assignments[trajectory]
-    attempt, moves = known.attempt + 1, known.moves + 1
+    assignment = state.assignments[trajectory]
+    attempt, moves = assignment.attempt + 1, assignment.moves + 1
     return assignments.Continuation(
         "start", attempt, None, state.version, moves, discards_tokens=True
     )
@@ -307,9 +307,9 @@ def _expected_tokens(state: DispatchState) -> dict[str, float]:
     prediction count 0.
     """
     tokens = dict.fromkeys(state.rollouts, 0.0)
-    for trajectory, known in state.assignments.items():
-        if not known.given_up and state.is_held(known):
+    for trajectory, assignment in state.assignments.items():
+        if not assignment.given_up and state.is_held(assignment):
             chain = state.chains.get(trajectory)
             done = 0 if chain is None else chain.generated
-            tokens[known.rollout] += max(0, known.predicted - done)
+            tokens[assignment.rollout] += max(0, assignment.predicted - done)
     return tokens

@@ -183,10 +183,10 @@ def lag_budget(
     """Returns the budget; None while a quantity is not measured, or without a lag bound.
     `tokens_per_s` is the speed of one request by rollout, 0 where it is unknown.
     """
-    known = [speed for speed in tokens_per_s if speed > 0]
-    if max_lag is None or not step_s or not known:
+    speeds = [speed for speed in tokens_per_s if speed > 0]
+    if max_lag is None or not step_s or not speeds:
         return None
-    return LagBudget(max_lag, step_s, 1 / median(known))
+    return LagBudget(max_lag, step_s, 1 / median(speeds))
 
 
 UNFINISHED_MAX = 0.1  # largest unfinished share of an outlier's wave: RhymeRL's figure
@@ -274,10 +274,10 @@ def plan_outliers(
     finish, and dropped.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
-    found = [r for r in running if r.rollout in bins and is_outlier(r)]
-    restarts = tuple(sorted(r.trajectory for r in found if is_worth_restarting(r, budget)))
+    outliers = [r for r in running if r.rollout in bins and is_outlier(r)]
+    restarts = tuple(sorted(r.trajectory for r in outliers if is_worth_restarting(r, budget)))
     by_rollout: dict[str, list[RunningRequest]] = {}
-    for request in found:
+    for request in outliers:
         if not is_too_old(request) and request.version == bins[request.rollout].version:
             by_rollout.setdefault(request.rollout, []).append(request)
     slack = {
@@ -304,17 +304,17 @@ def _usual_length_max(expected: ExpectedLength) -> float:
 
 
 def _reserve_destination(
-    one: RunningRequest,
+    outlier: RunningRequest,
     destinations: Sequence[str],
     bins: dict[str, RolloutLoad],
     slack: dict[str, list[int]],
 ) -> str | None:
     """Returns the first destination of its version with room; the room is reserved."""
     for name in destinations:
-        if bins[name].version != one.version:
+        if bins[name].version != outlier.version:
             continue
-        if slack[name][0] >= one.kv and slack[name][1] >= 1:
-            slack[name][0] -= one.kv
+        if slack[name][0] >= outlier.kv and slack[name][1] >= 1:
+            slack[name][0] -= outlier.kv
             slack[name][1] -= 1
             return name
     return None

@@ -106,7 +106,7 @@ class Dispatch:
         saved = persistence.recall()
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
-        own = {"admissions": admissions.open(), "assignments": assignments.open()}
+        opened = {"admissions": admissions.open(), "assignments": assignments.open()}
         state = restore_state(saved)
         wave = self.pace.groups_per_step
         timeout_s = self.settings.heartbeat_timeout_s
@@ -114,7 +114,7 @@ class Dispatch:
         lengths = persistence.load_lengths()
         inbox = DispatchInbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, terms)
         state.stuck_timeout_s = self.settings.stuck_timeout_s
-        inbox.rebuild(own, saved.where() if saved else {})
+        inbox.rebuild(opened, saved.where() if saved else {})
         self.state, self.inbox = state, inbox
         log.info(
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
@@ -122,11 +122,14 @@ class Dispatch:
         reported, reported_s = Counter[str](), -FOREIGN_S
         self._newest_values = self._values()
         while not stop.is_set():
-            left = state.departed()  # before `read`, which reads the last records of these rollouts
+            # Before `read`, which reads the last records of these rollouts.
+            departed = state.departed()
             news, released = inbox.read()
             self._append_and_apply(state, assignments, releases=_release_records(released))
             inbox.remove_silent_keys()
-            dropped = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
+            dropped = drop_silent_rollouts(
+                state, inbox, self.settings.heartbeat_timeout_s, departed
+            )
             self.counts["lost"] += len(dropped)
             for rollout in dropped:
                 log.warning(
@@ -187,9 +190,11 @@ class Dispatch:
         releases = [*plan.releases, *_release_records(void)]
         self._append_and_apply(state, writer, plan.restarts, releases)
         self.counts["moved"] += len(plan.releases)
-        for one in plan.summaries:
-            log.info("moving %d requests from %s to %s", one.requests, one.source, one.destination)
-            self.on_move(one, plan_s)
+        for move in plan.summaries:
+            log.info(
+                "moving %d requests from %s to %s", move.requests, move.source, move.destination
+            )
+            self.on_move(move, plan_s)
 
     def _append_and_apply(
         self,
@@ -199,17 +204,17 @@ class Dispatch:
         releases: Sequence[Assignment] = (),
     ) -> None:
         """Append these assignments and releases as one batch, then apply them to the state."""
-        for one in planned:
-            record = one.record
+        for assignment in planned:
+            record = assignment.record
             if record.from_history:
                 self.counts["recalled"] += 1
                 log.info(
                     "%s resumes: %s loads %s", record.trajectory, record.rollout, record.version
                 )
-            if one.discards_tokens:
+            if assignment.discards_tokens:
                 self.counts["again"] += 1
                 log.warning("%s restarts (attempt %d)", record.trajectory, record.attempt)
-        records = [*(one.record for one in planned), *releases]
+        records = [*(assignment.record for assignment in planned), *releases]
         for record, at in zip(records, self._append(writer, records), strict=True):
             state.apply_assignment(record, at)
 
@@ -266,7 +271,7 @@ class Dispatch:
 
 
 def drop_silent_rollouts(
-    state: DispatchState, inbox: DispatchInbox, timeout_s: float, left: Collection[str] = ()
+    state: DispatchState, inbox: DispatchInbox, timeout_s: float, departed: Collection[str] = ()
 ) -> list[str]:
     """Drop rollouts that are silent (without a heartbeat for `timeout_s`), stuck (their loop makes
     no progress) or have `left`. Their trajectories are assigned again. Returns the names of the
@@ -277,15 +282,15 @@ def drop_silent_rollouts(
     read returns 512, and the other rollouts look silent.
     """
     before_s = inbox.listening_s - timeout_s
-    if left or state.silent(before_s):
+    if departed or state.silent(before_s):
         inbox.read_to_end()
-    return state.drop_rollouts(before_s, left)
+    return state.drop_rollouts(before_s, departed)
 
 
 def _release_records(released: Sequence[VoidAssignment]) -> list[Assignment]:
     """Returns the releases of these void assignments, by which their rollouts stop generating."""
     return [
-        release_record(one.group.prompt, one.trajectory, one.assignment)
-        for one in released
-        if one.group.prompt is not None
+        release_record(void.group.prompt, void.trajectory, void.assignment)
+        for void in released
+        if void.group.prompt is not None
     ]

@@ -143,11 +143,11 @@ class DispatchState:
         """Record an assignment of an open trajectory. The one with the highest attempt is in force;
         a release of an earlier attempt changes nothing.
         """
-        known = self.assignments.get(record.trajectory)
+        current = self.assignments.get(record.trajectory)
         group = self.groups.get(record.group)
         if group is None or record.trajectory not in group.open:
             return
-        if known is not None and record.attempt < known.attempt:
+        if current is not None and record.attempt < current.attempt:
             return
         if record.kind == "release":
             self._release(record.trajectory, record.onward)
@@ -167,16 +167,16 @@ class DispatchState:
         """Drop the assignment of a trajectory that its rollout is to release. If the trajectory
         moves (`onward`), keep the assignment until the rollout has released it.
         """
-        known = self.assignments.pop(trajectory, None)
-        if known is not None and onward:
-            self.assignments[trajectory] = replace(known, onward=onward)
+        current = self.assignments.pop(trajectory, None)
+        if current is not None and onward:
+            self.assignments[trajectory] = replace(current, onward=onward)
 
     def apply_partial(self, record: Partial, at: Address) -> None:
         """Keep the chain of the newest attempt only. Chains never mix writers, because each partial
         names its predecessor. If the partial is the `last` one of the attempt in force, the rollout
         has given the trajectory up.
         """
-        trajectory, known = record.trajectory, self.chains.get(record.trajectory)
+        trajectory, chain = record.trajectory, self.chains.get(record.trajectory)
         opened = self.groups.get(record.group)
         if opened is None or trajectory not in opened.open:
             return
@@ -185,19 +185,19 @@ class DispatchState:
             self.assignments[trajectory] = replace(assignment, given_up=True)
         newest = record.spans[-1] if record.spans else None
         has_state = bool(record.environment or record.failures)  # of an episode without a turn
-        if known is None and newest is not None:
+        if chain is None and newest is not None:
             self.chains[trajectory] = PartialChain(
                 record.attempt, at, newest.version, at, newest.end
             )
-        elif known is None and has_state and assignment is not None:
+        elif chain is None and has_state and assignment is not None:
             self.chains[trajectory] = PartialChain(record.attempt, at, assignment.version, at, 0)
-        elif known is not None and record.attempt >= known.attempt:
+        elif chain is not None and record.attempt >= chain.attempt:
             self.chains[trajectory] = PartialChain(
                 record.attempt,
                 at,
-                known.version if newest is None else newest.version,
-                known.first,
-                known.generated if newest is None else newest.end,
+                chain.version if newest is None else newest.version,
+                chain.first,
+                chain.generated if newest is None else newest.end,
             )
 
     def apply_completion(self, group: int, trajectory: str, generated: int | None = None) -> bool:
@@ -287,18 +287,18 @@ class DispatchState:
         a zombie's and is ignored. The status of a stuck rollout is not recorded, and the rollout
         counts as silent until its loop turns again.
         """
-        known = self.rollouts.get(record.rollout)
-        if known is not None and record.term < known.status.term:
+        tracked = self.rollouts.get(record.rollout)
+        if tracked is not None and record.term < tracked.status.term:
             return
         if record.stalled_s > self.stuck_timeout_s:
-            if known is not None:
-                self.rollouts[record.rollout] = replace(known, at_s=-inf)
+            if tracked is not None:
+                self.rollouts[record.rollout] = replace(tracked, at_s=-inf)
             return
-        peak, speed = record.kv_used, known.speed if known is not None else 0.0
-        reports = known.reports if known is not None else SpeedReports()
+        peak, speed = record.kv_used, tracked.speed if tracked is not None else 0.0
+        reports = tracked.reports if tracked is not None else SpeedReports()
         now = (record.term, record.version)
-        if known is not None and (known.status.term, known.status.version) == now:
-            peak = max(peak, known.kv_peak)
+        if tracked is not None and (tracked.status.term, tracked.status.version) == now:
+            peak = max(peak, tracked.kv_peak)
         if record.running and record.tokens_per_s > 0 and not record.stalled_s:
             new = record.tokens_per_s / record.running
             speed = new if not speed else speed + (new - speed) / SPEED_REPORTS_SMOOTHED
@@ -315,15 +315,15 @@ class DispatchState:
         """Returns the rollouts that announced that they leave and have no work left."""
         return [name for name, rollout in self.rollouts.items() if has_left(rollout.status)]
 
-    def drop_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
+    def drop_rollouts(self, silent_before_s: float, departed: Collection[str] = ()) -> list[str]:
         """Drop the rollouts without a status since `silent_before_s`, and those of `left` that are
         still departed. Their trajectories become unassigned. Returns the silent ones.
         """
-        left = set(left).intersection(self.departed())
+        departed = set(departed).intersection(self.departed())
         silent = self.silent(silent_before_s)
-        for name in {*silent, *left}:
+        for name in {*silent, *departed}:
             del self.rollouts[name]
-        return [name for name in silent if name not in left]
+        return [name for name in silent if name not in departed]
 
     def assigned_counts(self) -> dict[str, int]:
         """Returns for each living rollout the number of its trajectories, including those that it

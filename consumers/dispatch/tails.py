@@ -44,23 +44,23 @@ def tail_rooms(state: DispatchState) -> list[TailRoom]:
     its quota, and the newest version is at most `FILL_LAG_MAX` after its own. The longest tail is
     first.
     """
-    given, loading = state.assigned_counts(), state.loading()
+    assigned, loading = state.assigned_counts(), state.loading()
     rooms: dict[str, TailRoom] = {}
     for name, rollout in state.rollouts.items():
         status = rollout.status
         is_able = rollout.fresh and status.verified and name not in loading
-        behind = state.version.number - status.version.number
-        drains = status.health == "draining" and 0 < behind <= FILL_LAG_MAX
-        if is_able and drains and status.slots > given[name]:
-            rooms[name] = TailRoom(name, status.slots - given[name], 0)
-    for trajectory, known in state.assignments.items():
-        room, chain = rooms.get(known.rollout), state.chains.get(trajectory)
-        if room is None or chain is None or known.onward or chain.attempt != known.attempt:
+        lag = state.version.number - status.version.number
+        drains = status.health == "draining" and 0 < lag <= FILL_LAG_MAX
+        if is_able and drains and status.slots > assigned[name]:
+            rooms[name] = TailRoom(name, status.slots - assigned[name], 0)
+    for trajectory, current in state.assignments.items():
+        room, chain = rooms.get(current.rollout), state.chains.get(trajectory)
+        if room is None or chain is None or current.onward or chain.attempt != current.attempt:
             continue
         prompt = state.group_of(trajectory).prompt
         if prompt is not None:
-            most = prompt.sampling.tokens_max
-            room.tokens = max(room.tokens, tokens_left(known.predicted, chain.generated, most))
+            limit = prompt.sampling.tokens_max
+            room.tokens = max(room.tokens, tokens_left(current.predicted, chain.generated, limit))
     return sorted((r for r in rooms.values() if r.tokens), key=lambda r: (-r.tokens, r.rollout))
 
 

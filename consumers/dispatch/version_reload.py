@@ -54,17 +54,17 @@ def trajectories_to_reload(
     so each plan loads the n trajectories with the most generated tokens.
     """
 
-    def cheapest_first(one: UnheldTrajectory) -> tuple[float, int, str]:
-        return 0.0 if emptied.refills else one.left, -one.gained, one.trajectory
+    def cheapest_first(candidate: UnheldTrajectory) -> tuple[float, int, str]:
+        return 0.0 if emptied.refills else candidate.left, -candidate.gained, candidate.trajectory
 
     ordered = sorted(unheld, key=cheapest_first)
     choices = range(min(len(ordered), emptied.slots) + 1)
     best = min(choices, key=lambda n: (reload_cost(ordered[:n], ordered[n:], emptied), -n))
-    return tuple(sorted(one.trajectory for one in ordered[:best]))
+    return tuple(sorted(reloaded.trajectory for reloaded in ordered[:best]))
 
 
 def reload_cost(
-    loaded: Sequence[UnheldTrajectory], again: Sequence[UnheldTrajectory], emptied: IdleRollout
+    loaded: Sequence[UnheldTrajectory], restarted: Sequence[UnheldTrajectory], emptied: IdleRollout
 ) -> float:
     """Returns the cost of loading the version for `loaded` and restarting `again`, in tokens that
     one slot could have generated: lost work plus delay.
@@ -74,14 +74,14 @@ def reload_cost(
     Lost work is free where no other work needs the slots. Delay: the load, or the tokens generated
     again, postpone the last trajectory of a wave, for which all slots of one rollout wait.
     """
-    lost_work = float(sum(one.gained for one in again))
-    delay = float(max((one.gained for one in again), default=0))
+    lost_work = float(sum(trajectory.gained for trajectory in restarted))
+    delay = float(max((trajectory.gained for trajectory in restarted), default=0))
     if loaded:
         load_tokens = emptied.load_s * emptied.speed
         lost_work += emptied.slots * 2 * load_tokens  # to the old version, and back to the newest
         if not emptied.refills:
-            lost_work += emptied.slots * max(one.left for one in loaded)
-            lost_work -= sum(one.left for one in loaded)
+            lost_work += emptied.slots * max(trajectory.left for trajectory in loaded)
+            lost_work -= sum(trajectory.left for trajectory in loaded)
         delay = max(delay, load_tokens)
     return lost_work * emptied.is_wanted + emptied.slots * delay
 
@@ -123,7 +123,7 @@ class VersionReload:
         oldest version first.
         """
         unheld = self._unheld(state, lengths, unassigned)
-        trajectories = [one.trajectory for ones in unheld.values() for one in ones]
+        trajectories = [u.trajectory for batch in unheld.values() for u in batch]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
         if not state.rollouts:
             return ReloadPlan()
@@ -131,13 +131,13 @@ class VersionReload:
         empty = idle_rollouts(state)
         loads: dict[str, str] = {}
         waiting: set[str] = set()
-        for version, ones in sorted(unheld.items()):
+        for version, batch in sorted(unheld.items()):
             size = self._bytes[version]
             if size is None:
                 continue
             name = empty[0] if empty else ""
             chosen = trajectories_to_reload(
-                ones, self._loading_rollout(state, name, version, size, is_wanted)
+                batch, self._loading_rollout(state, name, version, size, is_wanted)
             )
             if name and chosen:
                 loads |= dict.fromkeys(chosen, empty.pop(0))
@@ -151,17 +151,17 @@ class VersionReload:
         """Returns, by version, the trajectories that would restart from their prompts (the kind
         `start`) although they have partials under that version, which a load could resume.
         """
-        found: dict[Version, list[UnheldTrajectory]] = {}
-        for one in unassigned:
-            for trajectory in one.trajectories if one.kind == "start" else ():
+        by_version: dict[Version, list[UnheldTrajectory]] = {}
+        for samples in unassigned:
+            for trajectory in samples.trajectories if samples.kind == "start" else ():
                 chain, assignment = state.chains.get(trajectory), state.assignments.get(trajectory)
                 if chain is None or chain.version is None or self._is_too_old(state, chain):
                     continue
                 if assignment is None or not assignment.from_history:
-                    left = _tokens_left(one, lengths, chain)
-                    unheld = UnheldTrajectory(trajectory, chain.generated, left)
-                    found.setdefault(chain.version, []).append(unheld)
-        return found
+                    tokens_left = _tokens_left(samples, lengths, chain)
+                    unheld = UnheldTrajectory(trajectory, chain.generated, tokens_left)
+                    by_version.setdefault(chain.version, []).append(unheld)
+        return by_version
 
     def _is_too_old(self, state: DispatchState, chain: PartialChain) -> bool:
         """Whether the trajectory is above `max_lag`, so that invariant 5 drops it in any case."""
@@ -190,8 +190,8 @@ class Reloaded(StepWithoutRoom):
 
     def plan(self, draft: PlanDraft) -> None:
         state, free = draft.state, draft.free
-        starts = [one for one in draft.unassigned if one.kind == "start"]
-        lacking = sum(len(one.trajectories) for one in starts) > sum(free.new.values())
+        starts = [start for start in draft.unassigned if start.kind == "start"]
+        lacking = sum(len(start.trajectories) for start in starts) > sum(free.new.values())
         # A load takes slots from other work only if there is some.
         is_wanted = lacking or (bool(draft.ahead) and admissible_now(draft.pace, state) > 0)
         chosen = self.reload.plan(state, draft.lengths, draft.unassigned, is_wanted, draft.now_s)
@@ -203,28 +203,28 @@ class Reloaded(StepWithoutRoom):
                     continue
                 for room in (free.new, free.resumes):
                     room.pop(rollout, None)
-                known, chain = state.assignments.get(trajectory), state.chains[trajectory]
+                assignment, chain = state.assignments.get(trajectory), state.chains[trajectory]
                 assert chain.version is not None, "its version is loaded"
-                how = {trajectory: continuation(known, chain, True, (chain.version,))}
+                how = {trajectory: continuation(assignment, chain, True, (chain.version,))}
                 draft.assign(replace(samples, how=how), trajectory, rollout)
 
 
 def idle_rollouts(state: DispatchState) -> list[str]:
     """Returns the serving rollouts without any work, preemptible ones last."""
-    given = state.assigned_counts()
-    found = [
+    assigned = state.assigned_counts()
+    idle = [
         (seen.status.preemptible, name)
         for name, seen in state.rollouts.items()
-        if seen.fresh and is_serving(seen) and not given[name] and not seen.status.running
+        if seen.fresh and is_serving(seen) and not assigned[name] and not seen.status.running
     ]
-    return [name for _, name in sorted(found)]
+    return [name for _, name in sorted(idle)]
 
 
-def _tokens_left(one: UnassignedSamples, lengths: LengthHistory, chain: PartialChain) -> float:
+def _tokens_left(samples: UnassignedSamples, lengths: LengthHistory, chain: PartialChain) -> float:
     """Returns the tokens that the trajectory is still expected to generate. If it is longer than
     its prompt's history predicts, or has no history, it is expected to double (a long tail).
     """
-    expected = lengths.expected(one.prompt, one.group.finished)
-    left = 0.0 if expected is None else expected.mean - chain.generated
-    most = one.prompt.sampling.tokens_max - chain.generated
-    return max(1.0, min(left if left > 0 else float(chain.generated), float(most)))
+    expected = lengths.expected(samples.prompt, samples.group.finished)
+    remaining = 0.0 if expected is None else expected.mean - chain.generated
+    limit = samples.prompt.sampling.tokens_max - chain.generated
+    return max(1.0, min(remaining if remaining > 0 else float(chain.generated), float(limit)))
