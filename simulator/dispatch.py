@@ -1,10 +1,6 @@
-"""Plays the role of dispatch in the simulated cluster. `SimulatedDispatch` admits groups and places
-their trajectories on simulated rollouts, by the planners (pure functions) of the real service
-(`consumers/dispatch`). `LengthForecast` predicts answer lengths for it, and `WavePlacement` keeps
-which rollouts are to take which prompts of a wave.
-
-The planners see only what the real service knows, such as a rollout's load. The length of an
-unfinished answer is hidden from them.
+"""Plays the role of dispatch in the simulated cluster: `SimulatedDispatch` admits groups and places
+their trajectories, by the planners (pure functions) of the real service. The planners see only the
+inputs of the real service; the length of an unfinished answer is hidden from them.
 """
 
 from collections import Counter, OrderedDict
@@ -26,10 +22,8 @@ LAYOUTS_MAX = 64  # layouts kept, of the newest waves
 
 @dataclass(slots=True, eq=False)
 class WavePlacement:
-    """Keeps two values by wave: its layout (which rollouts take prompts of which predicted length)
-    and the median predicted length of its prompts. A wave is laid out once, from the predicted
-    lengths of its prompts: by the service's `lay_out_wave`, which gives more rollouts to the long
-    prompts (`SchedulingPolicy.ramp`), or under a policy without `ramp` by `_even_layout`.
+    """Keeps by wave its layout and the median predicted length of its prompts. A wave is laid out
+    once: by the service's `lay_out_wave` (`SchedulingPolicy.ramp`), else by `_even_layout`.
     """
 
     policy: SchedulingPolicy
@@ -65,7 +59,7 @@ class WavePlacement:
     def plan(
         self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[placement.RolloutRoom]
     ) -> dict[str, str]:
-        """Returns trajectory → rollout for the trajectories that fit, by `place_samples`."""
+        """Returns trajectory → rollout for the trajectories that fit."""
         return dict(placement.place_samples([self._work(group) for group in groups], rooms))
 
     def _work(self, group: list[SimulatedTrajectory]) -> placement.PlacementWork:
@@ -78,25 +72,19 @@ class WavePlacement:
 def _even_layout(
     means: Sequence[float], workers: Sequence[placement.RolloutSpeed], ascending: bool
 ) -> placement.WaveLayout | None:
-    """Returns a layout that divides the prompts, ranked by predicted length, evenly among the
-    rollouts; None for one rollout or equal predictions. This is the first tier of HistoPipe, the
-    placement of RhymeRL (arXiv 2508.18588).
-    """
     ranked = tuple(sorted(means))
     if len(workers) < 2 or ranked[0] == ranked[-1]:
         return None
     ordered = workers if ascending else workers[::-1]
+    # The first tier of HistoPipe, the placement of RhymeRL (arXiv 2508.18588).
     return placement.WaveLayout(ranked, tuple((worker.rollout,) for worker in ordered))
 
 
 @dataclass(slots=True, eq=False)
 class LengthForecast:
     """Predicts the length of an answer from earlier answers to the same prompt, which callers name
-    by the number of a group.
-
-    The mean is computed as in the service's `LengthHistory`, but there is no history by task. The
-    answers of one pass before the first are known at the start, as in a run's second epoch; a
-    `RecordedWorkload` has no such pass.
+    by the number of a group. The mean is that of the service's `LengthHistory`, without a history
+    by task.
     """
 
     workload: Workload
@@ -113,6 +101,8 @@ class LengthForecast:
         """Returns mean and spread of the answers to this group's prompt, None without history."""
         prompt = self.workload.prompt_of(number)
         if prompt not in self._known:
+            # The answers of a pass before the first are known at the start, as in a run's second
+            # epoch.
             for tokens in self.workload.history(prompt):
                 self._add(prompt, tokens)
         return self._known.get(prompt)
@@ -122,11 +112,9 @@ class LengthForecast:
         self._add(self.workload.prompt_of(number), tokens)
 
     def _add(self, prompt: int, tokens: int) -> None:
-        """Add a sample by the rule of `LengthHistory.note`: beyond `PROMPTS_MAX` prompts the least
-        recently used one is evicted.
-        """
         lengths = self._known
         lengths[prompt] = with_sample(lengths.get(prompt), tokens)
+        # As `LengthHistory.note`: the least recently used prompt is evicted.
         lengths.move_to_end(prompt)
         if len(lengths) > PROMPTS_MAX:
             lengths.popitem(last=False)
@@ -137,9 +125,9 @@ UNBOUNDED = 1 << 30  # room of a rollout that takes any number of trajectories
 
 @dataclass(slots=True, eq=False)
 class SimulatedDispatch:
-    """Admits groups, places their trajectories on rollouts, and keeps the trajectories that have no
-    rollout. The loop of the simulator asks for `assignments` in each dispatch round, reports
-    finished samples to `finish`, and keeps `closed`, `trained` and `version` up to date.
+    """Admits groups, places their trajectories on rollouts, and keeps the trajectories without a
+    rollout. The simulator's loop calls `assignments` in each dispatch round and `finish` for each
+    sample, and keeps `closed`, `trained` and `version` up to date.
     """
 
     slots: int  # of each rollout: the most trajectories that it decodes together
@@ -172,9 +160,8 @@ class SimulatedDispatch:
     _ended: Counter[int] = field(default_factory=Counter[int])  # finished samples by wave
 
     def assignments(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Run one dispatch round: place the trajectories that have lost their rollout, admit new
-        groups, and place new trajectories. Yields each assignment, which the caller submits to the
-        rollout before it asks for the next one.
+        """Run one dispatch round. Yields each assignment, which the caller submits to the rollout
+        before it takes the next one.
         """
         yield from self._place_unassigned()
         self._admit()
@@ -200,7 +187,6 @@ class SimulatedDispatch:
         return group.finished
 
     def assign(self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout) -> None:
-        """Add the trajectory's predicted tokens to the rollout's load."""
         rollout.tokens += trajectory.predicted
 
     def restart_trajectory(self, trajectory: SimulatedTrajectory) -> None:
@@ -210,13 +196,13 @@ class SimulatedDispatch:
         trajectory.restart()
 
     def gains(self, rollout: SimulatedRollout) -> bool:
-        """Returns whether the rollout, once empty, could take new work that it cannot take now."""
+        """Whether the rollout, once empty, could take new work that it cannot take now."""
         stale = rollout.replica.version < self.version
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
-        """Returns, by open wave, the share of its samples that have not finished. A wave whose
-        groups are not all admitted yet is left out.
+        """Returns, by open wave, the share of its samples that have not finished; without waves
+        that are not wholly admitted.
         """
         size = self.pace.groups_per_step * self.workload.samples
         growing = self._wave()
@@ -230,8 +216,8 @@ class SimulatedDispatch:
         generated: int,
         unfinished: float,
     ) -> RunningRequest:
-        """Returns a running trajectory in the form that the service's repack planners take.
-        `generated` is its number of tokens so far, `unfinished` the unfinished share of its wave.
+        """Returns a running trajectory for the service's repack planners. `generated` is its number
+        of tokens so far, `unfinished` the unfinished share of its wave.
         """
         lag_left = None
         if self.pace.max_lag is not None:
@@ -257,7 +243,6 @@ class SimulatedDispatch:
         return self.version * self.pace.groups_per_step
 
     def _admit(self) -> None:
-        """Admit the groups that the bound on lag, the policy's waves and the room allow."""
         allowed = admission.admissible_groups(
             self.pace, self.version, self.admitted, self.closed, self.trained, self._settled()
         )
@@ -273,7 +258,6 @@ class SimulatedDispatch:
             self._admit_one()
 
     def _admit_one(self) -> None:
-        """Admit the next group. With the first group of a wave the wave is laid out."""
         number, wave = self.admitted, self._wave()
         if self.policy.by_length and self.policy.drains and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
@@ -296,7 +280,6 @@ class SimulatedDispatch:
         ])  # fmt: skip
 
     def _rooms(self, wave: int) -> list[placement.RolloutRoom]:
-        """Returns the rollouts with room for this wave, under a version that the wave allows."""
         needed = admission.version_needed(self.pace, wave)
         return [
             placement.RolloutRoom(name, room, rollout.tokens, rollout.speed, kind=rollout.kind)
@@ -307,19 +290,16 @@ class SimulatedDispatch:
         ]
 
     def _room(self, rollout: SimulatedRollout) -> int:
-        """Returns how many new trajectories the rollout may take now. Its quota is a bound only
-        while a newer version waits for it (`keep_version`), or if the policy works in `batches`.
-        """
         if self.policy.wave == "all":
             return UNBOUNDED - rollout.held()
         parked = len(rollout.replica.parked)
         room = slot_room(self.slots, self.job.queue_per_slot, parked) - rollout.held()
+        # The quota is a bound only while a newer version waits for the rollout, or under `batches`.
         stale = rollout.replica.version < self.version and self.policy.drains
         quota = self.quota - rollout.drawn
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
     def _place_new(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Place new trajectories on rollouts with room, the oldest wave first."""
         rest: list[list[SimulatedTrajectory]] = []
         for wave, groups in _by_wave(self.unplaced):
             rooms = self._rooms(wave)
@@ -338,9 +318,6 @@ class SimulatedDispatch:
         self.unplaced = rest
 
     def _place_parts(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Divide each new wave among the living rollouts at once. A rollout starts its part when it
-        has finished all earlier work and holds a version that the wave allows.
-        """
         rest: list[list[SimulatedTrajectory]] = []
         for _, groups in _by_wave(self.unplaced):
             rooms = [
@@ -362,6 +339,7 @@ class SimulatedDispatch:
         self.unplaced = rest
         for name, parts in self.parts.items():
             rollout = self.rollouts[name]
+            # A rollout starts its part when it has finished all earlier work.
             if not parts or not rollout.is_open() or rollout.held():
                 continue
             if rollout.replica.version >= admission.version_needed(self.pace, parts[0][0].wave):
@@ -370,10 +348,6 @@ class SimulatedDispatch:
                     yield trajectory, rollout
 
     def _place_unassigned(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
-        """Place each trajectory that has lost its rollout on the one with the fewest trajectories.
-        If rollouts drain, only one with the trajectory's version may resume it; without one it
-        restarts from the prompt in a later round.
-        """
         waiting, self.unassigned, keeps = self.unassigned, [], self.policy.drains
         for trajectory in waiting:
             able = [
@@ -386,6 +360,7 @@ class SimulatedDispatch:
                 self.assign(trajectory, rollout)
                 yield trajectory, rollout
                 continue
+            # Only a rollout with its version may resume it, so it restarts in a later round.
             if keeps and trajectory.version >= 0:
                 self.restart_trajectory(trajectory)
             self.unassigned.append(trajectory)
@@ -402,7 +377,6 @@ def _can_resume(
 def _by_wave(
     groups: Iterable[list[SimulatedTrajectory]],
 ) -> Iterator[tuple[int, list[list[SimulatedTrajectory]]]]:
-    """Yields each wave with its groups, the oldest wave first."""
     waves: dict[int, list[list[SimulatedTrajectory]]] = {}
     for group in groups:
         waves.setdefault(group[0].wave, []).append(group)

@@ -1,9 +1,6 @@
-"""Defines the simulated trainer (`SimulatedTrainer`), the results of a simulated run as plain
-values (`SimulationResult`), and what collects them during the run (`SimulationRecorder`).
-
-The trainer takes complete groups, oldest first, and makes a version of every `groups_per_step` of
-them. It counts the lag of each trained token and, if `max_lag` is given, enforces that bound by the
-rules of invariant 5. All times are virtual seconds.
+"""Defines the simulated trainer (`SimulatedTrainer`), the results of a run as plain values
+(`SimulationResult`), and their collection during the run (`SimulationRecorder`). All times are
+virtual seconds.
 """
 
 from collections import Counter
@@ -22,8 +19,8 @@ CHUNKS = 16  # with `early_start` a piece of a step has a 16th of its groups, bu
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One trained step, which makes version `number`: its times, the numbers of its trained samples
-    and tokens, and of its trained tokens by lag.
+    """One trained step, which makes version `number`: its times, its trained samples and tokens,
+    and its trained tokens by lag.
     """
 
     number: int
@@ -40,12 +37,12 @@ class SimulatedStep:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
-    """Trains one piece of work at a time: a whole step or, with `early_start`, a part of one.
-    `begin` starts a piece and returns its duration; the caller calls `end` after that time.
+    """Trains complete groups, oldest first, one piece of work at a time: a whole step or, with
+    `early_start`, a part of one. `begin` starts a piece and returns its duration; the caller calls
+    `end` after that time.
 
-    A piece has a micro-batch or, without that size, a 16th of the groups. It takes `token_s` per
-    token, and the last piece of a step `fixed_s` more. Tokens above `max_lag` are masked; a sample
-    that has no others (under `keep_version` it has one version) is dropped.
+    A piece takes `token_s` per token, and the last piece of a step `fixed_s` more. Tokens above
+    `max_lag` are masked; a sample that has no others is dropped (invariant 5).
     """
 
     groups_per_step: int
@@ -77,8 +74,8 @@ class SimulatedTrainer:
     _lags: Counter[int] = field(default_factory=Counter[int])
 
     def receive(self, group: int, samples: list[SimulatedTrajectory]) -> None:
-        """Queue a complete group. The queue is ordered by the groups' versions, then by their
-        numbers. A group's version is the newest one with which any of its samples began.
+        """Queue a complete group, by its version (the newest with which any of its samples began),
+        then number.
         """
         newest = max(trajectory.spans[0][0] for trajectory in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
@@ -103,9 +100,7 @@ class SimulatedTrainer:
         return seconds
 
     def end(self, now_s: float) -> SimulatedStep | None:
-        """End the piece that `begin` started; returns the step if this was its last piece, else
-        None.
-        """
+        """End the piece that `begin` started; returns the step if this was its last piece."""
         self.busy_s += self._piece_s
         if self.taken < self.groups_per_step:
             return None
@@ -121,18 +116,16 @@ class SimulatedTrainer:
         return step
 
     def _may_start(self) -> bool:
-        """Returns whether the ready groups are trained although they do not complete the step."""
         tokens = sum(t.prompt + t.done for _, _, group in self.ready for t in group)
         return self.early_start and tokens >= self.micro_batch_tokens
 
     def _expire(self) -> None:
-        """Remove groups without a trainable token from the queue, which is ordered by version."""
+        # The queue is ordered by version.
         while self.ready and all(self._is_late(trajectory) for trajectory in self.ready[0][2]):
             self.samples_expired += len(heappop(self.ready)[2])
             self.expired += 1
 
     def _is_late(self, trajectory: SimulatedTrajectory) -> bool:
-        """Returns whether all its tokens are above the lag bound."""
         return self.max_lag is not None and self.version - trajectory.spans[-1][0] > self.max_lag
 
     def _take(self, trajectory: SimulatedTrajectory) -> int:
@@ -159,14 +152,13 @@ ARROWS_MAX = 4_000  # arrows in the timeline
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """Counts over the whole run. Every admitted sample is in exactly one of the six counts
-    `trained`, `dropped` (by lag), `expired` (with its group), `ready` (in a complete group that
-    waits for training), `finished_open` (in an incomplete group) and `unfinished`. `add_up` returns
-    whether they add up (invariant 1).
+    """Counts over the whole run. Every admitted sample is in exactly one of `trained`, `dropped`
+    (by lag), `expired` (with its group), `ready` (in a complete group that waits for training),
+    `finished_open` (in an incomplete group) and `unfinished` (invariant 1).
 
-    `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version by a
-    rollout, `restarts` samples that began again with the loss of tokens, `preempted` sequences put
-    back into a rollout's queue for want of KV cache, `failures` deaths of rollouts of any kind.
+    `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version,
+    `restarts` samples that began again with the loss of tokens, `preempted` sequences put back into
+    a queue for want of KV cache, `failures` deaths of rollouts of any kind.
     """
 
     admitted: int
@@ -195,8 +187,8 @@ class SampleCounts:
 @dataclass(frozen=True, slots=True)
 class TimelineArrow:
     """One event of the timeline, by `kind`: `move`, trajectories move to another rollout; `pull`,
-    the rollout loads a version; `drain`, from now on it only finishes its work. For the last two
-    `target` is `source`.
+    the rollout loads a version; `drain`, from now on it only finishes its work (`target` is
+    `source`).
     """
 
     kind: str
@@ -208,8 +200,8 @@ class TimelineArrow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
-    """The bars of one rollout in the timeline, each a time in which it decoded under one version:
-    start and end in seconds, and the version.
+    """The bars of one rollout in the timeline, each a time of decoding under one version: start and
+    end in seconds, and the version.
     """
 
     name: str
@@ -218,8 +210,8 @@ class RolloutBars:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The measurements of a run from the end of step `Job.skip` to the end of the last step;
-    `seconds`, `counts`, `steps`, `rows` and `arrows` cover the whole run.
+    """The measurements from the end of step `Job.skip` to the end of the last step; `seconds`,
+    `counts`, `steps`, `rows` and `arrows` cover the whole run.
     """
 
     policy: str
@@ -232,8 +224,8 @@ class SimulationResult:
     kv_utilisation_held: float
     """The same over the time in which the cache of a rollout holds any tokens."""
     idle_share: float
-    """Share of the rollouts' time in which they neither decode nor prefill. Where the same cards
-    train, the time of training is left out.
+    """Share of the rollouts' time in which they neither decode nor prefill; without the time of
+    training where the same cards train.
     """
     trainer_idle_share: float
     lags: dict[int, float]
@@ -286,9 +278,8 @@ def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
 @dataclass(slots=True, eq=False)
 class SimulationRecorder:
     """Collects the results of a run while the simulation calls the `note_…` methods. The measured
-    window starts when step `Job.skip` ends, at `since_s`. `before` holds the rollouts' totals of
-    that time, which `result` subtracts from those at the end. Rollouts, dispatcher and trainer are
-    only read.
+    window starts when step `Job.skip` ends, at `since_s`; `before` holds the rollouts' totals of
+    that time. Rollouts, dispatcher and trainer are only read.
     """
 
     cluster: Cluster

@@ -1,6 +1,4 @@
-"""Writes simulated runs to a file (`save_runs`), and reads them again with the same values
-(`load_saved_runs`), so that they can be explored later without simulating them.
-"""
+"""Writes simulated runs to a file, and reads them again with the same values."""
 
 import json
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Defines the work that the simulator gives to every scheduling policy: the lengths of the answers
-in each group, drawn (`Workload`) or recorded (`RecordedWorkload`), and `SimulatedTrajectory`.
+"""Defines the work of every scheduling policy: the lengths of the answers in each group, drawn
+(`Workload`) or recorded (`RecordedWorkload`), and `SimulatedTrajectory`.
 
 Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
 same work. Answers to one prompt correlate as in the paced engine (a Gaussian copula): a length is
 the quantile of a normal deviate, the sum of one part per prompt, equal in all passes, and one part
-per answer. So earlier answers predict part of a length. `read_lengths` loads a `distribution`.
+per answer. So earlier answers predict part of a length.
 """
 
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ TOPIC = {"trajectories", "topic=trajectories"}  # names of the folder of an arch
 
 @dataclass(frozen=True, slots=True)
 class AnswerLengths:
-    """Maps normal deviates to answer lengths by the quantiles of `distribution`, cut at `longest`
-    as a token limit cuts them. `correlation` is the share of a deviate's variance that all answers
-    to one prompt have in common. `table` holds the quantile at each of `DEVIATES`.
+    """Maps normal deviates to answer lengths by the quantiles of `distribution`, cut at `longest`.
+    `correlation` is the share of a deviate's variance that all answers to one prompt have in
+    common. `table` holds the quantile at each of `DEVIATES`.
     """
 
     distribution: LengthDistribution
@@ -60,10 +60,9 @@ takes until the next one.
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentWaits:
-    """States that answers have several turns, between which the environment (a tool, a sandbox)
-    works: their number is geometric with this mean, their ends are uniform over the answer, and the
-    seconds between two follow `seconds`, an independent draw each. While it waits, a trajectory
-    does not decode; with `holds_kv` its tokens stay in the cache, else they are prefilled again.
+    """Answers have several turns, between which the environment (a tool, a sandbox) works: their
+    number is geometric with this mean, their ends are uniform over the answer, and the waits follow
+    `seconds`. With `holds_kv` a waiting trajectory's tokens stay in the cache.
     """
 
     turns_mean: float
@@ -86,9 +85,8 @@ class EnvironmentWaits:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Gives the groups of a run, by their numbers in the order of admission: `prompts` prompts of
-    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each. With an
-    `environment` answers wait for it.
+    """The groups of a run, by their numbers in the order of admission: `prompts` prompts of
+    `prompt_tokens` tokens, repeated pass after pass, with `samples` answers each.
     """
 
     lengths: AnswerLengths
@@ -113,9 +111,7 @@ class Workload:
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
-        """Returns the lengths of the prompt's answers in a pass before the first one. Dispatch
-        knows them at the start.
-        """
+        """Returns the lengths of the prompt's answers in a pass before the first one."""
         return self._drawn(-1, prompt)
 
     def _drawn(self, pass_: int, prompt: int) -> list[int]:
@@ -131,8 +127,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWorkload(Workload):
-    """Gives the recorded answers of a run, group by group; missing answers are drawn. There is no
-    history at the start.
+    """The recorded answers of a run, group by group; missing answers are drawn. There is no history
+    at the start.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -162,10 +158,8 @@ def read_lengths(path: str, column: str) -> LengthTrace:
 
 
 def _of_parquet(where: Path, column: str) -> LengthTrace:
-    """Returns the lengths in the trajectories of an archive. `where` may also be one file, or a
-    folder that is no archive, of which all files are read.
-    """
     files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
+    # A folder that is no archive has none: all its files are read.
     topic_files = [file for file in files if TOPIC & set(file.parts)]
     lengths = sorted(n for file in topic_files or files for n in _read(file, column) if n >= 1)
     if not lengths:
@@ -195,10 +189,10 @@ def _read(file: Path, column: str) -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
-    """Tracks one trajectory in a replica (a simulated rollout) or between two. `prompt` is the
-    number of prompt tokens, `length` the final length of the answer, which no planner sees, `done`
-    the answer's tokens so far, and `predicted` the forecast of `length`. `spans` are (version,
-    tokens generated under it) in order (invariant 3).
+    """One trajectory in a replica or between two. `prompt` is the number of prompt tokens, `length`
+    the final length of the answer, which no planner sees, `done` the answer's tokens so far, and
+    `predicted` the forecast of `length`. `spans` are (version, tokens generated under it) in order
+    (invariant 3).
     """
 
     name: str
@@ -212,8 +206,8 @@ class SimulatedTrajectory:
     span_tokens: int = 0
     """Number of `done` tokens that are in `spans`."""
     step_offset: int = 0
-    """While it runs, the answer has (decode steps of its replica - `step_offset`) tokens; `done` is
-    set to this number when the trajectory stops or the weights change.
+    """While it runs, the answer has (decode steps of its replica - `step_offset`) tokens; `done`
+    follows when the trajectory stops or the weights change.
     """
     attempt: int = 1
     moves: int = 0
@@ -233,7 +227,7 @@ class SimulatedTrajectory:
     """Version under which it was cached."""
 
     def has_turn(self) -> bool:
-        """Returns whether another wait is ahead."""
+        """Whether another wait is ahead."""
         return self.turn < len(self.turns)
 
     def stops_at(self) -> int:
@@ -256,7 +250,7 @@ class SimulatedTrajectory:
             self.span_tokens = self.done
 
     def remove_newest(self, tokens: int) -> None:
-        """Remove the newest `tokens` tokens: their rollout died, and no partial holds them."""
+        """Remove the newest `tokens` tokens, which no partial holds."""
         self.done -= tokens
         self.turn = min(self.turn, sum(at <= self.done for at, _ in self.turns))
         self.span_tokens = min(self.span_tokens, self.done)

@@ -1,7 +1,7 @@
 """Audits a run: checks invariants 1 to 7, and 11 for checkpoints. An `Audit` reads each topic once
-and passes every message to the folds, objects that each check one invariant or a part of it
-(`AuditFolds`); then it checks the store. `continued_audit` continues from the verdict (the stored
-state) of the previous audit, and stores the next one; nothing else is written.
+and passes every message to the folds; then it checks the store. `continued_audit` continues from
+the verdict (the stored state) of the previous audit, and stores the next one; nothing else is
+written.
 
 The end offsets are fixed before the first record is read, the ledger's first, so in a live run
 every record that the ledger names is before the fixed ends of the other topics.
@@ -64,7 +64,7 @@ END_ORDER = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",
     "partials", "prompts",
 )  # fmt: skip
-"""The order in which the ends of topics are fixed: a topic after those that name its records."""
+"""The order in which ends of topics are fixed: a topic after those that name its records."""
 READ_ORDER = (
     "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
     "trajectories", "weights",
@@ -91,9 +91,9 @@ ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 
 @dataclass(frozen=True, slots=True)
 class AuditFolds:
-    """Holds the folds: `all` of them, and under `by_topic` those that receive the messages of each
-    topic (`TOPICS_OF`). The folds of `rows` also take archived trajectories in batches. The indexes
-    `ledger` and `reads`, which folds share, receive a record of the ledger first.
+    """The folds: `all` of them, and under `by_topic` those that receive the messages of each topic.
+    Those of `rows` also take archived trajectories in batches. The indexes `ledger` and `reads`,
+    which folds share, receive a record of the ledger first.
     """
 
     ledger: LedgerIndex
@@ -124,7 +124,7 @@ class AuditFolds:
 @dataclass(slots=True)
 class Audit:
     """Audits one run, by one call of `check`. `bus` or `store` is None if the run has none; `tell`
-    is called with the name of each topic and object that is read, to show progress.
+    is called with the name of each topic and object that is read.
     """
 
     bus: Bus | None
@@ -146,8 +146,8 @@ class Audit:
     _open: set[int] = field(default_factory=set[int])
     """Groups whose end is not final by the ledger."""
     _left: list[tuple[AuditMessage, bool]] = field(default_factory=list[tuple[AuditMessage, bool]])
-    """Messages whose outcome is not final: they are judged for this report, and again by the next
-    audit. With each, whether it was archived.
+    """Messages whose outcome is not final, judged for this report and again by the next audit; with
+    each, whether it was archived.
     """
 
     def check(
@@ -157,9 +157,9 @@ class Audit:
         is_whole: bool = False,
     ) -> list[InvariantResult]:
         """Returns one result for the completeness of the data, then one per invariant in their
-        order. With `before` the audit continues from that verdict, and raises `VerdictRefused` if
-        the verdict was made from another log. `keep` is called with the state for the next verdict,
-        None if it cannot be stored. `is_whole` also verifies archived rows that the log still has.
+        order. With `before` the audit continues from that verdict; raises `VerdictRefused` if it
+        was made from another log. `keep` is called with the state for the next verdict, None if it
+        cannot be stored. `is_whole` also verifies archived rows that the log still has.
         """
         source = AuditSource(self.bus, self.store, self.run, self.reading)
         for topic in END_ORDER:
@@ -213,8 +213,8 @@ class Audit:
         return [self.reading, *results_by_invariant(folds.all, folds.fences.unknown), *stored]
 
     def _note_skipped_rows(self, store: ObjectStore) -> None:
-        """Name the rows of the data set that the run did not ask; they violate no invariant."""
         try:
+            # Rows of the data set that the run did not ask violate no invariant.
             self.reading.notes += [str(record) for record in read_skipped_rows(store)]
         except CorruptObject as error:
             self.reading.notes.append(str(error))
@@ -256,9 +256,6 @@ class Audit:
         return self._coverage
 
     def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> None:
-        """Judge the topic's records that the previous verdict does not cover; those whose outcome
-        is not final are put into `_left`.
-        """
         is_compacted = folds.fences.topics[topic].cleanup == "compact"
         cursor = TopicCursor(self.topics.get(topic, JudgedTopic()), is_compacted)
         partitions = folds.reads.partitions.get(topic, 0)
@@ -312,7 +309,6 @@ class Audit:
             self.reading.counts["misplaced"] += misplaced
 
     def _final_rows(self, rows: TrajectoryRows, cursor: TopicCursor) -> Iterator[TrajectoryRows]:
-        """Yields the rows of groups whose end is final, and puts the others into `_left`."""
         if self._open.isdisjoint(rows.groups):
             yield rows
             return
@@ -324,7 +320,6 @@ class Audit:
     def _judge(
         self, message: AuditMessage, archived: bool, cursor: TopicCursor, folds: AuditFolds
     ) -> None:
-        """Apply the record to the folds if its outcome is final, else put it into `_left`."""
         damage = folds.fences.damage if folds.fences.is_damage(message) else None
         if damage is None:
             is_final = getattr(message.record, "group", None) not in self._open
@@ -354,15 +349,15 @@ def continued_audit(
     make: Callable[[], Audit], is_whole: bool, place: str, clock: Callable[[], float] = time.time
 ) -> tuple[Audit, list[InvariantResult]]:
     """Audit a run from its last verdict on, and store a verdict for the next audit. Returns the
-    audit and its results; `make` opens an audit of the run. With `whole`, or if the verdict cannot
-    be used, the audit starts at the first record; with `whole` it verifies every archived file.
-    Only a verdict that this user's last audit of this `place` wrote on this machine is used.
+    audit and its results; `make` opens an audit of the run. With `is_whole`, or if the verdict
+    cannot be used, the audit starts at the first record; with `is_whole` it verifies every archived
+    file. Only a verdict that this user's last audit of this `place` wrote on this machine is used.
 
     Violations that an earlier audit found stay violations; if the audit started at the first record
-    and does not find them again, they become notes. Without a log no verdict is read or stored:
-    then the data is a copy of an archive.
+    and does not find them again, they become notes.
     """
     audit = make()
+    # The data is a copy of an archive.
     if audit.bus is None:
         return audit, audit.check()
     basis, before = basis_of(audit.run, audit.policy), None
@@ -410,7 +405,6 @@ def utc_minute(time_s: float) -> str:
 
 
 def _add_again(results: Sequence[InvariantResult], missing: Sequence[tuple[int, Offender]]) -> None:
-    """Add violations that an earlier audit found and that the present data no longer shows."""
     by_number = {result.number: result for result in results}
     for number, offender in missing:
         if number in by_number:
@@ -420,9 +414,7 @@ def _add_again(results: Sequence[InvariantResult], missing: Sequence[tuple[int, 
 
 
 def _is_misplaced(message: AuditMessage, partitions: int) -> bool:
-    """Whether the record is not in the partition of its key; trainer and dispatch skip such
-    records. `partitions` is the number of partitions over which the run spreads the keys.
-    """
+    # Trainer and dispatch skip records outside the partition of their key.
     record, partition = message.record, message.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)
     return is_keyed and not is_in_key_partition(record.group, partition, partitions)

@@ -1,10 +1,7 @@
 """Checks the trainer's decisions about groups (invariants 1 and 2): the reason of each closing, and
 which members of a trained group were trained. `DecisionAudit` repeats each decision with the
-trainer's own function, `prepare_group`, on the completions (records of finished trajectories) and
-annotations in the log.
-
-Memory holds only the completions of closed, open and partly trained groups, those of each group
-until it is checked. Of archived rows only those that a check needs are converted to records.
+trainer's own function, `prepare_group`. Memory holds the completions of closed, open and partly
+trained groups until each is checked.
 """
 
 import re
@@ -33,12 +30,10 @@ from rollstream.streams.records import Annotation, Configured, GroupClosed, Supe
 from rollstream.streams.values import Address, Version
 
 _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
-"""Matches the start of `GroupClosed.detail` of a group that was incomplete at its deadline."""
-
 
 @dataclass(slots=True)
 class GroupClosing:
-    """Holds a `GroupClosed` until it is checked, with what the ledger states before it: the hash of
+    """A `GroupClosed` that waits to be checked, with the ledger's statements before it: the hash of
     the configuration (`configured`), the trainer's term and the highest believed version.
     """
 
@@ -46,7 +41,7 @@ class GroupClosing:
     at: Address
     configured: str
     takes: int
-    """Number of earlier takes that begin a group, that is, name it first."""
+    """Number of earlier takes that begin a group."""
     term: int
     believed: Version | None
 
@@ -54,15 +49,13 @@ class GroupClosing:
 @dataclass(slots=True)
 class DecisionAudit:
     """Checks each group against the trainer's rule:
-
     * A closed group must have the reason that the rule gives.
     * Of a trained group, exactly the members that the rule leaves out must be untrained. Trained
       members must have all needed annotations; no completion or annotation that the trainer had
       read may be missing; with `filter_equal_rewards` the rewards must differ.
     * `OpenGroupCheck` checks open groups.
 
-    `apply` must receive the ledger first, then `annotations`, then `trajectories`. A group is
-    checked when its last completion arrives; `finish` checks groups that lack completions.
+    `apply` must receive the ledger first, then `annotations`, then `trajectories`.
     """
 
     groups: GroupAudit
@@ -70,7 +63,7 @@ class DecisionAudit:
     reads: TrainerReads
     policy: AuditPolicy
     once: folds.InvariantResult
-    """The result of invariant 2; `result` is the result of invariant 1."""
+    """The result of invariant 2; `result` is that of invariant 1."""
     surplus: SurplusAudit
     """Is applied to each record before this fold."""
     result: folds.InvariantResult = field(init=False)
@@ -91,8 +84,7 @@ class DecisionAudit:
     )
     """The published versions with their terms."""
     _poisoned: set[int] = field(default_factory=set[int])
-    """Groups of takes that the learner could not compute: they end dead, whatever the rule
-    decides.
+    """Groups of takes that the learner could not compute: they end dead, whatever the rule decides.
     """
     _is_begun: bool = field(default=False, metadata={folds.DERIVED: True})
     _other: int = 0
@@ -103,7 +95,7 @@ class DecisionAudit:
 
     @property
     def rule(self) -> TrainingRule | None:
-        """Returns the trainer's rule; None if the run's settings are not available."""
+        """The trainer's rule; None if the run's settings are not available."""
         return self.policy.rule
 
     def apply(self, message: folds.AuditMessage) -> None:
@@ -128,10 +120,7 @@ class DecisionAudit:
                 pass
 
     def _begin(self) -> None:
-        """Select the groups whose completions are needed, once the ledger is read: open and closed
-        ones, and those of which a take left members out. Groups that were restored from a verdict
-        (the stored result of an earlier audit) keep their records.
-        """
+        """Select the groups whose completions are needed, once the ledger is read."""
         self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
             return
@@ -139,6 +128,7 @@ class DecisionAudit:
             if group in self._poisoned or group in self._decided:
                 continue
             if group not in self.groups.ended or group in self._closings:
+                # Groups that were restored from a verdict keep their records.
                 self._held.setdefault(group, GroupRecords(admission.names, needed=admission.needed))
         partly: dict[int, list[str]] = {
             u.group: [] for u in self.ledger.uses.values() if not u.step
@@ -244,6 +234,7 @@ class DecisionAudit:
         is_new = records is not None and name in records.names and name not in records.arrived
         if records is not None and is_new and not records.is_full():
             records.arrived[name] = (
+                # The check of a deadline needs no tokens.
                 _without_tokens(record) if self._is_overdue(group) else record,
                 at,
             )
@@ -269,17 +260,15 @@ class DecisionAudit:
     def _check_trained(
         self, record: Trajectory, message: folds.AuditMessage, rule: TrainingRule
     ) -> None:
-        """Check that a trained completion has all needed annotations, and that no group with equal
-        rewards was trained although the filter is on. `_check_members` compares the groups of which
-        a take left members out. Groups that were taken under an earlier configuration are left out.
-        """
         group = record.group
+        # Groups that were taken under an earlier configuration.
         if self.reads.begun.get(group, self._changed_at) < self._changed_at:
             return
         if not is_annotated(record, rule.names, self.ledger.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
             self.result.add_violation(what, message.topic, message.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.ledger.notes
+        # `_check_members` compares the groups of which a take left members out.
         is_compared = group in self._held or group in self._decided
         if not rule.filter_equal_rewards or is_compared or not is_plain:
             return
@@ -293,7 +282,6 @@ class DecisionAudit:
             self.result.add_violation(what, message.topic, message.address)
 
     def _decide(self, group: int, records: GroupRecords) -> None:
-        """Check a closed or trained group whose completions are all read, and drop its records."""
         closing, end = self._closings.get(group), self.groups.ended.get(group)
         if closing is not None and self._is_overdue(group):
             return
@@ -307,7 +295,6 @@ class DecisionAudit:
         self._decided.add(group)
 
     def _check_closing(self, group: int, closing: GroupClosing, records: GroupRecords) -> None:
-        """Check that the rule gives this reason, by what the trainer may have known."""
         stated, version = closing.record.reason, closing.record.step - 1
         decisions = [
             self._prepared(group, records, notes, version, believed)
@@ -351,7 +338,6 @@ class DecisionAudit:
     def _incomplete(
         self, group: int, closing: GroupClosing, records: GroupRecords, coverage: folds.Coverage
     ) -> None:
-        """Check a closed group that lacks completions now, or lacked some when it was closed."""
         if not folds.starts_complete(coverage["trajectories"]):
             self.result.add_unchecked("the closings of groups whose completions are missing")
             return
@@ -365,7 +351,6 @@ class DecisionAudit:
         self.result.add_violation(what, "ledger", closing.at)
 
     def _wrong_overdue(self, group: int, closing: GroupClosing, records: GroupRecords) -> str:
-        """Returns the reason why a group cannot have been closed for its deadline; "" if it can."""
         deadline_match = _DEADLINE_DETAIL.match(closing.record.detail)
         if deadline_match is None:
             return f"{len(records.arrived)} of its {len(records.names)} completions are in the log"
@@ -395,16 +380,15 @@ class DecisionAudit:
 
     def _believed_about(self, closing: GroupClosing) -> Iterator[BelievedVersions | None]:
         """Yields the sets of believed versions that the trainer may have known when it closed the
-        group: the set before the closing in the ledger, and the one that the next take states. The
-        closing itself states none.
+        group.
         """
+        # The closing itself states none: the set before it, and that of the next take.
         yield self._known.up_to(closing.believed)
         for take in self.reads.takes[closing.takes : closing.takes + 1]:
             yield self._known.up_to(take.believed)
 
 
 def _without_tokens(record: Trajectory) -> Trajectory:
-    """Returns the record without its tokens; the check of a deadline does not need them."""
     none = record.tokens[:0]
     return replace(
         record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=()

@@ -2,9 +2,8 @@
 no sequence number of a term is missing. Also classifies bytes that are no record, in topics with
 many writers.
 
-Each message is classified by the same function as in every reader, but a gap does not stop the
-audit: it is a violation, and classification resumes after it. Records that the fence drops are void
-and counted; the checks of the other invariants receive them marked as void.
+Messages are classified by the function that every reader uses, but a gap is a violation and
+classification resumes after it. Records that the fence drops are void and counted.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,19 +33,18 @@ class UnreadableRecords:
     """Classifies bytes that are no record: foreign bytes, or a record that was lost. `was_read`
     returns whether a trainer certainly read the record at an address.
 
-    Any program may append to topics with many writers, so bytes that no reader could ever decode
-    are no loss. These rules separate them from lost records, in this order:
+    Any program may append to topics with many writers. These rules, in this order, separate bytes
+    that no reader could ever decode from lost records:
     * the dead-lettered copy has the same bytes: they were no record when they were first read;
     * the copy has other bytes: they changed since;
     * the bytes are from the archive, and verified: they were no record when they were archived;
-    * the header decodes and its checksum is right: the bytes are unchanged since they were written,
-      with a schema or fields that this release does not have; but a claim whose object is gone
-      counts as a lost record;
-    * neither `RSR1` at the front nor a checksum that fits: the bytes never were a record of this
-      format;
-    * all others were a record, or were made to look like one: if a trainer read beyond them, and
-      the topic `dead` was read completely and has no copy of them, they were a record then.
-      Otherwise it cannot be decided.
+    * the header decodes and its checksum is right: unchanged since they were written, with a schema
+      or fields that this release does not have; but a claim whose object is gone counts as a lost
+      record;
+    * neither `RSR1` at the front nor a checksum that fits: never a record of this format;
+    * all others were a record, or imitate one: if a trainer read beyond them, and the topic `dead`
+      was read completely and has no copy of them, they were a record then. Otherwise it cannot be
+      decided.
     """
 
     bus: Bus | None
@@ -82,9 +80,6 @@ class UnreadableRecords:
             self.result.add_unchecked(f"whether there was a record at {where}: {message.reason}")
 
     def _dead(self, topic: str) -> dict[Address, str]:
-        """Returns the hashes of the dead-lettered copies by the address of the original; read on
-        first use.
-        """
         if topic not in self._copies:
             self._copies[topic] = {}
             self._is_whole[topic] = False
@@ -105,7 +100,6 @@ class UnreadableRecords:
 
 
 def _is_foreign(data: bytes) -> bool:
-    """Whether the bytes never were a record that this program could read."""
     try:
         envelope_of(data)
     except DecodeError:
@@ -113,6 +107,7 @@ def _is_foreign(data: bytes) -> bool:
         fits = body == int.from_bytes(data[_CHECKSUM_AT:_BODY_AT], "little")
         return not data.startswith(MAGIC) and not fits
     try:
+        # A claim whose object is missing was a record.
         return not isinstance(decode(data).record, Claim)
     except DecodeError:
         return True
@@ -123,8 +118,8 @@ PartitionFences = dict[tuple[str, int], Fence]
 
 @dataclass(slots=True)
 class FenceAudit:
-    """Checks invariant 7 message by message, with the fence that the earlier messages of the same
-    partition left. `topics` is the catalogue of topics by name.
+    """Checks invariant 7 message by message, by the fence that the earlier messages of a partition
+    left. `topics` is the catalogue by name.
     """
 
     topics: Mapping[str, Topic]
@@ -142,13 +137,11 @@ class FenceAudit:
     _fences: PartitionFences = field(default_factory=PartitionFences)
 
     def passed_over(self, topic: str, hole: Hole) -> None:
-        """Note that records are missing: the next one is classified by the fence after the hole."""
+        """Note missing records: the next one is classified by the fence after the hole."""
         self._fences[topic, hole.partition] = hole.fence
 
     def judged(self, message: Message) -> AuditMessage | None:
-        """Returns the classified message; None for a tombstone. Bytes in topics of many writers
-        that are no record are left to `damage`.
-        """
+        """Returns the classified message; None for a tombstone."""
         if message.value is None:
             self.reading.counts["tombstones"] += 1
             return None
@@ -231,8 +224,6 @@ class FenceAudit:
                 self.result.add_violation(what, message.topic, message.address)
 
     def _keep_unknown(self, message: AuditMessage, newer: str) -> None:
-        """Keep the place of the first record that only a newer release understands; the newest
-        `Opened` names the release to upgrade to.
-        """
         where = f"{message.topic} {message.address.partition}:{message.address.offset}"
+        # The newest `Opened` names the release to upgrade to.
         self.unknown = self.unknown or f"{where}: {newer}; {upgrade_advice(self._release)}"

@@ -1,9 +1,6 @@
-"""Checks invariant 1 for the audit: every admitted group is still open or ended exactly once, only
-the ledger ends groups, and the counts in each `StepDone` agree with the ledger's other records.
-
-`GroupAudit` receives the records of all topics one by one (a `RecordFold`, see `folds.py`). It
-notes admissions and endings, and checks at the end what needs all records. Memory grows with the
-run: it holds the names of each group's trajectories, and the group's ending.
+"""Checks invariant 1: every admitted group is still open or ended exactly once, only the ledger
+ends groups, and the counts in each `StepDone` agree with the ledger's other records. Memory holds
+the names of each group's trajectories, and the group's ending.
 """
 
 from collections import Counter
@@ -26,7 +23,7 @@ ENDINGS = ("trained", "filtered", "expired", "dead")  # a group has one of these
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
-    """Holds the admission of a group: the `names` of its trajectories and the other fields of its
+    """The admission of a group: the `names` of its trajectories and the other fields of its
     `Admitted` record, which is at `offset` of its partition.
     """
 
@@ -40,8 +37,8 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupEnding(msgspec.Struct, frozen=True, gc=False):
-    """States how the ledger ends a group (one of `ENDINGS`), in which step, and by the record at
-    which address.
+    """How the ledger ends a group (one of `ENDINGS`), in which step, and by the record at which
+    address.
     """
 
     ending: str
@@ -51,11 +48,11 @@ class GroupEnding(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class GroupAudit:
-    """Checks that every admitted group ends at most once. The records of topic `admissions` must be
-    applied before those of the ledger.
+    """Checks that every admitted group ends at most once. `admissions` must be applied before the
+    ledger.
 
-    A group ends as trained with the take that begins it, or by a `GroupClosed`. One record can undo
-    a trained ending: `Superseded` states that the learner cannot compute some takes of a step that
+    A group ends as trained with the take that begins it, or by a `GroupClosed`. Only `Superseded`
+    can undo a trained ending: it states that the learner cannot compute some takes of a step that
     is not done. Its `poisoned` groups, those with a trajectory in such a take, then end dead.
     """
 
@@ -70,7 +67,7 @@ class GroupAudit:
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
     """Groups that ended and were not admitted: number, ending and address."""
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
-    """By step and name, what the ledger holds; `StepDone` states the same counts."""
+    """Counts of the ledger's records by step and name; `StepDone` states the same counts."""
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
     _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
     """Takes that were superseded against the trainer's rule: description and address."""
@@ -80,9 +77,7 @@ class GroupAudit:
     """Number of members of each take of a step that is not done; by step, update, micro-batch."""
 
     def apply(self, message: AuditMessage) -> None:
-        """Note the record of one message; void records are ignored. Reports an ending outside of
-        the ledger, a second admission and a second ending at once.
-        """
+        """Note the record of one message; void records are ignored."""
         if message.void:
             return
         record = message.record
@@ -110,8 +105,8 @@ class GroupAudit:
                 pass
 
     def finish(self, coverage: Coverage) -> None:
-        """Run the checks that need all records, after the last one. A check that needs records
-        which `coverage` states to be missing is reported as unchecked or left out.
+        """Run the checks that need all records. A check that needs records which `coverage` states
+        to be missing is reported as unchecked or left out.
         """
         self._count()
         for group, ending, at in self._unknown:
@@ -136,10 +131,9 @@ class GroupAudit:
                 self._check_counts(done, at)
 
     def is_final(self, group: int) -> bool:
-        """Whether the ledger ends the group in a way that no later record can undo. Only a trained
-        group of a step that is not done is not final: its takes may still be superseded.
-        """
+        """Whether the ledger ends the group in a way that no later record can undo."""
         end = self.ended.get(group)
+        # The takes of a step that is not done may still be superseded.
         return end is not None and (end.ending != "trained" or end.step in self.ledger.versions)
 
     def _admit(self, record: Admitted, at: Address) -> None:
@@ -176,12 +170,9 @@ class GroupAudit:
                     self.result.add_violation(what, "ledger", at)
 
     def _supersede(self, record: Superseded, at: Address) -> None:
-        """Undo the takes that this record supersedes, and the trained endings of its poisoned
-        groups. Takes may be superseded only after enough failures, by the trainer's own rule
-        (`TakeAttempts`); a breach of the rule is noted in `_unfounded`.
-        """
         step, update, voids = record.step, record.update, record.micro_batches
         self.attempts.start()  # a trainer supersedes as it starts: a start can show a silent death
+        # Takes may be superseded only after enough failures, by the trainer's own rule.
         hopeless = self.attempts.takes_to_give_up()
         if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):
             what = f"take {voids} of step {step} is superseded, but had not failed often enough"
@@ -226,18 +217,15 @@ class GroupAudit:
         self.result.counts["steps"] = len({done.step for done, _ in self._done})
 
     def _check_trained(self) -> None:
-        """Check that of every group that a take began in a finished step, at least one member was
-        trained.
-        """
         finished = {done.step for done, _ in self._done}
         for group, end in self.ended.items():
             is_done = end.ending == "trained" and end.step in finished
+            # Of every group that a take began, a finished step trains at least one member.
             if is_done and not self.ledger.trained_of[group]:
                 what = f"group {group} was begun in step {end.step}, but none of it was trained"
                 self.result.add_violation(what, "ledger", end.at)
 
     def _check_counts(self, done: StepDone, at: Address) -> None:
-        """Check the counts that a `StepDone` states against the ledger's records of that step."""
         stated = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
         stated["groups"] = done.counts.get("groups", 0)
         for name, number in stated.items():

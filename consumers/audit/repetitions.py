@@ -1,9 +1,7 @@
 """Checks that a step with several epochs (`trainer.epochs`) repeated exactly what it had trained: a
 `TakesRepeated` for each update and each further epoch, before the step's `StepDone`, with the
-numbers of all its takes in their order (`RepetitionAudit`). So the ledger has every training of a
-trajectory, although the trajectory is in one take (invariant 2).
-
-Memory holds the steps that are not done yet.
+numbers of all its takes in order. So the ledger has every training of a trajectory, although the
+trajectory is in one take (invariant 2). Memory holds the steps that are not done.
 """
 
 from collections.abc import Sequence
@@ -22,9 +20,6 @@ UpdateOfStep = tuple[int, int]
 class RepetitionAudit:
     """Checks the repetitions of takes. The caller applies each record of the ledger first to
     `ledger`, then here. The result is that of `ExactlyOnceAudit`.
-
-    Where a take was superseded after a repetition was recorded, a restarted trainer must record it
-    again.
     """
 
     ledger: folds.LedgerIndex
@@ -62,20 +57,18 @@ class RepetitionAudit:
                 pass
 
     def finish(self, coverage: folds.Coverage) -> None:
-        """Report what was found in the first step if all its takes were read."""
         if folds.starts_complete(coverage["ledger"]):
             for what, at in self._early:
                 self.result.add_violation(what, "ledger", at)
 
     def _supersede(self, gone: Superseded) -> None:
-        """Drop takes that are not trained, and repetitions with them: these are recorded again."""
         key = gone.step, gone.update
         numbers = self._takes.get(key, [])
         numbers[:] = [number for number in numbers if number not in gone.micro_batches]
+        # A restarted trainer records the repetitions of the remaining takes again.
         self._repeated = {r for r in self._repeated if r[:2] != key}
 
     def _repeat(self, repetition: TakesRepeated, at: Address) -> None:
-        """Check one repetition against the takes before it."""
         key, epochs = (repetition.step, repetition.update), self.policy.epochs
         self._repeated.add((*key, repetition.epoch))
         self.result.counts["repetitions"] += 1
@@ -88,7 +81,6 @@ class RepetitionAudit:
             self._add(repetition.step, f"{_update_of(key)}: {what}, not {_listed(trained)}", at)
 
     def _end(self, step: int, at: Address) -> None:
-        """Check that all repetitions of a finished step are there, and drop it."""
         for key in sorted(key for key in self._takes if key[0] <= step):
             del self._takes[key]
             for epoch in range(1, self.policy.epochs):
@@ -100,6 +92,7 @@ class RepetitionAudit:
 
     def _add(self, step: int, what: str, at: Address) -> None:
         first = self.ledger.first_step
+        # Some takes of the first step that was read may be missing, so `finish` decides.
         if first is None or step <= first:
             self._early.append((what, at))
         else:

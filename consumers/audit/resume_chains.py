@@ -1,10 +1,8 @@
 """Checks, for `origins.py`, that a resumed completion contains the chain of partials that it was
-resumed from, as far as the log keeps them.
+resumed from: tokens, sources, log-probabilities and versions of each link.
 
-Each link (partial) of the chain is compared with its part of the completion: tokens, sources,
-log-probabilities and versions. A chain proves nothing, and is skipped, if a link is missing (for
-instance truncated) or if its links do not fit together, because a rollout refuses such a chain too.
-The state grows with the kept partials of resumed trajectories.
+A chain with a missing link, or whose links do not fit together, proves nothing and is skipped: a
+rollout refuses such a chain too. State grows with the kept partials of resumed trajectories.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +17,8 @@ from rollstream.streams.values import Address, Floats, Sources, Tokens, Version
 
 
 class PartialLink(msgspec.Struct, frozen=True, gc=False):
-    """Describes one partial of a chain: `count` tokens from index `start` of the trajectory on,
-    `generated` of them by the model. `hash` covers its tokens, sources and log-probabilities.
+    """One partial of a chain: `count` tokens from index `start` of the trajectory on, `generated`
+    of them by the model. `hash` covers its tokens, sources and log-probabilities.
     """
 
     previous: Address | None
@@ -38,8 +36,8 @@ class PartialLink(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class ResumeChains:
-    """Compares resumed completions with their partials. It must receive assignments before
-    `partials`, and `partials` before `trajectories`.
+    """Compares resumed completions with their partials. Must receive assignments, then `partials`,
+    then `trajectories`.
     """
 
     result: InvariantResult
@@ -51,7 +49,7 @@ class ResumeChains:
     )
 
     def want(self, assignment: Assignment) -> None:
-        """Keep the partials that this assignment resumes from, if it is a resume."""
+        """Keep the partials that this assignment resumes from."""
         if assignment.kind == "resume" and assignment.partial is not None:
             self._resumed[assignment.trajectory, assignment.attempt] = assignment.partial
             self._names.add(assignment.trajectory)
@@ -77,8 +75,8 @@ class ResumeChains:
         )
 
     def wrong(self, record: Trajectory) -> str:
-        """Returns where a completion differs from the chain that it was resumed from; "" if it does
-        not differ or the chain is not kept.
+        """Returns where a completion differs from its chain; "" if it does not, or the chain is not
+        kept.
         """
         newest = self._resumed.get((record.trajectory, record.attempt))
         links = [] if newest is None else self._chain(record.trajectory, newest)
@@ -102,8 +100,7 @@ class ResumeChains:
         return ""
 
     def _chain(self, trajectory: str, newest: Address) -> list[PartialLink]:
-        """Returns the links of the chain, the oldest first; [] if a link is missing or does not
-        fit.
+        """Returns the links of the chain, the oldest first; [] if one is missing or does not fit.
         """
         links: list[PartialLink] = []
         at: Address | None = newest
@@ -120,15 +117,14 @@ class ResumeChains:
 
 
 def _tokens_by_version(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
-    """Returns the versions of the generated tokens in `[start, end)` in order, each with its number
-    of tokens.
+    """Returns the versions of the generated tokens in `[start, end)` in order, each with its
+    tokens.
     """
     overlaps = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
     return tuple((count, version) for count, version in overlaps if count > 0)
 
 
 def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:
-    """Merge neighbours of the same version."""
     merged: list[tuple[int, Version]] = []
     for count, version in versions:
         if merged and merged[-1][1] == version:

@@ -50,7 +50,6 @@ class SettingsAudit:
                 pass
 
     def finish(self, coverage: folds.Coverage) -> None:
-        """Compare each admission with the group from which on its configuration holds."""
         changes = {a.settings for a in self.groups.admitted.values() if a.settings is not None}
         if changes:
             self.result.counts["changes of settings"] = len(changes)
@@ -80,7 +79,6 @@ class SettingsAudit:
                 self._differing.append((what, at))
 
     def _values(self, configuration_hash: str) -> Mapping[str, Any]:
-        """Returns the recorded settings; {} if the store does not hold them."""
         if self.store is None or not is_configuration_hash(configuration_hash):
             return {}
         if configuration_hash not in self._read:

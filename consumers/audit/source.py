@@ -1,10 +1,10 @@
 """Reads the records of a run for the audit, once and in the order of each partition, from the log
 and the archive (`AuditSource`).
 
-Records of the log and archived rows are returned as messages, with the bytes that they had in the
-log. Most archived trajectories are instead returned as columns of many rows (`TrajectoryRows`),
-which folds (`RowFold`) check faster than single records. All archived rows are verified by their
-hashes. A range that cannot be read is returned as a `Hole`, recorded as a violation, or both.
+Most archived trajectories are returned as columns of many rows (`TrajectoryRows`), which folds
+(`RowFold`) check faster than single records; all other records as messages, with the bytes that
+they had in the log. All archived rows are verified by their hashes. A range that cannot be read is
+returned as a `Hole`, recorded as a violation, or both.
 """
 
 from __future__ import annotations
@@ -41,20 +41,19 @@ Integers = NDArray[np.int64]
 
 
 class RowFold(Protocol):
-    """A fold (an object that takes all records in order and collects violations) that takes
-    archived trajectories in batches. It checks all rows of a batch at once, and counts those that
-    are certainly correct. It turns every other row into a record and applies the check for single
-    records, so each violation is decided and worded in one place.
+    """A fold that takes archived trajectories in batches: it counts the rows that are certainly
+    correct, and applies every other row as a record, so each violation is decided and worded in one
+    place.
     """
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
-        """Take in the next rows of a partition; `apply` takes in single records."""
+        """Apply the next rows of a partition."""
         ...
 
 
 class TrajectoryRows:
-    """Holds `Trajectory` records of one partition, at consecutive offsets and none of them void, as
-    columns of a batch of archived rows. `first` is the first offset.
+    """`Trajectory` records of one partition, at consecutive offsets from `first` on and none of
+    them void, as columns of a batch of archived rows.
     """
 
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
@@ -111,17 +110,16 @@ class TrajectoryRows:
         return self._batch.column("spans").to_pylist()
 
     def uses(self, index: LedgerIndex) -> RowUses:
-        """Returns what the ledger states about these rows. It is looked up at the first call, for
-        all folds.
+        """Returns the ledger's statements about these rows, looked up at the first call for all
+        folds.
         """
         if self._uses is None:
             self._uses = RowUses(self, index)
         return self._uses
 
     def in_place(self, partitions: int) -> Iterator[TrajectoryRows]:
-        """Yields the rows that are in the partition that belongs to their group, as pieces of
-        consecutive rows. `partitions` is the topic's number of partitions; if it is 0 (unknown),
-        all rows are yielded.
+        """Yields the rows in the partition that belongs to their group, as pieces of consecutive
+        rows; all rows if the topic's number of `partitions` is unknown (0).
         """
         if not partitions:
             yield self
@@ -133,7 +131,7 @@ class TrajectoryRows:
         yield from self.where([placed[group] for group in self.groups])
 
     def where(self, mask: Sequence[bool]) -> Iterator[TrajectoryRows]:
-        """Yields the rows for which `wanted` is True, as pieces of consecutive rows."""
+        """Yields the rows for which `mask` is True, as pieces of consecutive rows."""
         edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
         for start, end in pairwise(edges):
             if mask[start]:
@@ -144,7 +142,7 @@ class TrajectoryRows:
         return self if not row else TrajectoryRows(self._batch.slice(row), self.partition)
 
     def message(self, row: int) -> AuditMessage:
-        """Returns one row as a message with its record, for the check of a single record."""
+        """Returns one row as a message with its record."""
         from rollstream.storage.archive.originals import OriginalBytes
 
         (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
@@ -154,12 +152,10 @@ class TrajectoryRows:
 
 
 class RowUses:
-    """Holds, for some rows, what the ledger's takes state about the trajectory of each.
-
-    `found` has its entry in the index, None if no take names the trajectory (`is_named` is then
-    False); `step` is the step that trained it, 0 if none did. `is_here` is True if the take names
-    this very record and not another completion of the trajectory; `is_same` if also group and hash
-    in the take are the row's.
+    """For some rows, what the ledger's takes state about the trajectory of each: `found` is its
+    entry in the index, None if no take names it (`is_named` False); `step` the step that trained
+    it, 0 without one. `is_here`: the take names this very record; `is_same`: also with this group
+    and hash.
     """
 
     def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
@@ -180,9 +176,7 @@ class RowUses:
 
 
 class CheckedHeader(msgspec.Struct, gc=False):
-    """The fields of a trajectory's header that folds read as columns; `_agree` compares both. Folds
-    do not read `abandoned`: it decides which tokens are trained, so such a row is read as a record.
-    """
+    """The fields of a trajectory's header that folds read as columns."""
 
     trajectory: str
     group: int
@@ -193,6 +187,7 @@ class CheckedHeader(msgspec.Struct, gc=False):
     finish: str
     reward: float | None = None
     wave: int = 0
+    # Not a column: it decides which tokens are trained, so `_agree` refuses rows that have any.
     abandoned: tuple[int, ...] = ()
 
 
@@ -211,9 +206,7 @@ _span_fields = attrgetter("start", "end", "version.number", "version.term")
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Returns a column's values as Python objects. A column without nulls is converted through
-    NumPy, ten times as fast.
-    """
+    # A column without nulls is converted through NumPy, ten times as fast.
     return (
         column.to_pylist() if column.null_count else column.to_numpy(zero_copy_only=False).tolist()
     )
@@ -221,11 +214,11 @@ def _values(column: pa.Array) -> list[Any]:
 
 def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
     """Returns True for each row whose columns equal its JSON header and which has no abandoned
-    turns. The hash of a row covers the header and not the columns, so only then may folds trust the
-    columns. A row with False is read as a message that is restored from its columns, and there its
-    hash decides.
+    turns.
     """
     try:
+        # The hash of a row covers the header and not the columns, so only equal columns may be
+        # trusted. Other rows are restored as messages, and there their hash decides.
         texts = b"[%b]" % b",".join(_values(headers))
         parsed = list(map(_record, _HEADERS.decode(texts)))
     except (ValueError, RecursionError):
@@ -246,9 +239,9 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
 
 
 class SpanColumns:
-    """Holds all spans of some rows, one after another, as columns: `row` is the index of a span's
-    row, `start` and `end` are its token range, `number` and `term` its version. `count` is the
-    number of spans of each row.
+    """All spans of some rows, one after another, as columns: `row` is the index of a span's row,
+    `start` and `end` its token range, `number` and `term` its version; `count` is the number of
+    spans per row.
     """
 
     def __init__(self, column: pa.Array) -> None:
@@ -267,9 +260,8 @@ class SpanColumns:
 
 
 def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | TrajectoryRows]:
-    """Yields the rows in order: as `TrajectoryRows` the trajectories that are not void, whose bytes
-    match their hashes and whose columns match their headers, all others as messages. Raises
-    `CorruptObject` at a row that does not match its hash.
+    """Yields the rows in order: as `TrajectoryRows` where columns and hashes allow it, else as
+    messages. Raises `CorruptObject` at a row that does not match its hash.
     """
     import pyarrow as pa
 
@@ -303,9 +295,8 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
 
 @dataclass(slots=True)
 class AuditSource:
-    """Reads a run's log, the archive in its store, or both, for one audit. Call `fix_end` for each
-    topic of the log first, then read its `messages`. Missing and damaged data are recorded in
-    `result`, the result on the completeness of the data.
+    """Reads a run's log, the archive in its store, or both. Call `fix_end` for each topic of the
+    log first, then read its `messages`. Missing and damaged data are recorded in `result`.
     """
 
     bus: Bus | None
@@ -313,24 +304,26 @@ class AuditSource:
     run: str
     result: InvariantResult
     is_archived: bool = False
-    """Whether the message or the rows that `messages` yielded last are archived."""
+    """Whether the piece that `messages` yielded last is archived."""
     view: LogView = field(init=False)
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _named: set[str] = field(default_factory=set[str])
-    """Damaged parts: a part of a file may be read below the log's begin, and the rest beside."""
+    """Damaged parts that are reported: a part may be met below the log's begin, and again beside
+    it.
+    """
 
     def __post_init__(self) -> None:
         self.view = LogView(self.bus, self.store, self.run)
 
     def fix_end(self, topic: str) -> None:
-        """Fix the topic's present end as the end of the audit: records that are appended from now
-        on are not read. No effect for a topic that the log does not have.
+        """Fix the topic's present end as the end of the audit: later records are not read. No
+        effect for a topic that the log does not have.
         """
         if self.bus is not None and self.view.has(topic):
             self._ends[topic] = self.view.end(topic)
 
     def has_log(self, topic: str) -> bool:
-        """Returns whether the topic is read from the log, and not from the archive alone."""
+        """Whether the topic is read from the log, and not from the archive alone."""
         return topic in self._ends
 
     def messages(
@@ -365,9 +358,6 @@ class AuditSource:
         return rows
 
     def _rows(self, rows: ArchivedRows) -> Iterator[Message | TrajectoryRows | Hole]:
-        """Yields the rows, up to the first damaged one; the rows from there on are yielded as a
-        `Hole` and recorded as a violation.
-        """
         from rollstream.storage.archive.originals import OriginalBytes  # imports pyarrow
 
         at = rows.first
@@ -379,6 +369,7 @@ class AuditSource:
                 at = first + count
                 yield piece
         except CorruptObject as error:
+            # The rows from the first damaged one on.
             end = rows.first + len(rows)
             hole = Hole(
                 rows.topic, rows.partition, at, end, "damaged", detail=str(error), key=rows.key
@@ -387,13 +378,12 @@ class AuditSource:
             yield hole
 
     def _judge(self, hole: Hole) -> None:
-        """Record a violation for lost records, and for a hole that names an archived file (damaged,
-        archived twice). Other holes, for example where the log was truncated, are no violation.
-        """
         if hole.reason == "lost":
             at = Address(hole.partition, hole.start)
             what = f"offsets {hole.start} to {hole.end - 1} are missing"
             self.result.add_violation(what, hole.topic, at)
+        # Archived files that are damaged or overlap. Other holes, such as a truncated log, are no
+        # violation.
         elif hole.key and str(hole) not in self._named:
             self._named.add(str(hole))
             self.result.add_violation(str(hole), key=hole.key)

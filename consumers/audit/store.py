@@ -1,9 +1,8 @@
 """Checks invariants 6 and 11 in the store: every version with a manifest is whole and unchanged,
 the pointer is not behind the ledger, and every checkpoint with a manifest is whole.
 
-`StoreAudit` checks versions and pointer, `CheckpointAudit` checkpoints. Both compare the store with
-what `VersionAudit` has read in the log, so they run after it. At most one file is in memory at a
-time. A version or checkpoint that retention removes meanwhile is skipped.
+The store is compared with what `VersionAudit` has read in the log. At most one file is in memory at
+a time. A version or checkpoint that retention removes meanwhile is skipped.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,9 +40,9 @@ class StoreAudit:
     """Checks `weights/`; `check` must be called after `versions` has received the whole log. `tell`
     is called with the name of each version before it is read.
 
-    The chain of parents is followed from `weights/latest.json` as far as retention left it. The
-    manifest of each kept version is compared with the hash in the log, each of its files with the
-    size and hash in its manifest, and the hash of its tensors with that of its step.
+    The chain of parents is followed from `weights/latest.json` as far as retention left it. Each
+    kept version's manifest is compared with the hash in the log, its files with their sizes and
+    hashes in the manifest, and the hash of its tensors with that of its step.
     """
 
     store: ObjectStore
@@ -53,7 +52,6 @@ class StoreAudit:
 
     @property
     def result(self) -> InvariantResult:
-        """Returns the result of invariant 6, which is that of `versions`."""
         return self.versions.result
 
     def check(self) -> None:
@@ -103,15 +101,13 @@ class StoreAudit:
                 self.result.add_violation(str(error), key=manifest_key(version))
 
     def _check_believed(self, pointer: Pointer) -> None:
-        """Check that the believed version has the manifest that the pointer names, and that the
-        chain of its parents is in order.
-        """
         version = pointer.version
         if version is None:
             return
         manifest = self._manifests.get(version)
         key = manifest_key(version)
         if manifest is None:
+            # The run may have published another version, and retention removed this one.
             if self._still_believed(pointer):
                 self.result.add_violation("the believed version has no readable manifest", key=key)
         elif manifest.hash != pointer.manifest_hash:
@@ -126,14 +122,10 @@ class StoreAudit:
             manifest = self._manifests.get(parent)
 
     def _still_believed(self, pointer: Pointer) -> bool:
-        """Whether the pointer still names the version that it named; False if the run has published
-        another one since, so that retention may have removed the earlier one.
-        """
         present = read_pointer(self.store)
         return present is not None and present[0].version == pointer.version
 
     def _check_version(self, manifest: Manifest, pointer: Pointer) -> None:
-        """Check one stored version: its manifest, its base, its tensors' hash and its files."""
         version, key = manifest.version, manifest_key(manifest.version)
         logged = self.versions.hashes.get(version)
         if logged is not None and logged != manifest.hash:
@@ -155,12 +147,10 @@ class StoreAudit:
                 self.result.add_violation(wrong, key=f"{version_folder(version)}/{file.name}")
 
     def _is_believed(self, version: Version, pointer: Pointer) -> bool:
-        """Whether the version was believed, that is, the ledger has no other version of its number.
-        The ledger has no step 0: version 0 was believed if the pointer, the log or a child names
-        it.
-        """
         if version.number or version == pointer.version:
             return self.versions.ledger.is_believed(version)
+        # The ledger has no step 0: version 0 was believed if the pointer, the log or a child names
+        # it.
         is_logged = version in self.versions.hashes
         return is_logged or any(version in (m.parent, m.base) for m in self._manifests.values())
 
@@ -180,7 +170,6 @@ class StoreAudit:
             self.result.add_violation(what, key=key)
 
     def _check_hash_of_step(self, manifest: Manifest) -> None:
-        """Compare the version's tensors with the hash that the ledger has of them."""
         done = self.versions.states.get(manifest.version.number)
         if done is None or not done.weights_hash or done.version != manifest.version:
             return
@@ -217,12 +206,10 @@ class StoreAudit:
 @dataclass(slots=True)
 class CheckpointAudit:
     """Checks that every checkpoint with a manifest is whole, that its step is in the ledger, that
-    the log has what it has read, and that the newest is not older than the run's settings imply.
-    `check` must be called after `versions` has received the whole log. A checkpoint without a
-    manifest is only counted (`begun`).
+    the log has the records that it has read, and that the newest is not older than the run's
+    settings imply. `check` must be called after `versions` has received the whole log.
 
-    Whether a checkpoint's tensors have the state hash of the ledger is not checked here: a restart
-    from the checkpoint checks it by repeating the steps after it.
+    A restart, which repeats the steps after the checkpoint, checks the state hash of its tensors.
     """
 
     store: ObjectStore
@@ -257,6 +244,7 @@ class CheckpointAudit:
                     self.result.counts["begun"] += 1
                     continue
                 wrong = str(error)
+            # Unless retention removed it meanwhile.
             if wrong and self._is_kept(checkpoint_id):
                 self.result.add_violation(wrong, key=f"{checkpoint_id.folder}/")
             elif not wrong:
@@ -296,18 +284,13 @@ class CheckpointAudit:
             return {}
 
     def _is_kept(self, id_: CheckpointId) -> bool:
-        """Whether the checkpoint is still whole in the store; False if retention removed it
-        meanwhile.
-        """
         return any(stored.id == id_ and stored.whole for stored in stored_checkpoints(self.store))
 
     def _check_newest(self, newest: int) -> None:
-        """Check that a due checkpoint exists: it is written before the next `StepDone`. Nothing is
-        checked if the settings changed during the run.
-        """
         last, every = self.versions.last, self.policy.checkpoint_every
         if last is None or not every or len(self.versions.configurations) > 1:
             return
+        # A checkpoint is written before the next `StepDone`.
         due = (last.step - 1) // every * every
         if newest < due:
             what = f"the ledger is at step {last.step}, the newest whole checkpoint at {newest}"

@@ -1,10 +1,7 @@
-"""Checks invariant 1 for open groups: the trainer skips none of them silently.
-
-`TrainerReads` derives from the ledger how far the trainer had read `trajectories` and `annotations`
-at each take that begins a group (is the first to name it). `OpenGroupCheck` applies the trainer's
-rule to each open group, on the records that had been read at such a take (`GroupRecords`). An open
-group is a violation if the rule closes it, or if a group that comes after it was taken. Memory
-grows with the run: two small tuples per take, shared if unchanged, and a number per group.
+"""Checks invariant 1 for open groups: the trainer skips none of them silently. `TrainerReads`
+derives from the ledger how far the trainer had read at each take; `OpenGroupCheck` applies the
+trainer's rule to each open group as of such a take. Memory grows by two small tuples per take,
+shared if unchanged, and a number per group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,11 +23,10 @@ ReadBounds = tuple[int, ...]
 
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
-    """States how far the trainer had read at one take. `at` is the take's address. `trajectories`
-    and `annotations` are the bounds in these topics: the trainer's positions if `exact`, otherwise
-    offsets that the trainer had reached at least. `believed` is the highest believed version at
-    that time, if the take states it. `admission` is the highest offset in `admissions` of the
-    groups that this term has begun so far.
+    """How far the trainer had read at one take, at address `at`. `trajectories` and `annotations`
+    are its positions in these topics if `exact`, otherwise offsets that it had reached at least.
+    `believed` is the highest believed version, if the take states it; `admission` the highest
+    offset in `admissions` of the groups that this term has begun.
     """
 
     step: int
@@ -45,13 +41,8 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class TrainerReads:
-    """Collects the ledger's takes that begin groups, in their order, with the bounds up to which
-    the trainer had read. Void takes are left out.
-
-    A take may state the trainer's positions (`Take.read`), which are then the bounds. Otherwise the
-    records that it names give them: a partition is read in order, so a trainer that names a record
-    at offset n has read beyond n. A new term reads again from its checkpoint, so its bounds begin
-    empty.
+    """Collects the ledger's takes that begin groups (are the first to name them), in their order,
+    with the bounds up to which the trainer had read. Void takes are left out.
     """
 
     admitted: Mapping[int, Admission]
@@ -72,7 +63,6 @@ class TrainerReads:
     """The newest of `takes` that is of the present term."""
 
     def apply(self, message: AuditMessage) -> None:
-        """Note a start of the trainer, a take or a finished step; ignores all other messages."""
         if message.void or message.topic != "ledger":
             return
         match message.record:
@@ -109,7 +99,6 @@ class TrainerReads:
         self.believed = version if self.believed is None else max(self.believed, version)
 
     def _take(self, take: Take, at: Address) -> None:
-        """Add a take that begins groups; other takes state nothing about what was read."""
         if not take.groups:
             return
         if take.believed is not None:
@@ -136,18 +125,18 @@ class TrainerReads:
     def _bounds(
         self, topic: str, before: ReadBounds | None, addresses: list[Address], take: Take
     ) -> ReadBounds:
-        """Returns the term's bounds in a topic, advanced from `before` to the positions that the
-        take states, or that follow from the records it names (at `named`). Updates `furthest`.
-        """
         ends = {
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
         }
+        # A partition is read in order, so a trainer that names a record at offset n has read beyond
+        # n.
         for at in addresses:
             if at.offset >= ends.get(at.partition, 0):
                 ends[at.partition] = at.offset + 1
         furthest = self.furthest.setdefault(topic, {})
         for partition, offset in ends.items():
             furthest[partition] = max(furthest.get(partition, 0), offset)
+        # A new term reads again from its checkpoint, so its bounds begin empty.
         before = before or ()
         if all(is_within(before, partition, offset - 1) for partition, offset in ends.items()):
             return before
@@ -167,8 +156,8 @@ RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last step
 
 @dataclass(slots=True)
 class GroupRecords:
-    """Holds the first completion of each of a group's trajectories that counts, and the first
-    annotation of each (trajectory, name), as far as the audit has read them, with their addresses.
+    """The first completion of each of a group's trajectories that counts, and the first annotation
+    of each (trajectory, name), as far as the audit has read them, with their addresses.
     """
 
     names: tuple[str, ...]
@@ -188,7 +177,7 @@ class GroupRecords:
         return is_group_full(len(self.names), self.needed, living, len(self.arrived))
 
     def before(self, trajectories: ReadBounds, annotations: ReadBounds) -> "GroupRecords":
-        """Returns those of the records that are below these bounds."""
+        """Returns the records that are below these bounds."""
         arrived = {n: pair for n, pair in self.arrived.items() if _was_read(trajectories, pair[1])}
         notes = {k: pair for k, pair in self.noted.items() if _was_read(annotations, pair[1])}
         return GroupRecords(self.names, arrived, notes, self.needed)
@@ -201,20 +190,19 @@ class GroupRecords:
         return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
 
     def annotation_variants(self) -> Iterator[dict[tuple[str, str], Annotation]]:
-        """Yields the sets of annotations that the trainer may have known: all; then, if there are
-        reward annotations of trajectories with a reward of their own, all without these. The
-        trainer does not wait for them, and the log does not show whether it had read them.
-        """
+        """Yields the sets of annotations that the trainer may have known."""
         every = {key: note for key, (note, _) in self.noted.items()}
         yield every
+        # The trainer does not wait for reward annotations of trajectories with a reward of their
+        # own, and the log does not show whether it had read them.
         rewarded = {name for name, (record, _) in self.arrived.items() if record.reward is not None}
         needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in rewarded}
         if len(needed) < len(every):
             yield needed
 
     def is_complete(self, names: tuple[str, ...]) -> bool:
-        """Whether all completions that count were read, and for each one that is not dead the
-        annotations under these names, which the rule needs.
+        """Whether all completions that count were read, and for each living one the annotations
+        under these names, which the rule needs.
         """
         return self.is_full() and all(
             is_annotated(record, names, self.noted) for record in self.records()
@@ -226,12 +214,10 @@ class OpenGroupCheck:
     """Checks that the trainer was right to leave each open group open.
 
     Before each take the trainer considers every group of which it has read all completions and
-    annotations, or whose deadline has passed. Its rule (`policy.rule`) decides that such a group is
-    closed, for instance because it is above `max_lag`, or that it may be trained. A group that must
-    be closed is closed before the take. With `choose = "oldest"` a group that may be trained is
-    taken before groups of newer versions; other rules of choice may let it wait. So an open group
-    is a violation if it had to be closed by the last take, or if a recent take preferred a newer
-    group.
+    annotations, or whose deadline has passed. A group that its rule closes, for instance because it
+    is above `max_lag`, is closed before the take. With `choose = "oldest"` a group that may be
+    trained is taken before groups of newer versions. So an open group is a violation if it had to
+    be closed by the last take, or if a recent take preferred a newer group.
     """
 
     groups: GroupAudit
@@ -242,7 +228,6 @@ class OpenGroupCheck:
     ledger: LedgerIndex
 
     def check(self, open_groups: Mapping[int, GroupRecords]) -> None:
-        """Check these open groups and report the violations."""
         takes = self.reads.last_term()
         if not takes or self.policy.rule is None:
             return
@@ -258,13 +243,13 @@ class OpenGroupCheck:
     def _wrong(
         self, group: int, admission: Admission, records: GroupRecords, takes: list[TakeRead]
     ) -> str:
-        """Returns why the group should not be open; "" if it may be."""
         last = takes[-1]
         decision = self._looked_at(admission, records, takes, last)
         if decision is None:
             return ""
         if decision.ending:
             return f"step {last.step} was trained after the rule made the group {decision.ending}"
+        # Other rules of choice may let a group wait.
         if self.policy.choose != "oldest":
             return ""
         key = _choice_key(group, decision)
@@ -281,7 +266,7 @@ class OpenGroupCheck:
         self, admission: Admission, records: GroupRecords, takes: list[TakeRead], take: TakeRead
     ) -> PreparedGroup | None:
         """Returns the rule's decision on the group at this take; None if the trainer did not have
-        to decide yet: records were missing and the deadline had not surely passed.
+        to decide.
         """
         rule = self.policy.rule
         assert rule is not None
@@ -296,11 +281,9 @@ class OpenGroupCheck:
         return prepare_group(group, seen.records(), seen.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
-        """Whether the group's deadline had surely passed at this take. When the trainer first took
-        a group that was admitted later, it had read this group's admission, so the deadline ran.
-        The durations of the steps between that take and this one are added up, so no clocks are
-        compared.
-        """
+        # When the trainer first took a group that was admitted later, it had read this group's
+        # admission, so the deadline ran from then on. Durations of steps are added up: no clocks
+        # are compared.
         since = next(
             (candidate for candidate in takes if candidate.admission >= admission.offset), None
         )
@@ -312,7 +295,7 @@ class OpenGroupCheck:
 
 
 def recent_takes(takes: list[TakeRead]) -> Iterator[TakeRead]:
-    """Yields those of the takes that are of the last `RECENT_STEPS` steps, the newest first."""
+    """Yields the takes of the last `RECENT_STEPS` steps, the newest first."""
     for take in reversed(takes):
         if take.step <= takes[-1].step - RECENT_STEPS:
             return
@@ -324,6 +307,5 @@ def _was_read(bounds: ReadBounds, at: Address) -> bool:
 
 
 def _choice_key(group: int, prepared: PreparedGroup) -> tuple[int, int]:
-    """Returns the key by which the rule `oldest` orders the group."""
     versions = [span.version.number for sample in prepared.samples for span in sample.spans]
     return min(versions), group

@@ -1,10 +1,8 @@
 """Finds the open trajectories that no rollout generates, decides how each continues, orders them,
-and counts the room of rollouts. `planner.py` places them by this, and makes the records to append
-with the functions here. All functions are pure (invariant 9).
+and counts the room of rollouts. All functions are pure (invariant 9).
 
-Recovery is level-triggered: what to assign follows from the present state, not from events. So one
-rule (`unassigned_trajectories`) serves newly admitted groups, dead rollouts, moves and a new holder
-of dispatch's lease. Under `keep_version` a trajectory keeps one version until its end.
+Recovery is level-triggered: one rule (`unassigned_trajectories`), by the present state, serves new
+groups, dead rollouts, moves and a new holder of dispatch's lease.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +24,10 @@ from rollstream.streams.values import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """States how a trajectory continues: its next `attempt` starts from the prompt, or resumes from
+    """How a trajectory continues: its next `attempt` starts from the prompt, or resumes from
     `partial`, the address of its newest partial. `version` is the only version that may resume it,
-    None if any may. `moves` counts the assignments before this one. `discards_tokens` is True if it
-    restarts and tokens that were generated may be lost.
+    None if any may. `moves` counts the assignments before this one. `discards_tokens`: it restarts,
+    and generated tokens may be lost.
     """
 
     kind: Literal["start", "resume"]
@@ -42,11 +40,7 @@ class Continuation:
 
 def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
     """Returns the open trajectories that no rollout generates, one list per group, oldest wave
-    first. A rollout generates a trajectory if it is alive under the term that the assignment names
-    and has not released the trajectory.
-
-    The cause does not matter: the trajectory was never assigned (dispatch died after admitting it),
-    or its rollout died, restarted under a new term, or released it for a move or before leaving.
+    first: never assigned, or their rollout died, restarted under a new term, or released them.
     """
     live = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
     groups = [
@@ -63,15 +57,13 @@ def continuation(
     keep_version: bool,
     resumable: Collection[Version],
 ) -> Continuation:
-    """Returns how the trajectory continues after `assignment`, its newest one. It resumes from the
-    newest partial (`chain`), under `keep_version` only if that partial's version is among the
-    `held` ones (invariant 4). Otherwise it starts again from the prompt.
-
-    The planner may decide afterwards that an idle rollout loads the old version from the store and
-    resumes the trajectory, if that costs less than its restart (`version_reload.py`).
+    """Returns how the trajectory continues after `assignment`, its newest one: from the newest
+    partial (`chain`), under `keep_version` only if its version is among the `resumable` ones
+    (invariant 4), else again from the prompt.
     """
     attempt = 1 if assignment is None else assignment.attempt + 1
     moves = 0 if assignment is None else assignment.moves + 1
+    # Without a partial, a trajectory that its rollout released has generated no tokens.
     if chain is None:  # no partial: a trajectory that its rollout released has generated nothing
         discards_tokens = assignment is not None and not assignment.given_up
         return Continuation("start", attempt, None, None, moves, discards_tokens)
@@ -84,8 +76,8 @@ def continuation(
 def admission_record(
     state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
-    """Returns the record that admits a prompt's group, in the wave that is not full yet; `at` is
-    the prompt's address.
+    """Returns the record that admits the group of a prompt (at address `at`), in the wave that is
+    not full yet.
     """
     return Admitted(
         group=prompt.group,
@@ -110,8 +102,7 @@ def continuations(
     keep_version: bool,
     resumable: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """Returns how each of these trajectories continues (`continuation`). Without `held` the
-    versions that may resume are the `held_versions`.
+    """Returns how each of these trajectories continues; `resumable` is by default `held_versions`.
     """
     resumable = held_versions(state) if resumable is None else resumable
     return {
@@ -121,8 +112,8 @@ def continuations(
 
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
-    """Returns the names of the rollouts that may resume a trajectory of exactly this version: they
-    serve it as their newest, or are loading it. With None all that serve or load any version.
+    """Returns the rollouts that may resume a trajectory of exactly this version: they serve it as
+    their newest, or are loading it. With None all that serve or load any version.
     """
     serving = {
         n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
@@ -145,9 +136,8 @@ def assignment_record(
     rollout: str,
     predicted: int = 0,
 ) -> Assignment:
-    """Returns the record that assigns one trajectory to a rollout, under the term that the
-    rollout's newest status names. `predicted` is the expected number of generated tokens, 0 if
-    unknown.
+    """Returns the record that assigns one trajectory to a rollout, under the term of its newest
+    status. `predicted` is the expected number of generated tokens, 0 if unknown.
     """
     assert group.prompt is not None, "an assignment is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
@@ -180,8 +170,8 @@ def release_record(
     prompt: Prompt, trajectory: str, assignment: CurrentAssignment, onward: str = ""
 ) -> Assignment:
     """Returns the record that asks a rollout to stop generating a trajectory. With `onward`, the
-    name of the rollout that will resume it, the tokens are kept as a last partial; without, the
-    trajectory is no longer needed.
+    name of the rollout that will resume it, the tokens are kept as a last partial; without, it is
+    not needed.
     """
     return Assignment(
         kind="release",
@@ -202,9 +192,8 @@ def release_record(
 
 @dataclass(slots=True)
 class FreeRoom:
-    """Counts how many more trajectories each rollout takes, `new` ones and `resumes`; a plan uses
-    this up. A draining rollout, which finishes its work before it takes a newer version, takes only
-    resumes.
+    """How many more trajectories each rollout takes, `new` ones and `resumes`; a plan uses this up.
+    A draining rollout takes only resumes.
     """
 
     new: dict[str, int]
@@ -219,21 +208,14 @@ class FreeRoom:
 
 def slot_room(slots: int, queue_per_slot: float, parked: int) -> int:
     """Returns how many trajectories a rollout takes in all: one for each slot, a queue of
-    `queue_per_slot` for each, and one more for each of the `parked` trajectories, which wait for
-    their environment without a slot. So slots stay busy while dialogues wait.
+    `queue_per_slot` for each, and one for each of the `parked` trajectories, which wait for their
+    environment without a slot.
     """
     return slots + int(queue_per_slot * slots) + parked
 
 
 def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
-    """Returns the room of every rollout that takes work (`slot_room`), less the assignments in
-    force.
-
-    Once a version newer than its own exists, a rollout takes only as many new trajectories as the
-    `quota_left` in its status, less the assignments that it has not started: under `keep_version`
-    it must finish all of them before it takes the newer version. A rollout that loads an old
-    version from the store takes only resumes under that version.
-    """
+    """Returns the room of every rollout that takes work (`slot_room`), less its assignments."""
     free = FreeRoom({}, {})
     assigned, loading = state.assigned_counts(), state.loading()
     for name, rollout in sorted(state.rollouts.items()):
@@ -245,6 +227,8 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
         if name in loading or status.health in ("generating", "draining"):
             free.resumes[name] = room
         if name not in loading and status.health == "generating":
+            # Under `keep_version` a rollout must finish all its assignments before it takes a newer
+            # version, so those that it has not started count against its quota.
             drawn = max(0, assigned[name] - status.running - status.parked)
             stale = status.version.number < state.version.number
             free.new[name] = max(0, min(room, status.quota_left - drawn)) if stale else room
@@ -253,9 +237,8 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
 
 @dataclass(frozen=True, slots=True)
 class UnassignedSamples:
-    """Holds unassigned trajectories of one group that continue in the same way: all start, or all
-    resume under the same version. `how` has the continuation of each of the group's unassigned
-    trajectories; `mean` is the expected length of one in tokens, 0 when unknown.
+    """Unassigned trajectories of one group that continue in the same way: all start, or all resume
+    under the same version. `mean` is the expected length of one in tokens, 0 if unknown.
     """
 
     group: UnfinishedGroup
@@ -273,8 +256,8 @@ class UnassignedSamples:
         return self.how[self.trajectories[0]].version
 
     def is_probe(self) -> bool:
-        """Whether this is only the first sample of a group of unknown length. Such a probe is
-        started before the group's other samples, and its length then predicts theirs.
+        """Whether this is only the first sample of a group of unknown length, whose length will
+        predict those of the others.
         """
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
@@ -289,10 +272,9 @@ def find_unassigned(
     keep_version: bool,
     is_loadable: Callable[[Version], bool] | None = None,
 ) -> Iterator[UnassignedSamples]:
-    """Yields all unassigned trajectories, oldest wave first; those of a group whose prompt was not
-    read yet are left out. `is_loadable` is for runs whose rollouts serve several versions side by
-    side (adapters), else None: a version for which it returns True counts as held, because any
-    rollout can load it.
+    """Yields all unassigned trajectories, oldest wave first; without those whose prompt was not
+    read yet. `is_loadable` is for runs whose rollouts serve several versions side by side
+    (adapters), else None: a version for which it returns True can be loaded by any rollout.
     """
     unassigned = unassigned_trajectories(state)
     resumable = held_versions(state) if unassigned and keep_version else set[Version]()
@@ -314,24 +296,20 @@ def find_unassigned(
 
 
 def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -> set[Version]:
-    """Returns the versions of the newest partials of these trajectories. A trajectory whose last
-    assignment already loaded its version from the store is left out, so it restarts
-    unless its version is held for another reason.
-    """
     chains = (
         state.chains.get(trajectory)
         for trajectories in unassigned
         for trajectory in trajectories
+        # A trajectory whose last assignment already loaded its version from the store restarts.
         if (assignment := state.assignments.get(trajectory)) is None or not assignment.from_history
     )
     return {chain.version for chain in chains if chain is not None and chain.version is not None}
 
 
 def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[UnassignedSamples]:
-    """Sort by wave, oldest first, and within a wave by expected length, longest first, so that the
-    longest answers start early. An unknown length counts as the most tokens allowed. If `room` is
-    too small for all, one probe of each group of unknown length comes first in its wave, as in Seer
-    (`lengths.py`).
+    """Sort by wave, oldest first, and within a wave by expected length, longest first. An unknown
+    length counts as the most tokens allowed. If `room` is too small for all, one probe of each
+    group of unknown length comes first in its wave, as in Seer.
     """
     parts = list(starts)
     if room < sum(len(samples.trajectories) for samples in starts):

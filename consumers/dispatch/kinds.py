@@ -1,10 +1,8 @@
-"""Finds the kinds of machines among the rollouts from their reports, for runs on unlike cards: how
-fast each rollout is compared with the others (`relative_speeds`), and which of them are of one kind
-(`speed_kinds`). The functions are pure (invariant 9).
+"""Finds the kinds of machines among the rollouts, from their reported speeds. The functions are
+pure (invariant 9).
 
-A request is faster in a small batch than in a large one, on any machine. So only reports of about
-equal batches are compared, and small differences make no kind: the rollouts of a run on equal
-machines are of one kind, and dispatch treats them as if nothing was measured here.
+A request is faster in a small batch than in a large one, on any machine, so only reports of about
+equal batches are compared, and small differences make no kind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +16,17 @@ REPORTS_SMOOTHED = 32  # reports of one batch class over which the speed there i
 REPORTS_MIN = 4  # reports of a batch class before it counts
 CLASSES_PER_DOUBLING = 2  # batches of one class differ by at most a factor of √2
 KIND_RATIO = 1.5
-"""Two rollouts are of unlike kinds if one is faster by more than this factor, and no third rollout
-is in between. A choice: within a batch class the speeds of equal machines differ by up to 1.3 in
-the paced engine (by the KV cache that a step reads); cards that are rented side by side differ by
-1.6 and more (bandwidth of an H100, A100, L40S and L4: 3.35, 2.04, 0.86 and 0.3 TB/s).
+"""Two rollouts are of unlike kinds if one is faster by more than this factor, with no third rollout
+in between. A choice: within a batch class equal machines differ by up to 1.3 in the paced engine
+(by the KV cache that a step reads); cards that are rented side by side differ by 1.6 and more
+(bandwidth of an H100, A100, L40S and L4: 3.35, 2.04, 0.86 and 0.3 TB/s).
 """
 ROUNDS = 16  # of the alternating fit, which ends in a few where batches overlap
 
 
 @dataclass(frozen=True, slots=True)
 class ClassSpeed:
-    """Holds the tokens per second of one request in one batch class, smoothed over `reports`."""
+    """Tokens per second of one request in one batch class, smoothed over `reports`."""
 
     speed: float
     reports: int
@@ -36,7 +34,7 @@ class ClassSpeed:
 
 @dataclass(frozen=True, slots=True)
 class SpeedReports:
-    """Holds what one rollout has reported about its speed, by batch class."""
+    """The reported speeds of one rollout, by batch class."""
 
     by_class: Mapping[int, ClassSpeed] = field(default_factory=dict[int, ClassSpeed])
 
@@ -50,15 +48,13 @@ class SpeedReports:
 
 
 def batch_class(running: int) -> int:
-    """Returns the class of a batch: batches of one class are about equal."""
+    """Returns the class of a batch of this size."""
     return int(CLASSES_PER_DOUBLING * log2(running))
 
 
 def relative_speeds(reports: Mapping[str, SpeedReports]) -> dict[str, float]:
-    """Returns the speed of each rollout relative to the others; their geometric mean is 1.
-
-    Fits log(speed) = rollout + batch class by least squares, alternately for both. A rollout whose
-    batches overlap with those of no other counts as 1: it cannot be compared.
+    """Returns the speed of each rollout relative to the others; their geometric mean is 1. A
+    rollout whose batches overlap with those of no other counts as 1.
     """
     names = sorted(reports)
     points = [
@@ -71,6 +67,7 @@ def relative_speeds(reports: Mapping[str, SpeedReports]) -> dict[str, float]:
         return dict.fromkeys(names, 1.0)
     rows: NDArray[np.float64] = np.array(points, np.float64)
     rollout, at, value = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2]
+    # Fits log(speed) = rollout + batch class by least squares, alternately for both.
     of_rollout = np.zeros(len(names))
     for _ in range(ROUNDS):
         of_class = _means(at, value - of_rollout[rollout], int(at.max()) + 1)

@@ -2,9 +2,7 @@
 samples of its group, else from its task. Predictions affect speed only, never results.
 
 The history by prompt is RhymeRL's (arXiv 2508.18588: ranked by length, only 2 to 4 % of answers
-move far between two passes). The use of the group's own finished samples is Seer's: the estimate is
-the longest of them. Means follow about the newest `SAMPLES_SMOOTHED` samples, because the lengths
-of a policy's answers change during training.
+move far between two passes). The use of the group's own finished samples is Seer's.
 """
 
 import math
@@ -17,13 +15,14 @@ from rollstream.streams.records import Prompt
 
 PROMPTS_MAX = 1 << 16  # beyond it the least recently used prompt is evicted
 TASKS_MAX = 1024
+# The lengths of a policy's answers change during training.
 SAMPLES_SMOOTHED = 32  # mean and spread are moving averages over about this many samples
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLength:
-    """States the expected length of an answer in generated tokens, `mean`, with its standard
-    deviation. Both come from `count` samples, of which a history counts at most `SAMPLES_SMOOTHED`.
+    """The expected length of an answer in generated tokens, `mean`, with its standard deviation,
+    from `count` samples, at most `SAMPLES_SMOOTHED`.
     """
 
     mean: float
@@ -33,9 +32,7 @@ class ExpectedLength:
 
 @dataclass(frozen=True, slots=True)
 class PersistedLengths:
-    """Holds a length history as plain values: (key, mean, spread, count), least recently used
-    first.
-    """
+    """A length history as plain values: (key, mean, spread, count), least recently used first."""
 
     prompts: tuple[tuple[str, float, float, int], ...] = ()
     tasks: tuple[tuple[str, float, float, int], ...] = ()
@@ -47,7 +44,7 @@ def prompt_key(prompt: Prompt) -> str:
 
 
 def with_sample(expected: ExpectedLength | None, tokens: int) -> ExpectedLength:
-    """Returns the expected length after one more sample, whose weight is at least 1 /
+    """Returns the expected length after one more sample, of a weight of at least 1 /
     `SAMPLES_SMOOTHED`.
     """
     if expected is None:
@@ -77,23 +74,21 @@ class LengthHistory:
         self.changed = True
 
     def of_prompt(self, prompt: Prompt) -> ExpectedLength | None:
-        """Returns the expected length from all finished answers to this prompt, those of the
-        present pass included.
+        """Returns the expected length from all finished answers to this prompt, of the present pass
+        too.
         """
         return self._prompts.get(prompt_key(prompt))
 
     def expected(self, prompt: Prompt, finished: Sequence[int] = ()) -> ExpectedLength | None:
         """Returns the estimate for one more sample of the prompt, None without any history;
         `finished` are the lengths of its group's finished samples.
-
-        The prompt's history decides if it has samples of an earlier pass, that is more than
-        `finished`, or as many as it counts; then the longest of `finished`, with a spread of 0;
-        then the task's history.
         """
         by_prompt = self.of_prompt(prompt)
+        # It has samples of an earlier pass: more than `finished`, or as many as it counts.
         if by_prompt is not None and by_prompt.count > min(len(finished), SAMPLES_SMOOTHED - 1):
             return by_prompt
         if finished:
+            # Seer's estimate is the longest of them.
             return ExpectedLength(float(max(finished)), 0.0, len(finished))
         return self._tasks.get(prompt.task)
 

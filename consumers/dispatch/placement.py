@@ -1,10 +1,9 @@
 """Decides which rollout gets which samples. The functions are pure (invariant 9).
 
 `lay_out_wave` ranks a wave's prompts by expected length, cuts the ranking into ranges (ranking
-groups), and gives each of them some of the rollouts (`WaveLayout`). `place_samples` then places the
-samples; without a layout every rollout takes samples of any length. Between equal machines no
-sample waits for a better place: room on any rollout is used. Where machines are unlike, some long
-samples wait for the fast ones (docs/explanation/scheduling.md, Placement, Unlike machines).
+groups), and gives each some of the rollouts. `place_samples` places the samples: between equal
+machines no sample waits for a better place; where machines are unlike, some long samples wait for
+the fast ones (docs/explanation/scheduling.md, Placement, Unlike machines).
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,18 +30,16 @@ def end_times(
 
 def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
     """Returns the number of rollouts for each ranking group, shortest answers first; every group
-    gets at least one, and all rollouts are used.
-
-    Groups of longer answers get more rollouts. With equal numbers the end times would grow like the
-    lengths, steeply at the end. The numbers are chosen so that the end times stay below a linear
-    ramp: group g of G (g from 0) ends at (g + 1) / G of the last group's time. Of all such ramps
-    the one is taken under which the last group ends first.
+    gets at least one, and all rollouts are used. Groups of longer answers get more.
 
     `times[g, n − 1]` is the end time of group g on n rollouts (`end_times`) and must not grow with
     n. There must be no more groups than rollouts.
     """
     groups, workers = times.shape
     assert 0 < groups <= workers, f"{groups} ranking groups for {workers} rollouts"
+    # With equal numbers the end times would grow like the lengths, steeply at the end. The end
+    # times stay below a linear ramp: group g of G (g from 0) ends at (g + 1) / G of the last
+    # group's time. Of all such ramps the one is taken under which the last group ends first.
     ramp: NDArray[np.float64] = np.arange(1, groups + 1, dtype=np.float64) / float(groups)
     targets: NDArray[np.float64] = np.unique(times / ramp[:, None])
     low, high = 0, len(targets) - 1
@@ -62,8 +59,8 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
 def _rollouts_needed(
     times: NDArray[np.float64], deadlines: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Returns, for each group, the smallest number of rollouts that end it by its deadline; one
-    more than exist if even all of them are too late.
+    """Returns for each group the smallest number of rollouts that end it by its deadline; one more
+    than exist if all of them are too late.
     """
     late: NDArray[np.int64] = (times > deadlines[:, None] * ROUNDING).sum(axis=1)
     return late + 1
@@ -71,9 +68,8 @@ def _rollouts_needed(
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpeed:
-    """Names a rollout and its measured speed, in any unit. `preemptible`: its machine may be taken
-    away at any moment. `kind` orders the kinds of machines by speed, from 0, the slowest
-    (`kinds.py`); it has `slots` slots.
+    """A rollout and its measured speed, in any unit. `preemptible`: its machine may be taken away
+    at any moment. `kind` orders the kinds of machines by speed, from 0, the slowest (`kinds.py`).
     """
 
     rollout: str
@@ -85,13 +81,13 @@ class RolloutSpeed:
 
 @dataclass(frozen=True, slots=True)
 class WaveLayout:
-    """Names the rollouts of each ranking group of one wave, shortest answers first. `means` are the
-    expected lengths of the wave's prompts, sorted; a length's place among them selects its group:
+    """The rollouts of each ranking group of one wave, shortest answers first. `means` are the
+    sorted expected lengths of the wave's prompts; a length's place among them selects its group:
     groups have equal numbers of prompts.
 
     Where rollouts are of unlike kinds, group g has the prompts up to place `ends[g]`, and its
-    rollouts are of the kind `kinds[g]`; both are empty otherwise. At most `held_max` samples wait
-    for rollouts of their own kind or a faster one; more may run on slower ones.
+    rollouts are of kind `kinds[g]`; else both are empty. At most `held_max` samples wait for
+    rollouts of their own kind or a faster one; more may run on slower ones.
     """
 
     means: tuple[float, ...]
@@ -101,8 +97,8 @@ class WaveLayout:
     held_max: int = 0
 
     def near(self, mean: float) -> Iterator[tuple[str, ...]]:
-        """Yields the rollouts of the ranking group to which this length belongs, then those of the
-        other groups, the nearest first: those of the same kind, then of faster ones.
+        """Yields the rollouts of the length's ranking group, then those of the other groups, the
+        nearest first: those of the same kind, then of faster ones.
         """
         own_group = self._group_of(mean)
         order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own_group), -g))
@@ -136,15 +132,13 @@ def lay_out_wave(
     per_group: int = 2,
 ) -> WaveLayout | None:
     """Returns the layout of a wave with one ranking group for every `per_group` rollouts; None
-    where a ranking is useless: only one group or prompt, or all lengths equal. `means` are
-    the expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
-    Rollouts of unlike kinds are first divided by kind (`_lay_out_kinds`); with `is_ranked` False
-    that is all.
+    where a ranking is useless: only one group or prompt, or all lengths equal. `means` are the
+    expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
+    Rollouts of unlike kinds are first divided by kind; with `is_ranked` False that is all.
 
     The ranking is HistoPipe (RhymeRL, arXiv 2508.18588). Consecutive waves give the groups to the
     rollouts in opposite directions (`ascending`), so a rollout with the shortest answers of one
-    wave has the longest of the next, without a barrier in between. Preemptible rollouts get the
-    shortest answers of every wave, so that little is lost when one is taken away.
+    wave has the longest of the next, without a barrier in between.
     """
     ranked = tuple(sorted(means))
     if len({worker.kind for worker in workers}) > 1:
@@ -168,12 +162,6 @@ def _lay_out_kinds(
     is_ranked: bool,
     per_group: int,
 ) -> WaveLayout | None:
-    """Returns the layout over rollouts of unlike kinds; None if all lengths are equal. The slowest
-    kind gets the shortest answers, in every wave: a long answer on a slow rollout delays its group
-    and the step, and is dropped where it exceeds the lag bound. Each kind gets the share of the
-    wave's tokens that it generates (slots × speed), so all kinds end together. Inside a kind its
-    own part of the wave is laid out as over equal machines.
-    """
     if len(ranked) < 2 or ranked[0] == ranked[-1]:
         return None
     tokens = list(accumulate(ranked))
@@ -183,6 +171,9 @@ def _lay_out_kinds(
     kinds: list[int] = []
     begin, capacity_used = 0, 0.0
     order = sorted({worker.kind for worker in workers})
+    # The slowest kind gets the shortest answers of every wave: a long answer on a slow rollout
+    # delays its group and the step, and is dropped where it exceeds the lag bound. Each kind gets
+    # the share of the wave's tokens that it generates (slots × speed), so all kinds end together.
     for kind in order:
         members = [worker for worker in workers if worker.kind == kind]
         capacity_used += sum(worker.speed * worker.slots for worker in members)
@@ -202,7 +193,7 @@ def _lay_out_kinds(
 
 def held_max(workers: Sequence[RolloutSpeed]) -> int:
     """Returns how many samples may wait for fast rollouts while slower ones have room: as many as
-    the faster kinds run together. 0 where all rollouts are of one kind.
+    the faster kinds run together.
     """
     slowest = min((worker.kind for worker in workers), default=0)
     return sum(worker.slots for worker in workers if worker.kind > slowest)
@@ -211,16 +202,14 @@ def held_max(workers: Sequence[RolloutSpeed]) -> int:
 def _rollouts_in_order(workers: Sequence[RolloutSpeed], ascending: bool) -> list[RolloutSpeed]:
     steady = sorted((w for w in workers if not w.preemptible), key=lambda w: w.rollout)
     preemptible = sorted((w for w in workers if w.preemptible), key=lambda w: w.rollout)
+    # Preemptible rollouts get the shortest answers of every wave, so a preemption loses little.
     return preemptible + (steady if ascending else steady[::-1])
 
 
 def _split_by_shares(
     shares: Sequence[int], workers: Sequence[RolloutSpeed]
 ) -> tuple[tuple[str, ...], ...]:
-    """Cut the ordered rollouts into one range per share. A share is a number of rollouts of mean
-    speed, so a range has fewer rollouts if they are fast and more if they are slow. Every range has
-    at least one.
-    """
+    # A share is a number of rollouts of mean speed: a range has fewer rollouts if they are fast.
     mean = sum(w.speed for w in workers) / len(workers)
     groups: list[tuple[str, ...]] = []
     at, speed_due, speed_used = 0, 0.0, 0.0
@@ -237,10 +226,10 @@ def _split_by_shares(
 
 @dataclass(frozen=True, slots=True)
 class PlacementWork:
-    """Holds samples of one prompt that may run together. `mean` is the expected length of each
-    answer in tokens, 0 when unknown; `is_short` is True if this length is in the shorter half of
-    the known ones. `layout` is the layout of the prompt's wave; None: no ranking. `is_urgent`:
-    the samples resume after a move or a death, so others of their group are ahead of them.
+    """Samples of one prompt that may run together. `mean` is the expected length of each answer in
+    tokens, 0 if unknown; `is_short` is True if it is in the shorter half of the known ones.
+    `layout` is that of the prompt's wave; None: no ranking. `is_urgent`: the samples resume after a
+    move or a death, so others of their group are ahead of them.
     """
 
     trajectories: tuple[str, ...]
@@ -252,9 +241,9 @@ class PlacementWork:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRoom:
-    """States the room of one live rollout. `free` is the number of samples that it can still take:
-    its slots and the places of its queue, less its unfinished assignments. `tokens` is the expected
-    number of tokens that these assignments have still to generate. `kind` as in `RolloutSpeed`.
+    """The room of one live rollout: `free` more samples, in its slots and queue. `tokens` is the
+    expected number of tokens that its assignments have still to generate. `kind` as in
+    `RolloutSpeed`.
     """
 
     rollout: str
@@ -288,8 +277,8 @@ def place_samples(
     5. has the most room;
     6. has the smaller name.
 
-    Where rollouts are of unlike kinds, samples are held back rather than placed on a slower kind
-    than their own, up to `WaveLayout.held_max` of them; of more, the shortest are placed there.
+    Samples are held back rather than placed on a slower kind than their own, up to
+    `WaveLayout.held_max` of them; of more, the shortest are placed there.
     """
     open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}
@@ -318,8 +307,8 @@ def _place(
     open_: dict[str, _RolloutFill],
     plan: dict[str, str],
 ) -> tuple[str, ...]:
-    """Add these trajectories of the work to the plan, as far as the rollouts of `tiers` have room,
-    the first tier with room first; None: all rollouts. Returns the trajectories that are left.
+    """Add these trajectories to the plan, in the first of `tiers` with room first; None: all
+    rollouts. Returns the remaining trajectories.
     """
     order = None if tiers is None else list(tiers)
     rest = trajectories
@@ -337,7 +326,6 @@ def _place(
 def _with_room(
     tiers: Sequence[tuple[str, ...]] | None, open_: Mapping[str, _RolloutFill]
 ) -> list[_RolloutFill]:
-    """Returns the rollouts with room of the first tier that has such; of all without tiers."""
     if tiers is None:
         return list(open_.values())
     for tier in tiers:
@@ -347,10 +335,6 @@ def _with_room(
 
 
 def _best(work: PlacementWork, count: int, candidates: Iterable[_RolloutFill]) -> _RolloutFill:
-    """Returns the preferred one of the candidates, by the rules of `place_samples`. The work has
-    `count` samples left.
-    """
-
     def cost(fill: _RolloutFill) -> tuple[bool, int, bool, float, int, str]:
         is_risk = fill.room.preemptible and not work.is_short
         slowness = -fill.room.kind if work.is_urgent else 0

@@ -1,13 +1,9 @@
 """Plans the assignments to give now: one for each open trajectory that no rollout generates, as far
 as rollouts have room (free slots, and places in their queues). Planning changes no argument
-(invariant 9); the service appends the returned records.
+(invariant 9).
 
-A plan is made by steps (`PlanStep`), each of which assigns some of what the earlier ones left
-(`PlanDraft`). The steps of every policy are, in this order:
-
-1. resumes of trajectories that were released for a move, on the planned destination (`Moved`);
-2. other resumes (`Resumed`);
-3. starts from the prompt, of new samples and as restarts, oldest wave first (`Started`).
+A plan is made by steps (`PlanStep`), each of which assigns some of the rest of earlier ones, in
+this order: `Moved`, `Resumed`, `Started`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +37,8 @@ IsLoadable = Callable[[DispatchState, Version], bool]
 
 @dataclass(slots=True)
 class PlanDraft:
-    """A plan that is being made. `unassigned` are the samples that can be assigned, `free` is the
-    room that is left, `planned` has the assignments so far.
+    """A plan in progress. `unassigned` are the samples that can be assigned, `free` is the
+    remaining room, `planned` has the assignments so far.
     """
 
     pace: AdmissionPace
@@ -67,7 +63,7 @@ class PlanDraft:
         return [part for part in parts if part.trajectories]
 
     def assign(self, samples: UnassignedSamples, trajectory: str, rollout: str) -> None:
-        """Add one assignment; the room is the step's to count."""
+        """Add one assignment; the step counts the room."""
         how, predicted = samples.how[trajectory], round(samples.mean)
         record = assignments.assignment_record(
             self.state, self.pace, samples.group, trajectory, how, rollout, predicted
@@ -81,7 +77,7 @@ class PlanDraft:
         layouts: Mapping[int, WaveLayout] | None = None,
     ) -> None:
         """Assign these samples to the rollouts of `rooms`, as far as they fit, and use up `free`.
-        `layouts` has by wave which rollouts take its long and its short samples.
+        `layouts` has by wave the rollouts for its long and its short samples.
         """
         if not unassigned:
             return
@@ -148,9 +144,7 @@ class StepWithoutRoom:
 
 @dataclass(frozen=True, slots=True)
 class Moved(StepWithoutRoom):
-    """Resumes on the planned destinations of moves; room was reserved there when the moves were
-    requested.
-    """
+    """Resumes of released trajectories on the destinations of their moves."""
 
     def plan(self, draft: PlanDraft) -> None:
         state = draft.state
@@ -162,12 +156,13 @@ class Moved(StepWithoutRoom):
             for trajectory in samples.trajectories:
                 assignment = state.assignments.get(trajectory)
                 if assignment is not None and assignment.given_up and assignment.onward in eligible:
+                    # Room was reserved there when the move was requested.
                     draft.assign(samples, trajectory, assignment.onward)
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(StepWithoutRoom):
-    """Resumes, each on a rollout that serves its version or can load it beside its own."""
+    """Other resumes, each on a rollout that serves its version or can load it beside its own."""
 
     def plan(self, draft: PlanDraft) -> None:
         resumes = draft.rest("resume")
@@ -181,10 +176,12 @@ class Resumed(StepWithoutRoom):
 
 @dataclass(frozen=True, slots=True)
 class Started(StepWithoutRoom):
-    """Starts, the longest of a wave first; without `by_length` in the order of their prompts."""
+    """Starts from the prompt, of new samples and as restarts, oldest wave first, the longest of a
+    wave first; without `by_length` in the order of their prompts.
+    """
 
     waves: WaveLayouts
-    """States which rollouts take the long and the short samples of a wave."""
+    """The layouts of waves."""
     by_length: bool = True
 
     def plan(self, draft: PlanDraft) -> None:
@@ -204,10 +201,9 @@ class Started(StepWithoutRoom):
 @dataclass(frozen=True, slots=True)
 class AssignmentPlanner:
     """Plans assignments under one run's settings. `queue_per_slot` assignments may wait for each
-    slot of a rollout.
-
-    Under `keep_version` a resume needs the version of its trajectory. If versions are adapters,
-    `is_loadable` states which ones any rollout can load beside those that it holds.
+    slot of a rollout. If versions are adapters, `is_loadable` returns whether any rollout can load
+    one beside those that it holds; under `keep_version` a resume needs the version of its
+    trajectory.
     """
 
     pace: AdmissionPace
@@ -242,8 +238,8 @@ class AssignmentPlanner:
         return draft.planned
 
     def room(self, state: DispatchState) -> int:
-        """Returns how many new samples may be admitted now: as many as rollouts and steps have room
-        for, besides the trajectories that are unassigned already.
+        """Returns how many new samples may be admitted now, besides the trajectories that are
+        unassigned already.
         """
         free = sum(assignments.free_room(state, self.queue_per_slot).new.values())
         free += sum(step.room(state) for step in self.steps)
@@ -254,7 +250,7 @@ class AssignmentPlanner:
         self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
     ) -> list[PlannedAssignment]:
         """Returns assignments that restart these trajectories from their prompts on the newest
-        version, as far as the rollouts that hold this version have room.
+        version, as far as the rollouts that hold it have room.
         """
         restarts = [
             UnassignedSamples(
@@ -303,8 +299,7 @@ def _start_on_newest(state: DispatchState, trajectory: str) -> assignments.Conti
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:
-    """Returns the expected tokens that each rollout still has to generate; trajectories without a
-    prediction count 0.
+    """Returns the expected tokens that each rollout still has to generate; 0 without a prediction.
     """
     tokens = dict.fromkeys(state.rollouts, 0.0)
     for trajectory, assignment in state.assignments.items():
