@@ -1,5 +1,5 @@
-"""Counts the tokens in the KV cache of a simulated replica (`KvCache`), in which the prompt of a
-group is cached once, as in engines with a prefix cache, which is keyed by version.
+"""Counts the tokens in the KV cache of a simulated replica. The prompt of a group is cached once,
+as in engines with a prefix cache, which is keyed by version.
 """
 
 from collections import Counter
@@ -14,9 +14,9 @@ PromptKey = tuple[int, int] | str
 
 @dataclass(slots=True, eq=False)
 class KvCache:
-    """The number of cached `tokens`. With `shares_prompts` the prompt of a group is prefilled and
-    cached once under each version, while one of its trajectories is in the cache. The caller adds
-    the tokens that running trajectories generate.
+    """With `shares_prompts` the prompt of a group is prefilled and cached once under each version,
+    while one of its trajectories is in the cache. The caller adds the tokens that running
+    trajectories generate.
     """
 
     shares_prompts: bool = False

@@ -1,6 +1,6 @@
-"""Describes the machines of a simulation as one value (`Cluster`), which `cluster_of` computes from
-a model, a number of GPUs, a policy and the constants; `Job` is the work and the settings of
-dispatch. Also defines dispatch's state of each rollout and of each open group.
+"""Describes the machines of a simulation (`Cluster`), which `cluster_of` computes from a model, a
+number of GPUs, a policy and the constants, the work (`Job`), and dispatch's state of rollouts and
+groups.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ ConstantValues = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The number of rollouts, their sizes (in sequences and tokens), and the costs of generation,
-    training, transfers and failures (in seconds).
+    """Rollouts, their sizes (in sequences and tokens), and the costs of generation, training,
+    transfers and failures (in seconds).
     """
 
     rollouts: int
@@ -66,7 +66,7 @@ class Cluster:
     rollouts_per_host: int = 1
     """Rollouts that pull their weights over one host's link."""
     host_pull_s: float = 0.0
-    """Seconds for which a pull occupies the link of its host; pulls of one host queue for it."""
+    """Seconds for which a pull occupies the link of its host, where pulls queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Job:
     skip: int = 0
     """Steps before the measurement starts."""
     max_lag: int = 4
-    """Policies with `bounded` limit the lag to this many steps. The others limit the groups that
-    are admitted and not trained to (`max_lag` + 1) · `groups_per_step`, as this bound would.
+    """Policies with `bounded` limit the lag to this many steps, the others the groups that are
+    admitted and not trained to (`max_lag` + 1) · `groups_per_step`.
     """
     quota: int = 0
     """The most new trajectories that a rollout takes under one version; 0 stands for 2 × slots."""
@@ -92,13 +92,11 @@ class Job:
     `groups_per_step`.
     """
     micro_batch_tokens: int = 0
-    """A step that starts early takes groups once they have so many tokens, or if they complete it,
-    as in the service; 0: a sixteenth of its groups at a time.
+    """A step that starts early takes groups once they have so many tokens, or if they complete it;
+    0: a sixteenth of its groups at a time.
     """
     ends: bool = False
-    """Admit only the groups of `steps` steps, as a real run does. Otherwise the load stays
-    constant.
-    """
+    """Admit only the groups of `steps` steps, as a real run does."""
 
 
 def constant_values(**changed: float) -> dict[str, float]:
@@ -117,8 +115,8 @@ def cluster_of(
     model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues
 ) -> Cluster:
     """Returns the cluster of `gpus` GPUs. `share` of them generate and the others train; under a
-    `colocated` policy all generate and train in turn. Raises `ConfigurationError` if one side gets
-    too few GPUs, or if a replica cannot hold the model and one longest answer.
+    `colocated` policy all do both in turn. Raises `ConfigurationError` if one side gets too few
+    GPUs, or if a replica cannot hold the model and one longest answer.
     """
     generating = gpus if policy.colocated else round(gpus * share / model.tp) * model.tp
     training = gpus if policy.colocated else gpus - generating
@@ -245,8 +243,8 @@ class SimulatedRollout:
     tokens: float = 0.0
     """Predicted tokens of the rollout's trajectories."""
     kv_previous: int = 0
-    """Cached tokens at the last repack check; with `SchedulingPolicy.peak` the most at any check
-    under the present version.
+    """Cached tokens at the last repack check; with `SchedulingPolicy.peak` the most under the
+    present version.
     """
 
     def held(self) -> int:

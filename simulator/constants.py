@@ -1,9 +1,9 @@
 """Lists every number that the simulator assumes, with its source; all were written before any
 result.
 
-A constant is known from its source (a data sheet, a published configuration, a paper), or it is
-assumed and then has a range, over which `benchmarks/simulator/` prints the results. No constant was
-fitted to a published ratio (of two policies' speeds), and none may be.
+A constant is known from its source (a data sheet, a published configuration, a paper), or assumed
+within a range, over which `benchmarks/simulator/` prints the results. No constant was fitted to a
+published ratio of two policies' speeds, and none may be.
 """
 
 from dataclasses import dataclass
@@ -188,6 +188,5 @@ MODELS = {
 }
 
 ROLLOUT_SHARES = (0.25, 0.5, 0.75)
-"""Shares of the GPUs that may generate while the others train; a policy that separates the two runs
-with the one under which it is fastest.
+"""Shares of the GPUs that may generate; a policy that separates the two runs with its fastest one.
 """

@@ -1,6 +1,5 @@
-"""Plays the role of dispatch in the simulated cluster: `SimulatedDispatch` admits groups and places
-their trajectories, by the planners (pure functions) of the real service. The planners see only the
-inputs of the real service; the length of an unfinished answer is hidden from them.
+"""Plays the role of dispatch in the simulated cluster, by the planners (pure functions) of the real
+service. They see only the inputs of the real service: the length of an unfinished answer is hidden.
 """
 
 from collections import Counter, OrderedDict
@@ -22,8 +21,8 @@ LAYOUTS_MAX = 64  # layouts kept, of the newest waves
 
 @dataclass(slots=True, eq=False)
 class WavePlacement:
-    """Keeps by wave its layout and the median predicted length of its prompts. A wave is laid out
-    once: by the service's `lay_out_wave` (`SchedulingPolicy.ramp`), else by `_even_layout`.
+    """Keeps by wave its layout and the median predicted length. A wave is laid out once: by the
+    service's `lay_out_wave` (`SchedulingPolicy.ramp`), else by `_even_layout`.
     """
 
     policy: SchedulingPolicy
@@ -82,9 +81,8 @@ def _even_layout(
 
 @dataclass(slots=True, eq=False)
 class LengthForecast:
-    """Predicts the length of an answer from earlier answers to the same prompt, which callers name
-    by the number of a group. The mean is that of the service's `LengthHistory`, without a history
-    by task.
+    """Predicts the length of an answer from earlier answers to the prompt of a group, as the
+    service's `LengthHistory`, without a history by task.
     """
 
     workload: Workload
@@ -125,9 +123,9 @@ UNBOUNDED = 1 << 30  # room of a rollout that takes any number of trajectories
 
 @dataclass(slots=True, eq=False)
 class SimulatedDispatch:
-    """Admits groups, places their trajectories on rollouts, and keeps the trajectories without a
-    rollout. The simulator's loop calls `assignments` in each dispatch round and `finish` for each
-    sample, and keeps `closed`, `trained` and `version` up to date.
+    """Admits groups and places their trajectories. The simulator's loop calls `assignments` in each
+    dispatch round and `finish` for each sample, and keeps `closed`, `trained` and `version` up to
+    date.
     """
 
     slots: int  # of each rollout: the most trajectories that it decodes together
@@ -148,11 +146,11 @@ class SimulatedDispatch:
     unplaced: list[list[SimulatedTrajectory]] = field(
         default_factory=list[list[SimulatedTrajectory]]
     )
-    """For each admitted group the trajectories that were never placed on a rollout, if any."""
+    """For each admitted group the trajectories that were never placed on a rollout."""
     parts: dict[str, list[list[SimulatedTrajectory]]] = field(
         default_factory=dict[str, list[list[SimulatedTrajectory]]]
     )
-    """By rollout, the parts of waves that it has not started, oldest first (`wave = "own"`)."""
+    """By rollout, the parts of waves that it has not started (`wave = "own"`)."""
     unassigned: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
     """Trajectories that have lost their rollout, because it died or gave them up."""
     restarts: int = 0  # trajectories that had tokens and restarted from the prompt
@@ -201,9 +199,7 @@ class SimulatedDispatch:
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
-        """Returns, by open wave, the share of its samples that have not finished; without waves
-        that are not wholly admitted.
-        """
+        """Returns the unfinished share of each wholly admitted open wave."""
         size = self.pace.groups_per_step * self.workload.samples
         growing = self._wave()
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
@@ -216,8 +212,8 @@ class SimulatedDispatch:
         generated: int,
         unfinished: float,
     ) -> RunningRequest:
-        """Returns a running trajectory for the service's repack planners. `generated` is its number
-        of tokens so far, `unfinished` the unfinished share of its wave.
+        """Returns a running trajectory for the service's planners, with its `generated` tokens so
+        far and the `unfinished` share of its wave.
         """
         lag_left = None
         if self.pace.max_lag is not None:

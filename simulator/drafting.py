@@ -32,7 +32,7 @@ def drafted_roofline(
 ) -> Roofline:
     """Returns the times of a step that yields one token of each of `rows` rows, of which the share
     `known_share` has a history: a fraction of a pass with drafts of the best length, or `roofline`
-    if no draft is faster, as the gate of the service decides.
+    if no draft is faster, as in the service.
     """
     share = model.found * known_share
     if share <= 0:

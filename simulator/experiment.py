@@ -1,7 +1,6 @@
-"""Runs the simulations that settings describe (`settings.py`). `run_policies` simulates every
-policy on every cluster, each under the split of the GPUs that makes it fastest. `predict` predicts
-the speed of a real run; `benchmarks/simulator/` compares such predictions with runs. No constant of
-the simulator is fitted to a run.
+"""Runs the simulations that settings describe. `run_policies` simulates every policy on every
+cluster, each under the split of the GPUs that makes it fastest. `predict` predicts the speed of a
+real run; `benchmarks/simulator/` compares predictions with runs. No constant is fitted to a run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,9 +85,8 @@ class SimulationSetup:
     def best(
         self, policy: SchedulingPolicy, shares: tuple[float, ...] = ROLLOUT_SHARES
     ) -> tuple[float, SimulationResult]:
-        """Returns the share of `shares` under which the policy is fastest, and its result; a
-        `colocated` policy runs once, with a share of 1. Impossible shares are skipped; raises
-        `ConfigurationError` if all are.
+        """Returns the share of `shares` under which the policy is fastest (1 if `colocated`), and
+        its result. Impossible shares are skipped; raises `ConfigurationError` if all are.
         """
         runs: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
@@ -215,8 +213,7 @@ PREDICTED = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute"
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Predicted means from the end of step `Job.skip` (0: from the first assignment) to the end of
-    the last step: trained tokens per second, used share of the KV caches, idle shares of rollouts
-    and trainer, mean and largest lag of the trained tokens.
+    the last step; the lag is that of the trained tokens.
     """
 
     tokens_per_s: float
@@ -229,9 +226,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RunPolicy:
-    """How a real run schedules: `on_update` and `repack` are its settings. With `bounded`
-    `Job.max_lag` is the run's setting; without it the run has `max_lag = null`, and
-    `Job.ready_groups_max` is its setting. `drafts`: tokens are drafted as `Cluster.drafts` states;
+    """How a real run schedules: `on_update` and `repack` are its settings, and `Job.max_lag` if
+    `bounded`, else `Job.ready_groups_max`. `drafts`: tokens are drafted as `Cluster.drafts` states;
     `adapters`: versions are low-rank adapters; `prefix`: a rollout caches the prompt of a group
     once.
     """
@@ -269,8 +265,8 @@ class RunPolicy:
 def predict(
     cluster: Cluster, job: Job, workload: Workload, run: RunPolicy, *, ends: bool = True
 ) -> Prediction:
-    """Predict the speed of a real run of this project by simulating all its steps. With `ends` the
-    run admits only the groups of its steps, without it the load stays constant.
+    """Predict the speed of a real run by simulating all its steps. With `ends` the run admits only
+    the groups of its steps, without it the load stays constant.
 
     The times in `cluster` are measured in the real run's seconds: `arrive_s` from a step's end
     until rollouts can load its version, `update_s` from the decision to load it until the rollout

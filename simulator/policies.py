@@ -22,12 +22,12 @@ class SchedulingPolicy:
     colocated: bool = False
     """The same accelerators generate, then train."""
     wave: Literal["all", "own"] | None = None
-    """Which rollouts must finish a wave before the next one starts: all together, or each for its
-    own part. None: a new wave does not wait.
+    """Which rollouts must finish a wave before the next one starts: all together, or each its own
+    part.
     """
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "keep_version"
-    """A new version lets running sequences keep theirs to their end, or continue under the new one,
-    with their KV cache kept or computed again.
+    """A new version lets running sequences keep theirs, or continue under the new one, with their
+    KV cache kept or computed again.
     """
     relay: bool = False
     """Weights wait beside every rollout, and each pulls on its own. Otherwise one collective
@@ -45,7 +45,7 @@ class SchedulingPolicy:
     """
     batches: bool = False
     """A rollout takes `Job.quota` trajectories, finishes them and pulls. Otherwise the quota limits
-    it only once a newer version is visible.
+    it only under a newer version.
     """
     early_start: bool = False
     """A step starts with the first groups that are ready."""
@@ -56,8 +56,8 @@ class SchedulingPolicy:
     the service. Otherwise: below the use at the last check (Laminar).
     """
     by_length: bool = False
-    """Groups are placed by predicted length, long answers first: a rollout with the shortest groups
-    of one wave has the longest of the next (the first tier of HistoPipe).
+    """Groups are placed by predicted length, the longest first, in opposite directions in
+    consecutive waves (the first tier of HistoPipe).
     """
     ramp: bool = False
     """The long groups of a wave get extra rollouts (the second tier of HistoPipe)."""
@@ -70,8 +70,7 @@ class SchedulingPolicy:
     prefix: bool = True
     """The prompt of a group is prefilled and cached once per rollout, as engines do by default."""
     adapters: bool = False
-    """Versions are low-rank adapters: under `keep_version` a rollout serves several side by side
-    and takes a new one without being empty.
+    """Versions are low-rank adapters: under `keep_version` a rollout serves several side by side.
     """
 
     @property

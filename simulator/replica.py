@@ -2,9 +2,8 @@
 of fixed size.
 
 A step yields one token of every running row, in the time of `Roofline`, the paced engine's model of
-a device; with drafts it is a fraction of a decode pass. Times are exact up to rounding, although
-the replica jumps from event to event. When the cache is full, the newest sequences return to the
-queue and are prefilled again later, as in vLLM.
+a device. Times are exact up to rounding, although the replica jumps from event to event. When the
+cache is full, the newest sequences return to the queue and are prefilled again, as in vLLM.
 """
 
 from bisect import insort
@@ -36,9 +35,8 @@ class Replica:
     """Decodes in jumps of several steps: a jump lasts until the next answer ends or waits, a wait
     ends, or the cache is full. At `due_s` (None: no work) `Simulation` calls `finish_jump`, handles
     failures, new weights and moves, which happen only between two steps, and calls `start_jump`.
-    `interrupt` ends the jump with the current step.
 
-    At most `slots` trajectories run. `capacity` and `reserve` are tokens of the KV cache. A
+    At most `slots` trajectories run. `capacity` and `reserve` are tokens of the KV cache; a
     trajectory joins others only if `reserve` tokens stay free.
     """
 
@@ -94,8 +92,7 @@ class Replica:
 
     def submit(self, trajectory: SimulatedTrajectory, now_s: float) -> None:
         """Queue the trajectory; it runs from the end of the present step on if it fits. Resumed
-        trajectories come before new ones; `longest_first` puts the longest predicted of each kind
-        first.
+        trajectories come first; `longest_first` puts the longest predicted of each kind first.
         """
         # Its environment is not ready yet.
         if trajectory.ready_s > now_s:

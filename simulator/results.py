@@ -1,6 +1,5 @@
-"""Defines the simulated trainer (`SimulatedTrainer`), the results of a run as plain values
-(`SimulationResult`), and their collection during the run (`SimulationRecorder`). All times are
-virtual seconds.
+"""Defines the simulated trainer, the results of a run, and their collection. All times are virtual
+seconds.
 """
 
 from collections import Counter
@@ -19,8 +18,8 @@ CHUNKS = 16  # with `early_start` a piece of a step has a 16th of its groups, bu
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One trained step, which makes version `number`: its times, its trained samples and tokens,
-    and its trained tokens by lag.
+    """One trained step, which makes version `number`: its times, trained samples and tokens, and
+    trained tokens by lag.
     """
 
     number: int
@@ -30,16 +29,16 @@ class SimulatedStep:
     tokens: int
     lags: Counter[int]
     dropped: int
-    """Samples that were left out because the lag of all their tokens was above the bound."""
+    """Samples of which all tokens were above the lag bound."""
     masked: int
-    """Tokens of other samples that were left out because their lag was above the bound."""
+    """Tokens of other samples above the lag bound."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
     """Trains complete groups, oldest first, one piece of work at a time: a whole step or, with
-    `early_start`, a part of one. `begin` starts a piece and returns its duration; the caller calls
-    `end` after that time.
+    `early_start`, a part of one. `begin` starts a piece and returns its duration, after which the
+    caller calls `end`.
 
     A piece takes `token_s` per token, and the last piece of a step `fixed_s` more. Tokens above
     `max_lag` are masked; a sample that has no others is dropped (invariant 5).
@@ -59,7 +58,7 @@ class SimulatedTrainer:
     """Heap of complete groups that no step has taken, in the order of `receive`."""
     steps: list[SimulatedStep] = field(default_factory=list[SimulatedStep])
     expired: int = 0
-    """Groups that ended untrained because the lag of all their samples was above the bound."""
+    """Groups of which all samples were above the lag bound."""
     samples_expired: int = 0
     """Samples of these groups."""
     taken: int = 0
@@ -157,8 +156,8 @@ class SampleCounts:
     `finished_open` (in an incomplete group) and `unfinished` (invariant 1).
 
     `moves` and `moved_samples` are those of repack and migration, `pulls` loads of a version,
-    `restarts` samples that began again with the loss of tokens, `preempted` sequences put back into
-    a queue for want of KV cache, `failures` deaths of rollouts of any kind.
+    `restarts` samples that lost tokens, `preempted` sequences put back into a queue for want of KV
+    cache, `failures` deaths of rollouts of any kind.
     """
 
     admitted: int
@@ -186,9 +185,8 @@ class SampleCounts:
 
 @dataclass(frozen=True, slots=True)
 class TimelineArrow:
-    """One event of the timeline, by `kind`: `move`, trajectories move to another rollout; `pull`,
-    the rollout loads a version; `drain`, from now on it only finishes its work (`target` is
-    `source`).
+    """One event of the timeline, by `kind`: `move` to another rollout; `pull`, the rollout loads a
+    version; `drain`, from now on it only finishes its work (`target` is `source`).
     """
 
     kind: str
@@ -200,8 +198,8 @@ class TimelineArrow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
-    """The bars of one rollout in the timeline, each a time of decoding under one version: start and
-    end in seconds, and the version.
+    """The bars of one rollout in the timeline: start and end of decoding in seconds, and the
+    version.
     """
 
     name: str
@@ -277,9 +275,8 @@ def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
 
 @dataclass(slots=True, eq=False)
 class SimulationRecorder:
-    """Collects the results of a run while the simulation calls the `note_…` methods. The measured
-    window starts when step `Job.skip` ends, at `since_s`; `before` holds the rollouts' totals of
-    that time. Rollouts, dispatcher and trainer are only read.
+    """Collects the results of a run by its `note_…` methods. The measured window starts when step
+    `Job.skip` ends, at `since_s`; `before` holds the rollouts' totals of that time.
     """
 
     cluster: Cluster

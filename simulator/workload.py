@@ -4,7 +4,7 @@
 Drawn lengths are a function of (seed, pass over the prompts, prompt) alone, so all policies get the
 same work. Answers to one prompt correlate as in the paced engine (a Gaussian copula): a length is
 the quantile of a normal deviate, the sum of one part per prompt, equal in all passes, and one part
-per answer. So earlier answers predict part of a length.
+per answer.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ TOPIC = {"trajectories", "topic=trajectories"}  # names of the folder of an arch
 class AnswerLengths:
     """Maps normal deviates to answer lengths by the quantiles of `distribution`, cut at `longest`.
     `correlation` is the share of a deviate's variance that all answers to one prompt have in
-    common. `table` holds the quantile at each of `DEVIATES`.
+    common.
     """
 
     distribution: LengthDistribution
@@ -61,8 +61,8 @@ takes until the next one.
 @dataclass(frozen=True, slots=True)
 class EnvironmentWaits:
     """Answers have several turns, between which the environment (a tool, a sandbox) works: their
-    number is geometric with this mean, their ends are uniform over the answer, and the waits follow
-    `seconds`. With `holds_kv` a waiting trajectory's tokens stay in the cache.
+    number is geometric with this mean, their ends are uniform over the answer. With `holds_kv` a
+    waiting trajectory's tokens stay in the cache.
     """
 
     turns_mean: float
@@ -145,8 +145,8 @@ class RecordedWorkload(Workload):
 def read_lengths(path: str, column: str) -> LengthTrace:
     """Returns the recorded lengths in ascending order. `path` is a text file with one length a
     line, a Parquet file, or a folder of Parquet files such as an archive. In Parquet, `column`
-    holds lengths, or lists whose sizes are the lengths, and lengths below 1 are skipped. Raises
-    `ConfigurationError`, which names the file, line or column that cannot be used.
+    holds lengths, or lists whose sizes are the lengths; lengths below 1 are skipped. Raises
+    `ConfigurationError`.
     """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
@@ -189,10 +189,10 @@ def _read(file: Path, column: str) -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
-    """One trajectory in a replica or between two. `prompt` is the number of prompt tokens, `length`
+    """One trajectory in a replica or between two. `prompt` is its number of prompt tokens, `length`
     the final length of the answer, which no planner sees, `done` the answer's tokens so far, and
-    `predicted` the forecast of `length`. `spans` are (version, tokens generated under it) in order
-    (invariant 3).
+    `predicted` the forecast. `spans` are (version, tokens generated under it) in order (invariant
+    3).
     """
 
     name: str

@@ -1,6 +1,5 @@
 """Holds the state and the event queue of one simulated run, which its parts share. An event is a
-time, a kind and a subject (such as a rollout); events at equal times happen in the order in which
-they were planned.
+time, a kind and a subject; events at equal times happen in the order in which they were planned.
 """
 
 from heapq import heappop, heappush
@@ -17,10 +16,10 @@ from rollstream.simulator.results import SimulatedTrainer, SimulationRecorder
 from rollstream.simulator.workload import Workload
 
 Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pulled", "fail", "back"]
-"""The meaning of an event: `wake`, a rollout's engine reaches its next change; `trained`, the
-trainer ends a part of a step or its publishing; `visible`, rollouts can take the next version;
-`dispatch` and `repack`, a round of each; `land`, moved trajectories arrive; `pulled`, a rollout has
-loaded its version; `fail`, a rollout dies after its present decode step; `back`, it restarts.
+"""`wake`, a rollout's engine reaches its next change; `trained`, the trainer ends a part of a step
+or its publishing; `visible`, rollouts can take the next version; `dispatch` and `repack`, a round
+of each; `land`, moved trajectories arrive; `pulled`, a rollout has loaded its version; `fail`, a
+rollout dies after its present decode step; `back`, it restarts.
 """
 
 

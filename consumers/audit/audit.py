@@ -1,7 +1,6 @@
 """Audits a run: checks invariants 1 to 7, and 11 for checkpoints. An `Audit` reads each topic once
 and passes every message to the folds; then it checks the store. `continued_audit` continues from
-the verdict (the stored state) of the previous audit, and stores the next one; nothing else is
-written.
+the verdict of the previous audit.
 
 The end offsets are fixed before the first record is read, the ledger's first, so in a live run
 every record that the ledger names is before the fixed ends of the other topics.
@@ -64,12 +63,12 @@ END_ORDER = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",
     "partials", "prompts",
 )  # fmt: skip
-"""The order in which ends of topics are fixed: a topic after those that name its records."""
+"""The order in which ends are fixed: a topic after those that name its records."""
 READ_ORDER = (
     "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
     "trajectories", "weights",
 )  # fmt: skip
-"""The order in which topics are read: folds compare later topics with what earlier ones state."""
+"""Folds compare later topics with earlier ones."""
 TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     ExactlyOnceAudit: ("ledger", "trajectories"),
     AnnotationAudit: ("annotations",),
@@ -82,18 +81,18 @@ TOPICS_OF: Mapping[type[RecordFold], Sequence[str]] = {
     SettingsAudit: ("ledger", "prompts"),
     FenceAudit: (),  # its `judged` classifies messages before the folds receive them
 }
-"""The topics whose messages a fold receives; a fold that is not listed receives all."""
+"""The topics of a fold; a fold that is not listed receives all."""
 OF_GROUPS = ("annotations", "partials", "trajectories")
-"""Topics whose records are judged again by the next audit while their group is open."""
+"""Topics whose records the next audit judges again while their group is open."""
 ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
-"""Topics whose checks need every record from the first on; a missing record counts as unchecked."""
+"""Topics whose checks need every record from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFolds:
-    """The folds: `all` of them, and under `by_topic` those that receive the messages of each topic.
-    Those of `rows` also take archived trajectories in batches. The indexes `ledger` and `reads`,
-    which folds share, receive a record of the ledger first.
+    """The folds: `all`, those of each topic (`by_topic`), and those that take archived trajectories
+    in batches (`rows`). The shared indexes `ledger` and `reads` receive a record of the ledger
+    first.
     """
 
     ledger: LedgerIndex
@@ -138,7 +137,7 @@ class Audit:
     topics: dict[str, JudgedTopic] = field(default_factory=dict[str, JudgedTopic])
     """How far each topic was judged, for the next verdict."""
     since_s: float | None = None
-    """When the audit ended from which this one continued; None if it started at the first record.
+    """The end of the audit from which this one continued; None if it started at the first record.
     """
     skipped_copies: bool = False
     """Whether archived copies of records that the log still has were not verified."""
@@ -146,9 +145,7 @@ class Audit:
     _open: set[int] = field(default_factory=set[int])
     """Groups whose end is not final by the ledger."""
     _left: list[tuple[AuditMessage, bool]] = field(default_factory=list[tuple[AuditMessage, bool]])
-    """Messages whose outcome is not final, judged for this report and again by the next audit; with
-    each, whether it was archived.
-    """
+    """Messages whose outcome is not final; with each, whether it was archived."""
 
     def check(
         self,
@@ -157,9 +154,9 @@ class Audit:
         is_whole: bool = False,
     ) -> list[InvariantResult]:
         """Returns one result for the completeness of the data, then one per invariant in their
-        order. With `before` the audit continues from that verdict; raises `VerdictRefused` if it
-        was made from another log. `keep` is called with the state for the next verdict, None if it
-        cannot be stored. `is_whole` also verifies archived rows that the log still has.
+        order. With `before` the audit continues from that verdict; raises `VerdictRefused` if it is
+        of another log. `keep` is called with the state for the next verdict, None if it cannot be
+        stored. `is_whole` also verifies archived rows that the log still has.
         """
         source = AuditSource(self.bus, self.store, self.run, self.reading)
         for topic in END_ORDER:
@@ -348,10 +345,10 @@ class Audit:
 def continued_audit(
     make: Callable[[], Audit], is_whole: bool, place: str, clock: Callable[[], float] = time.time
 ) -> tuple[Audit, list[InvariantResult]]:
-    """Audit a run from its last verdict on, and store a verdict for the next audit. Returns the
-    audit and its results; `make` opens an audit of the run. With `is_whole`, or if the verdict
-    cannot be used, the audit starts at the first record; with `is_whole` it verifies every archived
-    file. Only a verdict that this user's last audit of this `place` wrote on this machine is used.
+    """Audit a run from its last verdict on, and store the next one. Returns the audit and its
+    results; `make` opens an audit of the run. With `is_whole`, or if the verdict cannot be used,
+    the audit starts at the first record; `is_whole` also verifies every archived file. Only a
+    verdict that this user's last audit of this `place` wrote on this machine is used.
 
     Violations that an earlier audit found stay violations; if the audit started at the first record
     and does not find them again, they become notes.

@@ -33,8 +33,8 @@ _DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finis
 
 @dataclass(slots=True)
 class GroupClosing:
-    """A `GroupClosed` that waits to be checked, with the ledger's statements before it: the hash of
-    the configuration (`configured`), the trainer's term and the highest believed version.
+    """A `GroupClosed` that waits to be checked, with the ledger's statements before it:
+    configuration hash, the trainer's term and the highest believed version.
     """
 
     record: GroupClosed
@@ -49,7 +49,7 @@ class GroupClosing:
 @dataclass(slots=True)
 class DecisionAudit:
     """Checks each group against the trainer's rule:
-    * A closed group must have the reason that the rule gives.
+    * A closed group must have the rule's reason.
     * Of a trained group, exactly the members that the rule leaves out must be untrained. Trained
       members must have all needed annotations; no completion or annotation that the trainer had
       read may be missing; with `filter_equal_rewards` the rewards must differ.
@@ -74,9 +74,9 @@ class DecisionAudit:
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
     """The records of the groups to check."""
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
-    """Group → number of its trained completions so far, and the reward that all of them have."""
+    """Group → number of its trained completions so far, and their common reward."""
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
-    """Group that one of the last takes began → the smallest version of its trained samples."""
+    """Group of one of the last takes → the smallest version of its trained samples."""
     _decided: set[int] = field(default_factory=set[int])
     """Groups that were checked and removed from `_held`."""
     _known: BelievedVersions = field(

@@ -20,9 +20,9 @@ from rollstream.streams.values import Address
 
 @dataclass(slots=True)
 class ExactlyOnceAudit:
-    """Checks that each trajectory is trained once, on its first completion, and compares each
-    completion that a take names with the record at that address. The caller applies the whole
-    ledger before `trajectories`, and each of its records first to `ledger`, then here.
+    """Checks each completion that a take names against the record at that address. The caller
+    applies the whole ledger before `trajectories`, and each of its records first to `ledger`, then
+    here.
     """
 
     ledger: folds.LedgerIndex
@@ -37,9 +37,7 @@ class ExactlyOnceAudit:
     _ends: dict[int, int] = field(default_factory=dict[int, int])
     """The offset up to which each partition of `trajectories` was read."""
     _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
-    """Trajectories that a take trains although no take lists them as members of a group; with its
-    address.
-    """
+    """Trajectories that a take trains although no take lists them as members of a group."""
 
     def apply(self, message: folds.AuditMessage) -> None:
         if message.void:
@@ -154,8 +152,7 @@ AnnotationKey = tuple[str, str]
 
 @dataclass(slots=True)
 class AnnotationAudit:
-    """Checks that each annotation that a take used is the first one of its (trajectory, name), with
-    the address and hash that the ledger states. The caller applies the whole ledger before
+    """Checks each used annotation by address and hash. The caller applies the whole ledger before
     `annotations`. The result is that of `ExactlyOnceAudit`.
     """
 

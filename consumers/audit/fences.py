@@ -1,9 +1,7 @@
 """Checks invariant 7: in topics of single-holder roles only that role writes, terms only grow, and
 no sequence number of a term is missing. Also classifies bytes that are no record, in topics with
-many writers.
-
-Messages are classified by the function that every reader uses, but a gap is a violation and
-classification resumes after it. Records that the fence drops are void and counted.
+many writers. A gap is a violation, and classification resumes after it. Records that the fence
+drops are void and counted.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,9 +31,8 @@ class UnreadableRecords:
     """Classifies bytes that are no record: foreign bytes, or a record that was lost. `was_read`
     returns whether a trainer certainly read the record at an address.
 
-    Any program may append to topics with many writers. These rules, in this order, separate bytes
-    that no reader could ever decode from lost records:
-    * the dead-lettered copy has the same bytes: they were no record when they were first read;
+    Any program may append to topics with many writers. By these rules, in this order:
+    * the dead-lettered copy has the same bytes: they never were a record;
     * the copy has other bytes: they changed since;
     * the bytes are from the archive, and verified: they were no record when they were archived;
     * the header decodes and its checksum is right: unchanged since they were written, with a schema
@@ -43,7 +40,7 @@ class UnreadableRecords:
       record;
     * neither `RSR1` at the front nor a checksum that fits: never a record of this format;
     * all others were a record, or imitate one: if a trainer read beyond them, and the topic `dead`
-      was read completely and has no copy of them, they were a record then. Otherwise it cannot be
+      was read completely and has no copy of them, they were a record. Otherwise it cannot be
       decided.
     """
 
@@ -54,8 +51,7 @@ class UnreadableRecords:
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def is_early(self, message: AuditMessage) -> bool:
-        """Whether trainers read this topic, but none has read these bytes yet: a later audit can
-        decide more.
+        """Whether trainers read this topic, but not these bytes yet: a later audit can decide more.
         """
         return message.topic in READ_BY_TRAINERS and not self.was_read(
             message.topic, message.address
@@ -118,13 +114,13 @@ PartitionFences = dict[tuple[str, int], Fence]
 
 @dataclass(slots=True)
 class FenceAudit:
-    """Checks invariant 7 message by message, by the fence that the earlier messages of a partition
-    left. `topics` is the catalogue by name.
+    """Checks invariant 7 by the fence that the earlier messages of a partition left. `topics` is
+    the catalogue by name.
     """
 
     topics: Mapping[str, Topic]
     reading: InvariantResult
-    """The result on the completeness of the data, which counts bytes that are no record."""
+    """The result on the completeness of the data."""
     damage: UnreadableRecords
     unknown: str = ""
     """The first record of a single-holder role that only a newer release understands."""

@@ -1,9 +1,8 @@
 """Defines what the audit's checks share: a check is a fold (`RecordFold`) that receives a run's
-messages in order and records violations in an `InvariantResult`; `LedgerIndex` indexes the ledger,
-with which folds compare other topics.
+messages in order and records violations in an `InvariantResult`; `LedgerIndex` indexes the ledger.
 
-A result keeps the places of the first few violations, so its memory is bounded. The index grows
-with the run: about 0.3 KiB per trajectory of a trained group, a few bytes per step.
+A result keeps the places of the first few violations. The index grows with the run: about 0.3 KiB
+per trajectory of a trained group, a few bytes per step.
 """
 
 from collections import Counter
@@ -22,7 +21,7 @@ OFFENDERS_MAX = 10  # violations of one invariant whose places are kept
 UNCHECKED_MAX = 10  # different reasons why a check was not possible
 NOTES_MAX = 10  # of one kind
 DERIVED = "derived"
-"""Metadata key of a field that a fold computes from its other fields; a verdict leaves it out."""
+"""Metadata key of a field that is computed from other fields; a verdict leaves it out."""
 
 ResultState = Literal["kept", "violated", "unchecked"]
 
@@ -45,8 +44,8 @@ class Offender:
 
 @dataclass(slots=True)
 class InvariantResult:
-    """The result of one invariant: counts, violations, and the checks that were not possible.
-    `number` is the invariant's; 0 stands for the completeness of the data.
+    """The counts, violations and impossible checks of one invariant. `number` 0 stands for the
+    completeness of the data.
     """
 
     number: int
@@ -81,7 +80,7 @@ class InvariantResult:
 
     def withhold(self, why: str) -> None:
         """Mark the invariant as unchecked because the log cannot be judged (`why`): its violations
-        in the log become notes, those of objects in the store remain.
+        in the log become notes, those in the store remain.
         """
         self.add_unchecked(why)
         self.notes += [f"not judged: {o.where}: {o.what}" for o in self.offenders if not o.key]
@@ -96,9 +95,9 @@ class InvariantResult:
 
 
 class AuditMessage(msgspec.Struct, frozen=True, gc=False):
-    """One message of a topic. `record` is None for unreadable bytes, for which `reason` states why.
-    `envelope` identifies the writer of a single-holder role's record (role, term, sequence number).
-    `void`: the fence of invariant 7 drops the record.
+    """One message of a topic. `record` is None for unreadable bytes, with the `reason`. `envelope`
+    identifies the writer of a single-holder role's record. `void`: the fence of invariant 7 drops
+    it.
     """
 
     topic: str
@@ -147,8 +146,8 @@ class RecordFold(Protocol):
 
 
 class NamedCompletion(msgspec.Struct, gc=False):
-    """One completion that the ledger names, by its address `at` and the hash of its bytes. `step`
-    is the first step that trained it, and `take` the address of that take; 0 and None without one.
+    """One completion that the ledger names, by its address and the hash of its bytes, with the
+    first step and the take that trained it; 0 and None without one.
     """
 
     # Not tracked by the garbage collector (`gc=False`): a run has one of these per trajectory.
@@ -161,8 +160,8 @@ class NamedCompletion(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class LedgerIndex:
-    """Indexes takes and steps of the ledger as far as it was read, for the folds of other topics.
-    Void records are left out. A superseded take (invariant 12) counts as one that trained nothing.
+    """Indexes takes and steps of the ledger as far as it was read. Void records are left out. A
+    superseded take (invariant 12) counts as one that trained nothing.
     """
 
     uses: dict[str, NamedCompletion] = field(default_factory=dict[str, NamedCompletion])
@@ -180,11 +179,11 @@ class LedgerIndex:
     begun: dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]] = field(
         default_factory=dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]]
     )
-    """Address and trained members of each take of a step that is not done, which may still be
-    superseded; by step, update and micro-batch.
+    """Address and trained members of each take of a step that is not done; by step, update,
+    micro-batch.
     """
     highest: Counter[int] = field(default_factory=Counter[int])
-    """By step, the highest version number that was believed when the step's groups were chosen."""
+    """By step, the highest believed version number when its groups were chosen."""
     first_step: int | None = None
     """The step of the first take that was read; all takes of later steps are available."""
 
@@ -220,9 +219,7 @@ class LedgerIndex:
         return use is not None and bool(use.step) and use.at == at
 
     def is_believed(self, version: Version) -> bool:
-        """Whether the ledger has no other version of the same number; a number that it does not
-        have counts as believed.
-        """
+        """Whether the ledger has no other version of the same number."""
         return self.versions.get(version.number, version) == version
 
     def _take(self, take: Take, at: Address) -> None:
@@ -260,9 +257,9 @@ class LedgerIndex:
 
 
 def results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[InvariantResult]:
-    """Returns one result per invariant; folds may share one. `unknown` names a record of a
-    single-holder role that only a newer release understands, "" without one: it may change the
-    meaning of all others, so no result is judged then.
+    """Returns one result per invariant; folds may share one. `unknown` names a record that only a
+    newer release understands, "" without one: it may change the meaning of all others, so no result
+    is judged then.
     """
     results = {fold.result.number: fold.result for fold in folds}
     for result in results.values() if unknown else ():

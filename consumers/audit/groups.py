@@ -23,8 +23,8 @@ ENDINGS = ("trained", "filtered", "expired", "dead")  # a group has one of these
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
-    """The admission of a group: the `names` of its trajectories and the other fields of its
-    `Admitted` record, which is at `offset` of its partition.
+    """The admission of a group, whose record is at `offset` of its partition; `names` are its
+    trajectories.
     """
 
     names: tuple[str, ...]
@@ -37,9 +37,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupEnding(msgspec.Struct, frozen=True, gc=False):
-    """How the ledger ends a group (one of `ENDINGS`), in which step, and by the record at which
-    address.
-    """
+    """One of `ENDINGS`, its step, and the address of its record."""
 
     ending: str
     step: int
@@ -52,12 +50,12 @@ class GroupAudit:
     ledger.
 
     A group ends as trained with the take that begins it, or by a `GroupClosed`. Only `Superseded`
-    can undo a trained ending: it states that the learner cannot compute some takes of a step that
-    is not done. Its `poisoned` groups, those with a trajectory in such a take, then end dead.
+    can undo a trained ending: the learner cannot compute some takes of a step that is not done. Its
+    `poisoned` groups, those with a trajectory in such a take, then end dead.
     """
 
     ledger: LedgerIndex
-    """The takes and finished steps read so far; the caller applies each record to it."""
+    """The takes and steps so far; the caller applies each record to it first."""
     result: InvariantResult = field(
         default_factory=lambda: InvariantResult(1, "every admitted group ends once")
     )
@@ -67,14 +65,14 @@ class GroupAudit:
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
     """Groups that ended and were not admitted: number, ending and address."""
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
-    """Counts of the ledger's records by step and name; `StepDone` states the same counts."""
+    """Counts of the ledger's records by step and name, as a `StepDone` states them."""
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
     _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
     """Takes that were superseded against the trainer's rule: description and address."""
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
-    """Counts the failures of each take, as the trainer does before it supersedes takes."""
+    """The failures of each take, counted as the trainer does."""
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
-    """Number of members of each take of a step that is not done; by step, update, micro-batch."""
+    """Members of each take of a step that is not done; by step, update, micro-batch."""
 
     def apply(self, message: AuditMessage) -> None:
         """Note the record of one message; void records are ignored."""
@@ -105,8 +103,8 @@ class GroupAudit:
                 pass
 
     def finish(self, coverage: Coverage) -> None:
-        """Run the checks that need all records. A check that needs records which `coverage` states
-        to be missing is reported as unchecked or left out.
+        """Run the checks that need all records; where `coverage` states that they are missing, a
+        check is unchecked or left out.
         """
         self._count()
         for group, ending, at in self._unknown:

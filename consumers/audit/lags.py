@@ -37,9 +37,8 @@ class LagAudit:
     A token's lag is the version that its step trains from (step - 1) minus the version of its span,
     at least 0. Tokens above `max_lag` are masked, and so are tokens of a never believed version
     (invariant 6); those of abandoned turns are neither trained nor masked. The ledger does not name
-    masked tokens, so the audit computes how many tokens of each step were trained and masked, and
-    compares the sums with the `StepDone`. Memory grows by three sums, a bound and one `StepDone`
-    per step.
+    masked tokens, so the sums of each step are compared with its `StepDone`. Memory grows by three
+    sums, a bound and one `StepDone` per step.
     """
 
     ledger: LedgerIndex
@@ -53,7 +52,7 @@ class LagAudit:
     _bounds: list[int | None] = field(default_factory=list[int | None])
     """The bounds of the run's first and present term; empty before the first `Configured`."""
     _group_bounds: dict[int, int | None] = field(default_factory=dict[int, int | None])
-    """Group → the bound under which a take began it, if that is not the run's first one."""
+    """Group → the bound under which a take began it, if not the run's first one."""
     _loosest: dict[int, int | None] = field(default_factory=dict[int, int | None])
     """Step → the loosest bound of its groups: two terms may have begun them."""
 

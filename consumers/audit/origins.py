@@ -1,5 +1,4 @@
-"""Checks that each trained completion (`Trajectory` record) has the origin that the log records
-(`OriginAudit`, invariant 3).
+"""Checks that each trained completion has the origin that the log records (invariant 3).
 
 `applied`, `prompts`, `assignments` and `partials` are truncated once no reader needs them, so a
 missing record proves a violation only where the whole topic is kept. Memory grows by a tuple per
@@ -35,7 +34,7 @@ class PromptDigest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class OriginAudit:
-    """Reports each trained completion that has another origin than the log records:
+    """Compares each trained completion with the log:
     1. the rollout and term that it names applied each version of its spans; of a resumed trajectory
        it is enough that some rollout did;
     2. prompt, task, temperature, index and wave equal those in `prompts` and `admissions`;
@@ -65,7 +64,7 @@ class OriginAudit:
         default_factory=dict[tuple[RolloutTerm, Version], tuple[str, Address]]
     )
     """Versions that completions name and that their rollout did not apply, although it applied none
-    newer; each with the first such completion. `finish` decides about them.
+    newer; each with the first such completion. `finish` decides.
     """
     _uncompared: set[Version] = field(default_factory=set[Version])
     """Versions in resumed trajectories that no rollout had applied when they were read."""

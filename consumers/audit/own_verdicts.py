@@ -1,6 +1,6 @@
-"""Keeps the verdicts of this user's audits in the user's private folder. An audit writes nothing
-into the run that it reads, and a run that comes from another user brings no verdict, which would
-decide what stays unchecked. Without the private folder each audit starts at the first record.
+"""Keeps the verdicts of this user's audits in the user's private folder: an audit writes nothing
+into the run, and the verdict of another user would decide what stays unchecked. Without the private
+folder each audit starts at the first record.
 """
 
 from contextlib import suppress

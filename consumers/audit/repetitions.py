@@ -1,7 +1,7 @@
 """Checks that a step with several epochs (`trainer.epochs`) repeated exactly what it had trained: a
 `TakesRepeated` for each update and each further epoch, before the step's `StepDone`, with the
-numbers of all its takes in order. So the ledger has every training of a trajectory, although the
-trajectory is in one take (invariant 2). Memory holds the steps that are not done.
+numbers of all its takes in order. So the ledger has every training of a trajectory that is in one
+take (invariant 2). Memory holds the steps that are not done.
 """
 
 from collections.abc import Sequence
@@ -18,24 +18,24 @@ UpdateOfStep = tuple[int, int]
 
 @dataclass(slots=True)
 class RepetitionAudit:
-    """Checks the repetitions of takes. The caller applies each record of the ledger first to
-    `ledger`, then here. The result is that of `ExactlyOnceAudit`.
+    """The caller applies each record of the ledger first to `ledger`, then here. The result is that
+    of `ExactlyOnceAudit`.
     """
 
     ledger: folds.LedgerIndex
     policy: AuditPolicy
     result: folds.InvariantResult
     _takes: dict[UpdateOfStep, list[int]] = field(default_factory=dict[UpdateOfStep, list[int]])
-    """The numbers of the takes that are trained, by update of a step that is not done."""
+    """The trained takes, by update of a step that is not done."""
     _repeated: set[tuple[int, int, int]] = field(default_factory=set[tuple[int, int, int]])
     """The repetitions of steps that are not done, by step, update and epoch."""
     _done: int = 0
     """The highest step that is done."""
     _configured: str = ""
     _changed: set[UpdateOfStep] = field(default_factory=set[UpdateOfStep])
-    """Updates whose takes were recorded under other settings, by which they may train less."""
+    """Updates whose takes were recorded under other settings, and may train less."""
     _early: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
-    """Findings in the first step that was read, some of whose takes may be missing."""
+    """Findings in the first step that was read."""
 
     def apply(self, message: folds.AuditMessage) -> None:
         if message.void or message.topic != "ledger":

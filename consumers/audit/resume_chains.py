@@ -1,8 +1,6 @@
 """Checks, for `origins.py`, that a resumed completion contains the chain of partials that it was
-resumed from: tokens, sources, log-probabilities and versions of each link.
-
-A chain with a missing link, or whose links do not fit together, proves nothing and is skipped: a
-rollout refuses such a chain too. State grows with the kept partials of resumed trajectories.
+resumed from. A chain with a missing link, or whose links do not fit together, is skipped: a rollout
+refuses it too. State grows with the kept partials of resumed trajectories.
 """
 
 from dataclasses import dataclass, field

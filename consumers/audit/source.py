@@ -2,9 +2,9 @@
 and the archive (`AuditSource`).
 
 Most archived trajectories are returned as columns of many rows (`TrajectoryRows`), which folds
-(`RowFold`) check faster than single records; all other records as messages, with the bytes that
-they had in the log. All archived rows are verified by their hashes. A range that cannot be read is
-returned as a `Hole`, recorded as a violation, or both.
+(`RowFold`) check faster than single records; all other records as messages. All archived rows are
+verified by their hashes. A range that cannot be read is returned as a `Hole`, recorded as a
+violation, or both.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ Integers = NDArray[np.int64]
 
 class RowFold(Protocol):
     """A fold that takes archived trajectories in batches: it counts the rows that are certainly
-    correct, and applies every other row as a record, so each violation is decided and worded in one
-    place.
+    correct, and applies every other row as a record, so each violation is decided in one place.
     """
 
     def apply_rows(self, rows: TrajectoryRows) -> None:
@@ -53,7 +52,7 @@ class RowFold(Protocol):
 
 class TrajectoryRows:
     """`Trajectory` records of one partition, at consecutive offsets from `first` on and none of
-    them void, as columns of a batch of archived rows.
+    them void, as columns.
     """
 
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
@@ -78,7 +77,7 @@ class TrajectoryRows:
         return self.plain("hash")
 
     def plain(self, name: str) -> list[Any]:
-        """Returns the values of a column as Python objects, converted at the first call."""
+        """Returns the values of a column as Python objects."""
         if name not in self._plain:
             self._plain[name] = _values(self._batch.column(name))
         return self._plain[name]
@@ -106,20 +105,18 @@ class TrajectoryRows:
         return SpanColumns(self._batch.column("spans"))
 
     def span_values(self) -> list[list[dict[str, Any]]]:
-        """Returns the spans of each row as plain values, as a record's JSON header has them."""
+        """Returns the spans of each row as a record's JSON header has them."""
         return self._batch.column("spans").to_pylist()
 
     def uses(self, index: LedgerIndex) -> RowUses:
-        """Returns the ledger's statements about these rows, looked up at the first call for all
-        folds.
-        """
+        """Returns the ledger's statements about these rows, looked up once for all folds."""
         if self._uses is None:
             self._uses = RowUses(self, index)
         return self._uses
 
     def in_place(self, partitions: int) -> Iterator[TrajectoryRows]:
-        """Yields the rows in the partition that belongs to their group, as pieces of consecutive
-        rows; all rows if the topic's number of `partitions` is unknown (0).
+        """Yields the rows in the partition of their group, as pieces of consecutive rows; all rows
+        if the number of `partitions` is unknown (0).
         """
         if not partitions:
             yield self
@@ -152,10 +149,9 @@ class TrajectoryRows:
 
 
 class RowUses:
-    """For some rows, what the ledger's takes state about the trajectory of each: `found` is its
-    entry in the index, None if no take names it (`is_named` False); `step` the step that trained
-    it, 0 without one. `is_here`: the take names this very record; `is_same`: also with this group
-    and hash.
+    """The ledger's statements about the trajectory of each row: `found` is its entry in the index,
+    None if no take names it; `step` the step that trained it, or 0. `is_here`: the take names this
+    very record; `is_same`: also with this group and hash.
     """
 
     def __init__(self, rows: TrajectoryRows, index: LedgerIndex) -> None:
@@ -239,9 +235,8 @@ def _agree(rows: TrajectoryRows, headers: pa.Array) -> NDArray[np.bool_]:
 
 
 class SpanColumns:
-    """All spans of some rows, one after another, as columns: `row` is the index of a span's row,
-    `start` and `end` its token range, `number` and `term` its version; `count` is the number of
-    spans per row.
+    """All spans of some rows as columns: `row` is the index of a span's row, `start` and `end` its
+    token range, `number` and `term` its version; `count` is the number of spans per row.
     """
 
     def __init__(self, column: pa.Array) -> None:
@@ -260,9 +255,7 @@ class SpanColumns:
 
 
 def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | TrajectoryRows]:
-    """Yields the rows in order: as `TrajectoryRows` where columns and hashes allow it, else as
-    messages. Raises `CorruptObject` at a row that does not match its hash.
-    """
+    """Yields the rows in order. Raises `CorruptObject` at a row that does not match its hash."""
     import pyarrow as pa
 
     from rollstream.storage.archive.originals import messages_in
@@ -296,7 +289,7 @@ def _pieces(rows: ArchivedRows, originals: OriginalBytes) -> Iterator[Message | 
 @dataclass(slots=True)
 class AuditSource:
     """Reads a run's log, the archive in its store, or both. Call `fix_end` for each topic of the
-    log first, then read its `messages`. Missing and damaged data are recorded in `result`.
+    log first. Missing and damaged data are recorded in `result`.
     """
 
     bus: Bus | None
@@ -308,17 +301,13 @@ class AuditSource:
     view: LogView = field(init=False)
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _named: set[str] = field(default_factory=set[str])
-    """Damaged parts that are reported: a part may be met below the log's begin, and again beside
-    it.
-    """
+    """Reported damage: a part may be met below the log's begin, and again beside it."""
 
     def __post_init__(self) -> None:
         self.view = LogView(self.bus, self.store, self.run)
 
     def fix_end(self, topic: str) -> None:
-        """Fix the topic's present end as the end of the audit: later records are not read. No
-        effect for a topic that the log does not have.
-        """
+        """Fix the topic's present end: later records are not read."""
         if self.bus is not None and self.view.has(topic):
             self._ends[topic] = self.view.end(topic)
 
@@ -330,8 +319,8 @@ class AuditSource:
         self, topic: str, start: Callable[[int], int] = lambda partition: 0
     ) -> Iterator[Message | TrajectoryRows | Hole]:
         """Yields the topic's messages from `start` of each partition up to the fixed end, archived
-        trajectories as rows. A range that cannot be read is yielded as a `Hole`, except for lost
-        records, which are only recorded as a violation.
+        trajectories as rows. A range that cannot be read is yielded as a `Hole`; lost records are
+        only recorded as a violation.
         """
         view = self.view if topic in self._ends else LogView(None, self.store, self.run)
         starts = {partition: start(partition) for partition in range(view.partitions(topic))}
@@ -346,7 +335,7 @@ class AuditSource:
                 yield segment
 
     def check_archived(self, topic: str) -> int:
-        """Verifies the topic's archived rows that the log has too, and returns their number."""
+        """Verify the topic's archived rows that the log has too; returns their number."""
         assert self.bus is not None
         archive, rows = LogView(None, self.store, self.run), 0
         for segment in archive.topic(topic, self.bus.begin(topic), skip_damaged=True).segments():

@@ -1,9 +1,8 @@
 """Audits invariants 3 and 4, one fold each: every generated token belongs to one span; under
 `keep_version` a trajectory has one span.
 
-Only a trained completion (`Trajectory` record) can violate them: any program may append a malformed
-one, which the trainer refuses (invariant 12). Whether the engine named the right version in a span
-is not in the log and not checked.
+Only a trained completion can violate them: the trainer refuses malformed ones, which any program
+may append (invariant 12). Whether the engine named the right version is not in the log.
 """
 
 from collections.abc import Mapping
@@ -34,15 +33,12 @@ class AuditPolicy:
     keep_version: bool = False
     """Whether `rollouts.on_update` is `keep_version`."""
     known: bool = True
-    """Whether a configuration of the run is available; if False the other fields mean nothing."""
+    """Whether a configuration of the run is available; else the other fields mean nothing."""
     rule: TrainingRule | None = None
-    """The trainer's rule for which samples are trained and which groups are closed; None if its
-    settings are not available.
+    """The trainer's rule for training and closing groups; None if its settings are not available.
     """
     refused: tuple[str, ...] = ()
-    """The import paths of the rule's own code, where the audit may not import it; `rule` is None
-    then.
-    """
+    """Import paths of a rule that the audit may not import; `rule` is None then."""
     choose: str = "oldest"
     """The trainer's rule for choosing among complete groups (`trainer.choose`)."""
     checkpoint_every: int = 0
@@ -81,8 +77,7 @@ class ForeignCompletions:
 @dataclass(slots=True)
 class SpanAudit:
     """Audits invariant 3: the spans of a completion follow each other without gap or overlap, from
-    its first generated token to its last. Must receive the ledger before `trajectories`. A
-    malformed completion that no step trained is only counted; so are foreign ones, unchecked.
+    its first generated token to its last. Must receive the ledger before `trajectories`.
     """
 
     foreign: ForeignCompletions
@@ -124,8 +119,8 @@ class SpanAudit:
 
 @dataclass(slots=True)
 class OneVersionAudit:
-    """Audits invariant 4: under `keep_version` a trained trajectory has one span. `keep_version` is
-    None if the run's settings are unknown. Must receive the ledger before `trajectories`.
+    """Audits invariant 4. `keep_version` is None if the run's settings are unknown. Must receive
+    the ledger before `trajectories`.
     """
 
     keep_version: bool | None

@@ -1,8 +1,6 @@
 """Checks invariants 6 and 11 in the store: every version with a manifest is whole and unchanged,
-the pointer is not behind the ledger, and every checkpoint with a manifest is whole.
-
-The store is compared with what `VersionAudit` has read in the log. At most one file is in memory at
-a time. A version or checkpoint that retention removes meanwhile is skipped.
+the pointer is not behind the ledger, and every checkpoint with a manifest is whole. At most one
+file is in memory at a time. Versions and checkpoints that retention removes meanwhile are skipped.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,8 +39,8 @@ class StoreAudit:
     is called with the name of each version before it is read.
 
     The chain of parents is followed from `weights/latest.json` as far as retention left it. Each
-    kept version's manifest is compared with the hash in the log, its files with their sizes and
-    hashes in the manifest, and the hash of its tensors with that of its step.
+    kept version is compared with the log by its manifest's hash, with the manifest by size and hash
+    of each file, and with its step by the hash of its tensors.
     """
 
     store: ObjectStore
@@ -206,10 +204,9 @@ class StoreAudit:
 @dataclass(slots=True)
 class CheckpointAudit:
     """Checks that every checkpoint with a manifest is whole, that its step is in the ledger, that
-    the log has the records that it has read, and that the newest is not older than the run's
-    settings imply. `check` must be called after `versions` has received the whole log.
-
-    A restart, which repeats the steps after the checkpoint, checks the state hash of its tensors.
+    the log has the records that it has read, and that the newest is recent enough for the run's
+    settings. `check` must be called after `versions` has received the whole log. A restart checks
+    the state hash of the tensors.
     """
 
     store: ObjectStore

@@ -1,6 +1,6 @@
 """Checks which completions of a group with redundancy count (invariants 1 and 2): the first that
-end, in the order of their partition (`is_group_full`). Memory holds a name per member of such
-groups, and a number per group.
+end, in the order of their partition. Memory holds a name per member of such groups, and a number
+per group.
 """
 
 from collections import Counter
@@ -17,9 +17,8 @@ from rollstream.streams.values import Address
 
 @dataclass(slots=True)
 class SurplusAudit:
-    """Checks that a take names no completion after the last one that its group needed; other checks
-    ask it why a completion that the trainer had read is not a member. The caller applies the whole
-    ledger before `trajectories`. The result is that of `ExactlyOnceAudit`.
+    """Checks that a take names no completion after the last one that its group needed. The caller
+    applies the whole ledger before `trajectories`. The result is that of `ExactlyOnceAudit`.
     """
 
     groups: GroupAudit

@@ -1,7 +1,7 @@
 """Checks invariant 1 for open groups: the trainer skips none of them silently. `TrainerReads`
-derives from the ledger how far the trainer had read at each take; `OpenGroupCheck` applies the
-trainer's rule to each open group as of such a take. Memory grows by two small tuples per take,
-shared if unchanged, and a number per group.
+derives from the ledger how far the trainer had read at each take; `OpenGroupCheck` applies its rule
+to each open group. Memory grows by two small tuples per take, shared if unchanged, and a number per
+group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,9 +24,9 @@ ReadBounds = tuple[int, ...]
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
     """How far the trainer had read at one take, at address `at`. `trajectories` and `annotations`
-    are its positions in these topics if `exact`, otherwise offsets that it had reached at least.
-    `believed` is the highest believed version, if the take states it; `admission` the highest
-    offset in `admissions` of the groups that this term has begun.
+    are its positions if `exact`, otherwise offsets that it had reached at least. `believed` is the
+    highest believed version, if stated; `admission` the highest offset in `admissions` of the
+    groups that this term has begun.
     """
 
     step: int
@@ -41,8 +41,8 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class TrainerReads:
-    """Collects the ledger's takes that begin groups (are the first to name them), in their order,
-    with the bounds up to which the trainer had read. Void takes are left out.
+    """Collects the ledger's takes that begin groups (name them first), in their order, with the
+    bounds up to which the trainer had read. Void takes are left out.
     """
 
     admitted: Mapping[int, Admission]
@@ -50,7 +50,7 @@ class TrainerReads:
     begun: dict[int, int] = field(default_factory=dict[int, int])
     """Group → index in `takes` of the take that began it."""
     seconds: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """(term, step) → seconds that the trainer of that term spent on the step."""
+    """(term, step) → seconds of that term's trainer."""
     furthest: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     """Topic → partition → the offset up to which a trainer of any term had read."""
     partitions: dict[str, int] = field(default_factory=dict[str, int])
@@ -147,7 +147,7 @@ class TrainerReads:
 
 
 def is_within(bounds: ReadBounds, partition: int, offset: int) -> bool:
-    """Whether the record at this offset is below the bounds, so that it had been read."""
+    """Whether the record at this offset is below the bounds."""
     return partition < len(bounds) and offset < bounds[partition]
 
 
@@ -156,8 +156,8 @@ RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last step
 
 @dataclass(slots=True)
 class GroupRecords:
-    """The first completion of each of a group's trajectories that counts, and the first annotation
-    of each (trajectory, name), as far as the audit has read them, with their addresses.
+    """The first completion that counts of each of a group's trajectories, and the first annotation
+    of each (trajectory, name), with their addresses.
     """
 
     names: tuple[str, ...]
@@ -214,10 +214,10 @@ class OpenGroupCheck:
     """Checks that the trainer was right to leave each open group open.
 
     Before each take the trainer considers every group of which it has read all completions and
-    annotations, or whose deadline has passed. A group that its rule closes, for instance because it
-    is above `max_lag`, is closed before the take. With `choose = "oldest"` a group that may be
-    trained is taken before groups of newer versions. So an open group is a violation if it had to
-    be closed by the last take, or if a recent take preferred a newer group.
+    annotations, or whose deadline has passed, and closes those that its rule closes, for instance
+    above `max_lag`. With `choose = "oldest"` a group is taken before groups of newer versions. So
+    an open group is a violation if it had to be closed by the last take, or if a recent take
+    preferred a newer group.
     """
 
     groups: GroupAudit

@@ -1,9 +1,9 @@
 """Stores the verdict of an audit (`Verdict`) in the user's private folder, so that this user's next
-audit on this machine continues from it: how far each topic was judged, the violations, and the
-state of the folds. `TopicCursor` selects the records that the earlier audit did not judge for good.
+audit on this machine continues from it. `TopicCursor` selects the records that the earlier audit
+did not judge for good.
 
-A verdict is used only by the same release, rules and settings, and only on the log that it was made
-from (docs/reference/audit.md, Continued audits). It takes about 30 bytes a trajectory, compressed.
+A verdict is used only by the same release, rules and settings, and only on the same log
+(docs/reference/audit.md, Continued audits). It takes about 30 bytes a trajectory, compressed.
 """
 
 import re
@@ -34,8 +34,8 @@ from rollstream.streams.release import RELEASE
 from rollstream.streams.values import Address
 
 VERDICT_KEY = "audit/verdict"
-"""The object in which earlier releases kept the verdict. It is not read: it may have come with the
-run, and a verdict decides what stays unchecked.
+"""Where earlier releases kept the verdict. It is not read: it may have come with the run, and a
+verdict decides what stays unchecked.
 """
 RUN_KEYS = (RunKeys(re.compile(re.escape(VERDICT_KEY)), "never"),)
 """No backup has the verdict: a restored run is audited from its begin."""
@@ -50,8 +50,8 @@ class VerdictRefused(Exception):
 class JudgedTopic(msgspec.Struct):
     """How far one topic was judged, by partition: `ends` has the first offset after the judged
     ones, `last` the offset and hash of the last judged record, by which the next audit recognises
-    the log. `left` has the offsets of records whose outcome is not final (of open groups, and
-    unreadable bytes that may still prove to be a violation): the next audit judges them again.
+    the log. `left` has the offsets that the next audit judges again: records of open groups, and
+    unreadable bytes that may still prove to be a violation.
     """
 
     ends: dict[int, int] = {}
@@ -67,8 +67,8 @@ class JudgedTopic(msgspec.Struct):
 
 
 class VerdictBasis(msgspec.Struct, frozen=True):
-    """What two audits must have in common so that one can continue from the other's verdict.
-    `rules` is a hash of the rules' source files and of the run's settings.
+    """Two audits must have it in common so that one continues from the other's verdict. `rules` is
+    a hash of the rules' source files and of the run's settings.
     """
 
     run: str
@@ -77,9 +77,9 @@ class VerdictBasis(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct):
-    """`state` is the state of the folds (`encode_state`) without the records that `left` names.
-    `found` are the violations, which every later audit reports; `former` those of an earlier audit
-    that a later one, which started at the first record, did not find again.
+    """`state` is the state of the folds without the records that `left` names. `found` are the
+    violations, which every later audit reports; `former` those that an audit from the first record
+    on did not find again.
     """
 
     basis: VerdictBasis
@@ -93,8 +93,7 @@ class Verdict(msgspec.Struct):
 
 
 def basis_of(run: str, policy: object) -> VerdictBasis:
-    """Returns the basis of an audit by this program; `policy` has the settings that the rules use.
-    """
+    """Returns the basis of an audit by this program; `policy` has the settings of the rules."""
     return VerdictBasis(run, RELEASE, content_hash(f"{_rules_hash()} {policy!r}".encode()))
 
 
@@ -139,7 +138,7 @@ def write_verdict(verdict: Verdict, place: str) -> str:
 
 class TopicCursor:
     """Selects the messages of a topic that one audit judges: those after the ends in `before` and
-    those that `before` left. Collects how far the topic is judged afterwards (`judged`).
+    those that `before` left.
 
     The last judged message of each partition is read again. `VerdictRefused` if its hash differs,
     or if it is missing although it was neither truncated nor compacted (`is_compacted`).
@@ -211,8 +210,8 @@ class TopicCursor:
 
     def judged(self, *, must_prove: bool) -> JudgedTopic:
         """Returns how far the topic is judged now. Raises `VerdictRefused` if the last judged
-        record of a partition is missing; one that may have been truncated or compacted since is
-        excused, unless `must_prove` is set (for the ledger).
+        record of a partition is missing and not excused by truncation or compaction; `must_prove`
+        excuses none.
         """
         if self._before.last.keys() - self._proven - (set() if must_prove else self._excused):
             raise VerdictRefused
@@ -248,8 +247,7 @@ _HELD = dict[int, GroupRecords]
 
 def encode_state(folds: Sequence[object]) -> bytes | None:
     """Encode the state of the folds, which are dataclasses, as MessagePack typed by their fields'
-    annotations. Returns None if a field holds a number beyond 64 bits, which a hostile record can
-    contain.
+    annotations. Returns None if a (hostile) record holds a number beyond 64 bits.
     """
     fold_ids = {id(fold) for fold in folds}
     try:

@@ -25,8 +25,8 @@ Standing = Literal["known", "retired", "foreign"]
 
 @dataclass(slots=True)
 class KnownRollouts:
-    """Looks up the rollouts that the store knows (`terms.py`), and the highest term of each, once
-    per name. Any process may append to `applied`, so records of other rollouts prove nothing.
+    """Looks up the rollouts that the store knows (`terms.py`) and the highest term of each. Any
+    process may append to `applied`, so records of other rollouts prove nothing.
     """
 
     store: ObjectStore | None
@@ -35,9 +35,9 @@ class KnownRollouts:
     _retired_term_max: int = 0
 
     def standing(self, applied: Applied) -> Standing:
-        """Returns `foreign` if no rollout of the record's name has held its term; `retired` if the
-        name may have been deleted since (`RoleTerms.retire`), which the store cannot prove; else
-        `known`, also if the store knows no rollout.
+        """Returns `foreign` if no rollout of the name has held the term; `retired` if the name may
+        have been deleted since (`RoleTerms.retire`), which the store cannot prove; else `known`,
+        also if the store knows no rollout.
         """
         if self.store is None:
             return "known"
@@ -54,8 +54,8 @@ class KnownRollouts:
 
 @dataclass(slots=True)
 class VersionAudit:
-    """Checks invariant 6 in the topics `ledger`, `weights` and `applied`. `StoreAudit` then
-    compares the stored versions with these, and adds its violations to the same `result`.
+    """Checks invariant 6 in the topics `ledger`, `weights` and `applied`; `StoreAudit` adds its
+    violations to the same `result`.
     """
 
     ledger: LedgerIndex
@@ -68,7 +68,7 @@ class VersionAudit:
     states: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     """The first `StepDone` of each step, without its metrics and counts."""
     last: StepDone | None = None
-    """The last `StepDone` in the ledger that is no repetition of an earlier step."""
+    """The last `StepDone` that repeats no earlier step."""
     term: int = 0
     """The highest term of a trainer that opened the ledger."""
     configurations: set[str] = field(default_factory=set[str])

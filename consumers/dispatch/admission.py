@@ -2,7 +2,7 @@
 rollouts suit which groups (`WaveLayouts`). The functions are pure (invariant 9).
 
 A wave is as many groups as one step trains. Its layout ranks its prompts by expected length and
-gives each part of the ranking some rollouts. It never changes how many groups start.
+gives each part of the ranking some rollouts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,8 @@ from rollstream.streams.records import Prompt, RolloutStatus
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPace:
-    """The settings that bound admission. `ready_groups_max` is the bound where there is no
-    `max_lag`; `waves_max` is the number of steps of the run.
+    """The settings that bound admission: `ready_groups_max` where there is no `max_lag`;
+    `waves_max` is the number of steps of the run.
     """
 
     groups_per_step: int
@@ -31,12 +31,11 @@ def admissible_groups(
     pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int, settled: int
 ) -> int:
     """Returns the number of groups that may be admitted now: AReaL's bound (arXiv 2505.24298,
-    section on staleness control). Steps are counted by the number of the newest version, `version`,
-    so a version that is seen late or twice changes nothing.
+    section on staleness control). Steps are counted by the newest `version`, so one that is seen
+    late or twice changes nothing.
 
-    `admitted` counts all groups ever admitted, `closed` those that ended untrained (filtered,
-    expired, dead), `trained` those that were trained, and `settled` those trained in the steps up
-    to `version`.
+    `admitted` counts all groups, `closed` those that ended untrained (filtered, expired, dead),
+    `trained` those that were trained, and `settled` those trained in the steps up to `version`.
     """
     # Closed groups are subtracted, so they never stall admission.
     outstanding = admitted - closed
@@ -78,8 +77,8 @@ def version_needed(pace: AdmissionPace, wave: int) -> int:
 
 def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGroup) -> int:
     """Returns the smallest version number from which this group may be generated. It is above the
-    newest version only in a run that was resumed with a smaller `max_lag`, whose waves reach
-    further ahead than it allows: then the group waits for that version.
+    newest version only in a run that was resumed with a smaller `max_lag`: then the group waits for
+    it.
     """
     needed = version_needed(pace, group.admitted.wave)
     if needed <= state.version.number:
@@ -95,10 +94,11 @@ def start_version(pace: AdmissionPace, state: DispatchState, group: UnfinishedGr
 
 
 def room_to_admit(free: int, unassigned: int, held_max: int) -> int:
-    """Returns how many samples may be admitted beside the `unassigned` ones, where rollouts have
-    room for `free` new samples. Over unlike machines up to `held_max` samples wait for fast ones,
-    so as many more are admitted, among which are some for the slow ones.
+    """Returns how many samples may be admitted beside the `unassigned` ones, with room for `free`
+    new samples.
     """
+    # Over unlike machines these wait for fast rollouts; among as many more are some for the slow
+    # ones.
     return free - unassigned + (held_max if free > 0 else 0)
 
 
@@ -109,11 +109,11 @@ _Key = tuple[int, tuple[tuple[str, int], ...]]
 
 @dataclass(slots=True)
 class WaveLayouts:
-    """Computes and caches the layout of each wave (`lay_out_wave`). A wave is laid out when its
-    first sample is assigned, so that all its samples are ranked together, and again when a rollout
-    comes, goes, or changes its kind.
+    """Computes and caches the layout of each wave. A wave is laid out when its first sample is
+    assigned, so that all its samples are ranked together, and again when the rollouts or their
+    kinds change.
 
-    With `is_ranked` a layout gives each rollout answers of similar length. That helps only where a
+    With `is_ranked` a layout gives each rollout answers of similar length, which helps only where a
     rollout finishes its work before it takes a new version (`keep_version`). Otherwise only
     rollouts of unlike kinds are laid out. With `by_speed` False all rollouts count as equally fast.
     """
@@ -135,7 +135,7 @@ class WaveLayouts:
         ahead: Sequence[Prompt],
     ) -> Mapping[int, WaveLayout]:
         """Returns the layouts by wave, without the waves that cannot be ranked. `ahead` are the
-        next prompts to be admitted.
+        prompts to be admitted next.
         """
         workers = rollout_speeds(state, self.by_speed)
         names = tuple((worker.rollout, worker.kind) for worker in workers)
@@ -161,8 +161,7 @@ class WaveLayouts:
 
 def rollout_speeds(state: DispatchState, by_speed: bool = True) -> list[RolloutSpeed]:
     """Returns the measured speed and the kind of each living rollout, ordered by name; without
-    `by_speed` all are equal. If rollouts are of unlike kinds, their speeds are those in equal
-    batches.
+    `by_speed` all are equal. Speeds of unlike kinds are those in equal batches.
     """
     rollouts = sorted(state.rollouts.items())
     if not by_speed:

@@ -26,8 +26,8 @@ from rollstream.streams.values import Address, Version
 class Continuation:
     """How a trajectory continues: its next `attempt` starts from the prompt, or resumes from
     `partial`, the address of its newest partial. `version` is the only version that may resume it,
-    None if any may. `moves` counts the assignments before this one. `discards_tokens`: it restarts,
-    and generated tokens may be lost.
+    None if any may. `moves` counts earlier assignments. `discards_tokens`: a restart may lose
+    generated tokens.
     """
 
     kind: Literal["start", "resume"]
@@ -40,7 +40,7 @@ class Continuation:
 
 def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
     """Returns the open trajectories that no rollout generates, one list per group, oldest wave
-    first: never assigned, or their rollout died, restarted under a new term, or released them.
+    first.
     """
     live = {t for t, o in state.assignments.items() if not o.given_up and state.is_held(o)}
     groups = [
@@ -58,8 +58,8 @@ def continuation(
     resumable: Collection[Version],
 ) -> Continuation:
     """Returns how the trajectory continues after `assignment`, its newest one: from the newest
-    partial (`chain`), under `keep_version` only if its version is among the `resumable` ones
-    (invariant 4), else again from the prompt.
+    partial (`chain`), under `keep_version` only if its version is `resumable` (invariant 4), else
+    again from the prompt.
     """
     attempt = 1 if assignment is None else assignment.attempt + 1
     moves = 0 if assignment is None else assignment.moves + 1
@@ -76,8 +76,8 @@ def continuation(
 def admission_record(
     state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
-    """Returns the record that admits the group of a prompt (at address `at`), in the wave that is
-    not full yet.
+    """Returns the record that admits the group of a prompt (at address `at`), in the first wave
+    that is not full.
     """
     return Admitted(
         group=prompt.group,
@@ -113,7 +113,7 @@ def continuations(
 
 def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
     """Returns the rollouts that may resume a trajectory of exactly this version: they serve it as
-    their newest, or are loading it. With None all that serve or load any version.
+    their newest, or are loading it. None: of any version.
     """
     serving = {
         n: rollout.status.version for n, rollout in state.rollouts.items() if is_serving(rollout)
@@ -169,9 +169,8 @@ def assignment_record(
 def release_record(
     prompt: Prompt, trajectory: str, assignment: CurrentAssignment, onward: str = ""
 ) -> Assignment:
-    """Returns the record that asks a rollout to stop generating a trajectory. With `onward`, the
-    name of the rollout that will resume it, the tokens are kept as a last partial; without, it is
-    not needed.
+    """Returns the record that asks a rollout to stop generating a trajectory; with `onward`, the
+    name of the rollout that will resume it, the tokens are kept as a last partial.
     """
     return Assignment(
         kind="release",
@@ -207,9 +206,8 @@ class FreeRoom:
 
 
 def slot_room(slots: int, queue_per_slot: float, parked: int) -> int:
-    """Returns how many trajectories a rollout takes in all: one for each slot, a queue of
-    `queue_per_slot` for each, and one for each of the `parked` trajectories, which wait for their
-    environment without a slot.
+    """Returns how many trajectories a rollout takes in all: its slots, a queue of `queue_per_slot`
+    for each, and the `parked` ones, which wait for their environment without a slot.
     """
     return slots + int(queue_per_slot * slots) + parked
 
@@ -237,8 +235,8 @@ def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
 
 @dataclass(frozen=True, slots=True)
 class UnassignedSamples:
-    """Unassigned trajectories of one group that continue in the same way: all start, or all resume
-    under the same version. `mean` is the expected length of one in tokens, 0 if unknown.
+    """Unassigned trajectories of one group that all start, or all resume under the same version.
+    `mean` is the expected length of one in tokens, 0 if unknown.
     """
 
     group: UnfinishedGroup
@@ -256,8 +254,8 @@ class UnassignedSamples:
         return self.how[self.trajectories[0]].version
 
     def is_probe(self) -> bool:
-        """Whether this is only the first sample of a group of unknown length, whose length will
-        predict those of the others.
+        """Whether this is only the first sample of a group of unknown length, whose length predicts
+        the others'.
         """
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
@@ -272,9 +270,9 @@ def find_unassigned(
     keep_version: bool,
     is_loadable: Callable[[Version], bool] | None = None,
 ) -> Iterator[UnassignedSamples]:
-    """Yields all unassigned trajectories, oldest wave first; without those whose prompt was not
-    read yet. `is_loadable` is for runs whose rollouts serve several versions side by side
-    (adapters), else None: a version for which it returns True can be loaded by any rollout.
+    """Yields all unassigned trajectories whose prompt was read, oldest wave first. `is_loadable` is
+    for runs whose rollouts serve several versions side by side (adapters), else None: any rollout
+    can load a version for which it returns True.
     """
     unassigned = unassigned_trajectories(state)
     resumable = held_versions(state) if unassigned and keep_version else set[Version]()
@@ -307,7 +305,7 @@ def _chain_versions(state: DispatchState, unassigned: Sequence[Sequence[str]]) -
 
 
 def in_start_order(starts: Sequence[UnassignedSamples], room: int) -> list[UnassignedSamples]:
-    """Sort by wave, oldest first, and within a wave by expected length, longest first. An unknown
+    """Sort by wave, oldest first, and within a wave by expected length, longest first; an unknown
     length counts as the most tokens allowed. If `room` is too small for all, one probe of each
     group of unknown length comes first in its wave, as in Seer.
     """

@@ -1,8 +1,8 @@
 """Reads all topics that dispatch follows, and applies their records to its `DispatchState`.
 
-A rebuild reads `admissions` and `assignments` first, so the admission of a group is applied before
-its completions and its end; afterwards only this holder writes these two. Records that were never
-assigned, of a term that was never taken, or with implausible values are refused (invariant 12).
+A rebuild reads `admissions` and `assignments` first, so a group's admission is applied before its
+completions and its end. Records of attempts that were never assigned, of terms that were never
+taken, or with implausible values are refused (invariant 12).
 """
 
 import logging
@@ -26,9 +26,9 @@ from rollstream.streams.values import Address
 log = logging.getLogger(__name__)
 
 FOLDED_TOPICS = ("trajectories", "ledger", "partials", "applied")
-"""Topics of other roles that a rebuild reads from stored positions; the compacted topics `weights`
-and `status` are read from their beginning. Records of `applied` do not change the state: unreadable
-ones are moved to `dead`, implausible ones counted.
+"""Topics of other roles that a rebuild reads from stored positions; the compacted `weights` and
+`status` are read from their beginning. Records of `applied` change no state: unreadable ones are
+moved to `dead`, implausible ones counted.
 """
 DEAD_LETTERED_TOPICS = (
     "prompts",
@@ -68,8 +68,8 @@ def refused_applied(applied: records.Applied) -> str:
 
 def refused_partial(partial: records.Partial, assignment: CurrentAssignment | None) -> str:
     """Returns why no resume may start from the partial; "" if one may. `assignment` is the newest
-    one of its trajectory. The attempt must have been assigned; the newest one to this rollout and
-    term.
+    one of its trajectory: the partial's attempt must have been assigned, the newest one to its
+    rollout.
     """
     if assignment is None or not 0 < partial.attempt <= assignment.attempt:
         return f"attempt {partial.attempt} was never assigned"
@@ -82,11 +82,9 @@ def refused_partial(partial: records.Partial, assignment: CurrentAssignment | No
 @dataclass(slots=True)
 class SilenceClock:
     """Measures the silence of rollouts in listening time (`now_s`): the seconds in which dispatch
-    was able to read statuses.
-
-    The clock advances only in a read that returned a record of `status`: by the time since the
-    previous such read, at most by `step_s_max`, a quarter of the heartbeat time-out. So two
-    failures make no living rollout silent:
+    was able to read statuses. It advances only in a read that returned a record of `status`: by the
+    time since the previous such read, at most by `step_s_max`, a quarter of the heartbeat time-out.
+    So two failures make no living rollout silent:
     - Dispatch itself (SIGSTOP, a store or broker that hung), or the machine with all its rollouts,
       stood still for longer than the time-out: living rollouts send again before the rest has
       passed.
@@ -117,10 +115,10 @@ class StatusKeys:
     """The listening time of the last record of each key of `status` (a name and term), the longest
     silent key first; one entry per key that the compacted topic keeps.
 
-    Dispatch alone removes keys of rollouts and relays. Their writer may only have been suspended:
-    if it appends a status between dispatch's last read and the tombstone, that status is removed
-    with the key, and its next one, a heartbeat later, adds the key again. Only a reader that starts
-    in between does not see this writer, for one heartbeat.
+    Dispatch alone removes keys. Their writer may only have been suspended: if it appends a status
+    between dispatch's last read and the tombstone, that status is removed with the key, and its
+    next one, a heartbeat later, adds the key again. A reader that starts in between does not see
+    this writer for one heartbeat.
     """
 
     read_s: dict[str, float] = field(default_factory=dict[str, float])
@@ -154,8 +152,8 @@ def _status_key(status: records.RolloutStatus | records.RelayStatus) -> str:
 
 
 class DispatchInbox:
-    """Holds the readers of all topics that dispatch follows, and the prompts that are not admitted
-    yet. `rebuild` must be called first. `timeout_s` is the heartbeat time-out of rollouts. Without
+    """The readers of all topics that dispatch follows, and the prompts that are not admitted yet.
+    `rebuild` must be called first. `timeout_s` is the heartbeat time-out of rollouts. Without
     `terms` no term is checked.
     """
 
@@ -175,9 +173,8 @@ class DispatchInbox:
         self.refused: Counter[str] = Counter()
         """The number of refused records by topic."""
         self.foreign: Counter[str] = Counter()
-        """The number of those among them that no process of this run writes: with values out of
-        bounds, or of a name that never took the term. Other refused records are normal, such as
-        partials of a trajectory that has ended.
+        """Those that no process of this run writes: with values out of bounds, or of a name that never
+        took the term. Others are normal, such as late partials.
         """
         self._monotonic = monotonic
         self._listening = SilenceClock(monotonic(), timeout_s / 4)
@@ -196,7 +193,7 @@ class DispatchInbox:
         stored: Mapping[str, Mapping[int, records.Position]],
     ) -> None:
         """Apply the log up to now, from the `stored` positions. `opened` has the offsets of this
-        term's `Opened` records in dispatch's own topics, which are read up to there.
+        term's `Opened` records, up to which dispatch's own topics are read.
         """
         for topic in ("admissions", "assignments"):
             upto = {partition: offset + 1 for partition, offset in opened[topic].items()}
@@ -245,9 +242,9 @@ class DispatchInbox:
 
     def remove_silent_keys(self) -> None:
         """Remove the keys that were silent for too long, so that neither store nor topic grows with
-        every rollout that ever ran: 1. retire their rollouts' names and terms (`RoleTerms.retire`);
-        2. append a tombstone for each key to `status`. After a kill in between a later dispatch
-        refuses the statuses of these keys, and removes the keys after the same silence.
+        every rollout that ever ran: 1. retire their rollouts' names and terms; 2. append a
+        tombstone for each key to `status`. After a kill in between a later dispatch refuses the
+        statuses of these keys, and removes the keys after the same silence.
         """
         keys, before_s = self._status_keys, self.listening_s - self._status_key_s
         if not keys.silent(before_s):

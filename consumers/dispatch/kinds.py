@@ -1,8 +1,6 @@
 """Finds the kinds of machines among the rollouts, from their reported speeds. The functions are
-pure (invariant 9).
-
-A request is faster in a small batch than in a large one, on any machine, so only reports of about
-equal batches are compared, and small differences make no kind.
+pure (invariant 9). A request is faster in a small batch than in a large one, on any machine, so
+only reports of about equal batches are compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +14,10 @@ REPORTS_SMOOTHED = 32  # reports of one batch class over which the speed there i
 REPORTS_MIN = 4  # reports of a batch class before it counts
 CLASSES_PER_DOUBLING = 2  # batches of one class differ by at most a factor of √2
 KIND_RATIO = 1.5
-"""Two rollouts are of unlike kinds if one is faster by more than this factor, with no third rollout
-in between. A choice: within a batch class equal machines differ by up to 1.3 in the paced engine
-(by the KV cache that a step reads); cards that are rented side by side differ by 1.6 and more
-(bandwidth of an H100, A100, L40S and L4: 3.35, 2.04, 0.86 and 0.3 TB/s).
+"""Two rollouts are of unlike kinds if one is faster by more than this factor, with no third in
+between. A choice: within a batch class equal machines differ by up to 1.3 in the paced engine (by
+the KV cache that a step reads), cards that are rented side by side by 1.6 and more (bandwidth of an
+H100, A100, L40S and L4: 3.35, 2.04, 0.86 and 0.3 TB/s).
 """
 ROUNDS = 16  # of the alternating fit, which ends in a few where batches overlap
 

@@ -1,8 +1,8 @@
 """Predicts the length of an answer from earlier passes over the prompt, else from the finished
-samples of its group, else from its task. Predictions affect speed only, never results.
+samples of its group (as Seer), else from its task. Predictions affect speed only, never results.
 
 The history by prompt is RhymeRL's (arXiv 2508.18588: ranked by length, only 2 to 4 % of answers
-move far between two passes). The use of the group's own finished samples is Seer's.
+move far between two passes).
 """
 
 import math
@@ -57,7 +57,7 @@ def with_sample(expected: ExpectedLength | None, tokens: int) -> ExpectedLength:
 
 
 class LengthHistory:
-    """Keeps the lengths of a run's answers by prompt and by task; the number of both is bounded."""
+    """The lengths of a run's answers by prompt and by task, both bounded in number."""
 
     def __init__(self, stored: PersistedLengths | None = None) -> None:
         stored = stored or PersistedLengths()
@@ -74,9 +74,7 @@ class LengthHistory:
         self.changed = True
 
     def of_prompt(self, prompt: Prompt) -> ExpectedLength | None:
-        """Returns the expected length from all finished answers to this prompt, of the present pass
-        too.
-        """
+        """Returns the expected length from all finished answers to this prompt."""
         return self._prompts.get(prompt_key(prompt))
 
     def expected(self, prompt: Prompt, finished: Sequence[int] = ()) -> ExpectedLength | None:

@@ -1,9 +1,9 @@
-"""Repacks running trajectories (requests): `RepackPlanner` decides when, describes rollouts and
-requests to the planning functions of `repack.py`, and turns their plan into release records.
+"""Repacks running trajectories (requests): `RepackPlanner` decides when, calls the planning
+functions of `repack.py`, and turns their plan into release records.
 
 A move is three records: dispatch's release names the destination (`onward`); the source's last
-partial gives the trajectory up; dispatch assigns the next attempt to the destination. All are in
-the log, so a death in between is recovered (docs/explanation/scheduling.md, A move).
+partial gives the trajectory up; dispatch assigns the next attempt to the destination. So a death in
+between is recovered (docs/explanation/scheduling.md, A move).
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ MOVE_TIMEOUT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
     """The releases to append, the trajectories to restart on the newest version, and the rollouts
-    of which all requests move; `releases` includes theirs.
+    of which all requests move (in `releases` too).
     """
 
     releases: tuple[Assignment, ...] = ()
@@ -42,8 +42,8 @@ class RepackPlan:
 @dataclass(slots=True)
 class RepackPlanner:
     """Plans moves every `every_s` seconds, and at once after a new version that rollouts do not
-    hold yet: all requests of rollouts that are nearly empty, then single outliers of the others, so
-    that rollouts become empty, load that version and take new prompts.
+    hold yet: all requests of nearly empty rollouts, then single outliers of the others, so that
+    rollouts become empty and load that version.
     """
 
     every_s: float
@@ -178,7 +178,7 @@ def rollout_load(
     seen: TrackedRollout, silent: int, is_still: bool, newest: Version
 ) -> repack.RolloutLoad:
     """Returns one rollout's load for the planners. `silent` is the number of its assignments
-    without a partial; `is_still` is False while a move or a resume at this rollout is under way.
+    without a partial; `is_still` is False while a move or a resume is under way there.
     """
     status = seen.status
     slots = status.slots

@@ -1,6 +1,6 @@
-"""Persists the state of dispatch in the store (`dispatch/state.json`) with the positions from which
-a new holder continues, truncates the records that no such rebuild needs (invariant 11), and
-persists the history of answer lengths (`dispatch/lengths.json`), which serves predictions only.
+"""Persists the state of dispatch (`dispatch/state.json`) with the positions from which a new holder
+continues, truncates the records that no such rebuild needs (invariant 11), and persists the history
+of answer lengths (`dispatch/lengths.json`).
 """
 
 import logging
@@ -60,7 +60,7 @@ class PersistedState:
     """
 
     term: int
-    """The term of the holder that wrote this state, or has taken it over."""
+    """The term of the last holder that wrote or took over this state."""
     positions: dict[str, dict[str, Position]]
     admitted: int = 0
     closed: int = 0
@@ -111,7 +111,7 @@ def state_to_persist(state: DispatchState, term: int, positions: TopicPositions)
 
 
 def read_persisted_state(store: ObjectStore) -> PersistedState | None:
-    """Returns the persisted state to a role that only reads it; None before the first write."""
+    """Returns the persisted state, for roles that only read it; None before the first write."""
     try:
         return decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY)
     except ObjectMissing:
@@ -145,9 +145,9 @@ class StateFile:
     a holder of a higher term has taken the object over.
 
     Every write is a compare-and-swap, and a new holder swaps its own term in *before* it appends
-    `Opened`, so the earlier holder's last successful write covers only records before that
-    `Opened`. Otherwise a suspended dispatch of term 3 could wake after term 4 has opened, fold its
-    own admissions, which are void, and persist them; term 5 would start from them.
+    `Opened`, so the earlier holder's last write covers only records before that `Opened`. Otherwise
+    a suspended dispatch of term 3 could wake after term 4 has opened, fold its own void admissions,
+    and persist them; term 5 would start from them.
     """
 
     def __init__(self, store: ObjectStore, term: int) -> None:
@@ -199,7 +199,7 @@ RENEW_S = 3600.0  # between two commits of positions that do not move; brokers d
 
 @dataclass(slots=True)
 class DispatchPersistence:
-    """Persists the state for one term every `keep_s` seconds, and then truncates, if `truncate` is
+    """Persists the state for one term every `keep_s` seconds, and then truncates if `truncate` is
     set. Dispatch calls `recall` and `load_lengths` once, `keep` and `save_lengths` each round.
     """
 
@@ -234,10 +234,10 @@ class DispatchPersistence:
         """Persist the state if it is due; called between two rounds, where state and positions are
         of the same moment.
         1. Persist the state.
-        2. Commit the positions from which a rebuild continues: the trainer truncates the topics
-           that both read only before them.
-        3. Truncate the topics that only dispatch needs: `prompts` up to the oldest prompt that is
-           still needed, `assignments` and `partials` up to the oldest ones of an open trajectory.
+        2. Commit the positions from which a rebuild continues: the trainer truncates shared topics
+           only before them.
+        3. Truncate the topics that only dispatch needs: `prompts` up to the oldest needed prompt,
+           `assignments` and `partials` up to the oldest ones of an open trajectory.
         """
         if self.monotonic() < self._due_s:
             return

@@ -1,9 +1,9 @@
 """Decides which rollout gets which samples. The functions are pure (invariant 9).
 
 `lay_out_wave` ranks a wave's prompts by expected length, cuts the ranking into ranges (ranking
-groups), and gives each some of the rollouts. `place_samples` places the samples: between equal
-machines no sample waits for a better place; where machines are unlike, some long samples wait for
-the fast ones (docs/explanation/scheduling.md, Placement, Unlike machines).
+groups), and gives each some of the rollouts. Between equal machines no sample waits for a better
+place; where machines are unlike, some long samples wait for the fast ones
+(docs/explanation/scheduling.md, Placement, Unlike machines).
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,8 +20,8 @@ ROUNDING = 1 + 1e-9  # an end time that is later by rounding still meets its dea
 def end_times(
     longest: Sequence[float], samples: int, workers: int, step: Callable[[float], float]
 ) -> NDArray[np.float64]:
-    """Returns an array whose element [g, n − 1] is the time after which ranking group g ends if n
-    rollouts generate it, for n from 1 to `workers`. The group has `samples` answers, the longest of
+    """Returns an array whose element [g, n − 1] is the time after which ranking group g ends on n
+    rollouts, for n from 1 to `workers`. The group has `samples` answers, the longest of
     `longest[g]` tokens; `step(batch)` is the time of one decode step.
     """
     steps = [step(samples / n) for n in range(1, workers + 1)]
@@ -29,11 +29,9 @@ def end_times(
 
 
 def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
-    """Returns the number of rollouts for each ranking group, shortest answers first; every group
-    gets at least one, and all rollouts are used. Groups of longer answers get more.
-
-    `times[g, n − 1]` is the end time of group g on n rollouts (`end_times`) and must not grow with
-    n. There must be no more groups than rollouts.
+    """Returns the number of rollouts for each ranking group, shortest answers first, at least one;
+    all rollouts are used. `times[g, n − 1]` (`end_times`) must not grow with n, and there must be
+    no more groups than rollouts.
     """
     groups, workers = times.shape
     assert 0 < groups <= workers, f"{groups} ranking groups for {workers} rollouts"
@@ -69,7 +67,7 @@ def _rollouts_needed(
 @dataclass(frozen=True, slots=True)
 class RolloutSpeed:
     """A rollout and its measured speed, in any unit. `preemptible`: its machine may be taken away
-    at any moment. `kind` orders the kinds of machines by speed, from 0, the slowest (`kinds.py`).
+    at any moment. `kind` orders the kinds of machines by speed, 0 is the slowest.
     """
 
     rollout: str
@@ -82,12 +80,11 @@ class RolloutSpeed:
 @dataclass(frozen=True, slots=True)
 class WaveLayout:
     """The rollouts of each ranking group of one wave, shortest answers first. `means` are the
-    sorted expected lengths of the wave's prompts; a length's place among them selects its group:
-    groups have equal numbers of prompts.
+    sorted expected lengths of the wave's prompts, among which a length's place selects its group.
 
-    Where rollouts are of unlike kinds, group g has the prompts up to place `ends[g]`, and its
-    rollouts are of kind `kinds[g]`; else both are empty. At most `held_max` samples wait for
-    rollouts of their own kind or a faster one; more may run on slower ones.
+    Where rollouts are of unlike kinds, group g has the prompts up to place `ends[g]`, and rollouts
+    of kind `kinds[g]`; else groups have equal numbers of prompts. At most `held_max` samples wait
+    for rollouts of their own kind or a faster one.
     """
 
     means: tuple[float, ...]
@@ -97,8 +94,8 @@ class WaveLayout:
     held_max: int = 0
 
     def near(self, mean: float) -> Iterator[tuple[str, ...]]:
-        """Yields the rollouts of the length's ranking group, then those of the other groups, the
-        nearest first: those of the same kind, then of faster ones.
+        """Yields the rollouts of the length's ranking group, then those of the other groups of the
+        same kind, then of faster ones, the nearest first.
         """
         own_group = self._group_of(mean)
         order = sorted(range(len(self.groups)), key=lambda g: (abs(g - own_group), -g))
@@ -136,7 +133,7 @@ def lay_out_wave(
     expected lengths of its prompts, each with `samples` samples; a rollout has `slots` slots.
     Rollouts of unlike kinds are first divided by kind; with `is_ranked` False that is all.
 
-    The ranking is HistoPipe (RhymeRL, arXiv 2508.18588). Consecutive waves give the groups to the
+    The ranking is HistoPipe (RhymeRL, arXiv 2508.18588): consecutive waves give the groups to the
     rollouts in opposite directions (`ascending`), so a rollout with the shortest answers of one
     wave has the longest of the next, without a barrier in between.
     """
@@ -192,8 +189,8 @@ def _lay_out_kinds(
 
 
 def held_max(workers: Sequence[RolloutSpeed]) -> int:
-    """Returns how many samples may wait for fast rollouts while slower ones have room: as many as
-    the faster kinds run together.
+    """Returns how many samples may wait for fast rollouts: as many as the faster kinds run
+    together.
     """
     slowest = min((worker.kind for worker in workers), default=0)
     return sum(worker.slots for worker in workers if worker.kind > slowest)
@@ -227,9 +224,9 @@ def _split_by_shares(
 @dataclass(frozen=True, slots=True)
 class PlacementWork:
     """Samples of one prompt that may run together. `mean` is the expected length of each answer in
-    tokens, 0 if unknown; `is_short` is True if it is in the shorter half of the known ones.
-    `layout` is that of the prompt's wave; None: no ranking. `is_urgent`: the samples resume after a
-    move or a death, so others of their group are ahead of them.
+    tokens, 0 if unknown; `is_short`: it is in the shorter half of the known ones. `layout` is that
+    of the wave, or None. `is_urgent`: the samples resume, so others of their group are ahead of
+    them.
     """
 
     trajectories: tuple[str, ...]
@@ -242,8 +239,7 @@ class PlacementWork:
 @dataclass(frozen=True, slots=True)
 class RolloutRoom:
     """The room of one live rollout: `free` more samples, in its slots and queue. `tokens` is the
-    expected number of tokens that its assignments have still to generate. `kind` as in
-    `RolloutSpeed`.
+    expected number of tokens that its assignments have still to generate.
     """
 
     rollout: str
@@ -259,14 +255,14 @@ class _RolloutFill:
     room: RolloutRoom
     free: int
     busy: float
-    """Expected tokens divided by speed: the time at which the rollout would finish its work."""
+    """The time to finish its work: expected tokens divided by speed."""
 
 
 def place_samples(
     works: Sequence[PlacementWork], rooms: Sequence[RolloutRoom]
 ) -> Mapping[str, str]:
-    """Returns the rollout of each trajectory, for as many trajectories as fit, in the order of
-    `works`. Never gives a rollout more than its `free`; equal inputs give equal plans.
+    """Returns the rollout of each trajectory, for as many as fit, in the order of `works`. Never
+    gives a rollout more than its `free`; equal inputs give equal plans.
 
     Candidates are the rollouts of the samples' ranking group, or of the nearest one with room;
     without a layout, all rollouts. Preferred is, by these rules in turn, a rollout that
@@ -277,8 +273,8 @@ def place_samples(
     5. has the most room;
     6. has the smaller name.
 
-    Samples are held back rather than placed on a slower kind than their own, up to
-    `WaveLayout.held_max` of them; of more, the shortest are placed there.
+    Up to `WaveLayout.held_max` samples are held back rather than placed on a slower kind than their
+    own; of more, the shortest are placed there.
     """
     open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}

@@ -1,6 +1,5 @@
 """Plans the assignments to give now: one for each open trajectory that no rollout generates, as far
-as rollouts have room (free slots, and places in their queues). Planning changes no argument
-(invariant 9).
+as rollouts have room. Planning changes no argument (invariant 9).
 
 A plan is made by steps (`PlanStep`), each of which assigns some of the rest of earlier ones, in
 this order: `Moved`, `Resumed`, `Started`.
@@ -37,8 +36,8 @@ IsLoadable = Callable[[DispatchState, Version], bool]
 
 @dataclass(slots=True)
 class PlanDraft:
-    """A plan in progress. `unassigned` are the samples that can be assigned, `free` is the
-    remaining room, `planned` has the assignments so far.
+    """A plan in progress: the samples that can be assigned, the remaining room, and the assignments
+    so far.
     """
 
     pace: AdmissionPace
@@ -76,8 +75,8 @@ class PlanDraft:
         rooms: Mapping[str, int],
         layouts: Mapping[int, WaveLayout] | None = None,
     ) -> None:
-        """Assign these samples to the rollouts of `rooms`, as far as they fit, and use up `free`.
-        `layouts` has by wave the rollouts for its long and its short samples.
+        """Assign these samples to the rollouts of `rooms`, as far as they fit, and use up `free`;
+        `layouts` by wave.
         """
         if not unassigned:
             return
@@ -176,8 +175,8 @@ class Resumed(StepWithoutRoom):
 
 @dataclass(frozen=True, slots=True)
 class Started(StepWithoutRoom):
-    """Starts from the prompt, of new samples and as restarts, oldest wave first, the longest of a
-    wave first; without `by_length` in the order of their prompts.
+    """Starts from the prompt, new samples and restarts, oldest wave first, the longest of a wave
+    first; without `by_length` in the order of their prompts.
     """
 
     waves: WaveLayouts
@@ -201,9 +200,8 @@ class Started(StepWithoutRoom):
 @dataclass(frozen=True, slots=True)
 class AssignmentPlanner:
     """Plans assignments under one run's settings. `queue_per_slot` assignments may wait for each
-    slot of a rollout. If versions are adapters, `is_loadable` returns whether any rollout can load
-    one beside those that it holds; under `keep_version` a resume needs the version of its
-    trajectory.
+    slot. For adapters, `is_loadable` returns whether any rollout can load a version beside those
+    that it holds.
     """
 
     pace: AdmissionPace
@@ -221,7 +219,7 @@ class AssignmentPlanner:
         now_s: float = 0.0,
     ) -> list[PlannedAssignment]:
         """Returns all assignments that can be given now. `ahead` are the prompts to be admitted
-        next: they are ranked with their wave, and count as work that will need slots.
+        next, which are ranked with their wave, and count as work that will need slots.
         """
         loadable = None if self.is_loadable is None else partial(self.is_loadable, state)
         unassigned = [
@@ -238,9 +236,7 @@ class AssignmentPlanner:
         return draft.planned
 
     def room(self, state: DispatchState) -> int:
-        """Returns how many new samples may be admitted now, besides the trajectories that are
-        unassigned already.
-        """
+        """Returns how many new samples may be admitted now."""
         free = sum(assignments.free_room(state, self.queue_per_slot).new.values())
         free += sum(step.room(state) for step in self.steps)
         unassigned = sum(map(len, assignments.unassigned_trajectories(state)))

@@ -33,7 +33,7 @@ class PolicyScope:
     has_adapters: bool
     """Whether versions are adapters, of which a rollout serves several side by side."""
     bytes_of: Callable[[Version], int | None]
-    """Returns the bytes that a rollout reads to load a version; None if it is no longer stored."""
+    """Returns the bytes to load a version; None if it is no longer stored."""
 
     @property
     def needs_empty(self) -> bool:
@@ -47,13 +47,12 @@ class PlannedAssignment:
 
     record: Assignment
     discards_tokens: bool
-    """Whether the trajectory restarts from its prompt and loses the tokens generated so far."""
+    """Whether the trajectory restarts and loses generated tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveSummary:
-    """The number of requests that `source` is asked to release so that `destination` resumes them.
-    """
+    """The number of requests that move between two rollouts."""
 
     source: str
     destination: str
@@ -62,8 +61,8 @@ class MoveSummary:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """The releases by which rollouts give trajectories up for others, and the restarts of
-    trajectories on the newest version, whose present attempts dispatch releases.
+    """The releases by which rollouts give trajectories up, and the restarts of trajectories on the
+    newest version, whose present attempts dispatch releases.
     """
 
     releases: tuple[Assignment, ...] = ()
@@ -80,7 +79,7 @@ class AssignmentPolicy(Protocol):
     def plan(
         self, state: DispatchState, lengths: LengthHistory, ahead: Sequence[Prompt], now_s: float
     ) -> list[PlannedAssignment]:
-        """Returns all assignments that can be given now: at most one for each open trajectory that
+        """Returns the assignments that can be given now: at most one for each open trajectory that
         no living rollout generates, to rollouts that have room. Under `keep_version` a resume goes
         to a rollout that serves its version or loads it (invariant 4). `ahead` are the prompts that
         are admitted next.

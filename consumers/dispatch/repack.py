@@ -1,7 +1,6 @@
 """Plans repacks: which rollouts (sources) move their last requests to others (destinations), so
 that the sources become empty, pull the newest weights and take new prompts
-(docs/explanation/scheduling.md, Repack). No request moves twice in a plan. The functions are pure
-(invariant 9).
+(docs/explanation/scheduling.md, Repack). The functions are pure (invariant 9).
 """
 
 from bisect import bisect_left, insort
@@ -22,8 +21,7 @@ class RolloutLoad:
     """The load of one rollout. `kv_…` are tokens of its KV cache; `kv_previous` above `kv_used`
     means that its requests end and no others arrive. `batch_max` is the largest decode batch that
     one more request hardly slows down. `gains`: once empty, it would take work that it cannot take
-    now. `ready` is False while it pulls, is not verified, or is in a move. Requests never move to a
-    slower `kind`.
+    now. `ready` is False while it pulls, is not verified, or is in a move.
     """
 
     rollout: str
@@ -51,7 +49,7 @@ class RepackMove:
 
 def is_candidate(load: RolloutLoad) -> bool:
     """Whether the rollout is at the end of its KV life cycle: KV use below capacity and falling, no
-    request waiting, and a decode batch that more requests would hardly slow down.
+    request waiting, and room in its decode batch.
     """
     return (
         load.ready
@@ -62,10 +60,10 @@ def is_candidate(load: RolloutLoad) -> bool:
 
 
 def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tuple[RepackMove, ...]:
-    """Returns the moves. With `keep_version` requests move only between rollouts of one version
-    (invariant 4). No destination is filled above its KV capacity or decode batch bound; equal
-    inputs give equal plans. The plan is Laminar's (arXiv 2510.12633, section 5, Algorithm 1), as
-    best-fit decreasing.
+    """Returns the moves; no request moves twice. With `keep_version` requests move only between
+    rollouts of one version (invariant 4). No destination is filled above its KV capacity or decode
+    batch bound; equal inputs give equal plans. The plan is Laminar's (arXiv 2510.12633, section 5,
+    Algorithm 1), as best-fit decreasing.
     """
     alike: dict[Version | None, list[RolloutLoad]] = {}
     for load in loads:
@@ -163,7 +161,7 @@ def lag_budget(
     max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
 ) -> LagBudget | None:
     """Returns the budget; None while a quantity is not measured, or without a lag bound.
-    `tokens_per_s` is the speed of one request by rollout, 0 where it is unknown.
+    `tokens_per_s` is the speed of one request by rollout, 0 if unknown.
     """
     speeds = [speed for speed in tokens_per_s if speed > 0]
     if max_lag is None or not step_s or not speeds:
@@ -180,9 +178,8 @@ TAIL_FACTOR = 2.0  # a long answer is expected to generate as many tokens again
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
     """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
-    number of further versions before its tokens are too old to train, None without a bound;
-    `longest` the limit of its answer in tokens; `all_members_open`: no trajectory of its group has
-    ended.
+    further versions before its tokens are too old to train, None without a bound; `longest` the
+    limit of its answer in tokens; `all_members_open`: no trajectory of its group has ended.
     """
 
     trajectory: str
@@ -207,7 +204,7 @@ class OutlierPlan:
 
 def is_outlier(running: RunningRequest) -> bool:
     """Whether the request is one of the last 10 % of its wave and longer than a threshold from
-    history. An outlier delays its rollout, which must finish it before it takes newer weights.
+    history, so that it delays newer weights on its rollout.
     """
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
@@ -244,8 +241,8 @@ def plan_outliers(
     """Gather outliers on as few rollouts of their version as can take them, so that the others
     become empty (RhymeRL's tail migration, arXiv 2508.18588). A rollout that gives requests takes
     none, none is filled above its KV capacity or decode batch bound, and no request moves to a
-    slower kind. `loads` are the rollouts that may take part. An outlier that invariant 5 drops in
-    any case is restarted where `is_worth_restarting`, else left to finish.
+    slower kind. `loads` are the rollouts that may take part. Outliers above the lag bound
+    (invariant 5) are restarted where `is_worth_restarting`.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     outliers = [r for r in running if r.rollout in bins and is_outlier(r)]

@@ -1,5 +1,5 @@
 """Runs dispatch (`Dispatch`): the role with a single holder that admits groups and assigns every
-open trajectory to a living rollout. It reads the log, plans by pure functions and appends records.
+open trajectory to a living rollout.
 
 Its state is a fold over topics: a new holder loads the persisted state and reads the later records,
 first of the topics that dispatch itself writes, up to its own `Opened` (invariant 7). Each plan
@@ -47,9 +47,8 @@ ROUND_S = 0.05  # pause between two rounds of the loop; rollouts have queued ass
 
 @dataclass(slots=True)
 class Dispatch:
-    """Runs one term of dispatch (`run`). `pace` bounds admission. `keep_version` is True if that is
-    the value of `rollouts.on_update`. With `truncate` records that no rebuild needs are removed
-    from the log.
+    """Runs one term of dispatch. `keep_version` is True if that is the value of
+    `rollouts.on_update`. With `truncate` records that no rebuild needs are removed from the log.
     """
 
     bus: Bus
@@ -66,8 +65,7 @@ class Dispatch:
     """
     on_foreign: Callable[[Mapping[str, int]], None] = lambda counts: None
     """Called with the number of foreign records by topic since the last call, at most every
-    `FOREIGN_S`; for observers. No program of this run writes such records
-    (`DispatchInbox.foreign`).
+    `FOREIGN_S`; for observers. No program of this run writes such records.
     """
     has_adapters: bool = False
     """Whether the run's versions are adapters, which rollouts serve side by side."""
@@ -265,7 +263,7 @@ def drop_silent_rollouts(
     state: DispatchState, inbox: DispatchInbox, timeout_s: float, departed: Collection[str] = ()
 ) -> list[str]:
     """Drop rollouts that are silent (without a heartbeat for `timeout_s`), stuck (their loop makes
-    no progress) or in `departed`. Returns the names of the silent and stuck ones.
+    no progress) or in `departed`. Returns the silent and stuck ones.
     """
     before_s = inbox.listening_s - timeout_s
     if departed or state.silent(before_s):

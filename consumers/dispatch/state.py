@@ -1,5 +1,5 @@
-"""Folds records of the log into the state of dispatch (`DispatchState`): each `apply_…` method
-applies one record, and equal records give an equal state.
+"""Folds records of the log into the state of dispatch: each `apply_…` method applies one record,
+and equal records give an equal state.
 
 Repeats do no harm: in topics with a single writer they are void, the highest attempt of an
 assignment wins, and a second completion only counts as late. `admissions` is read before
@@ -32,7 +32,7 @@ class CurrentAssignment:
     predicted: int = 0
     """Expected number of generated tokens in all; 0 if unknown."""
     onward: str = ""
-    """The rollout that will resume the trajectory, once the present one was asked to release it."""
+    """The rollout that will resume the trajectory, once the present one is asked to release it."""
     given_up: bool = False
     """The rollout has released the trajectory, so no rollout generates it."""
     from_history: bool = False
@@ -41,9 +41,8 @@ class CurrentAssignment:
 
 @dataclass(frozen=True, slots=True)
 class PartialChain:
-    """Locates the partials from which a trajectory can be resumed. `at` is the newest partial of
-    its newest attempt, with the version and the number of generated tokens there. `first` is the
-    trajectory's oldest partial, of any attempt.
+    """Locates the partials of a trajectory: `at` is the newest one of its newest attempt, with the
+    version and the number of generated tokens there; `first` is the oldest one, of any attempt.
     """
 
     attempt: int
@@ -85,8 +84,8 @@ class VoidAssignment:
 @dataclass(slots=True)
 class TrackedRollout:
     """A rollout's newest status and the listening time `at_s` (`SilenceClock`) at which dispatch
-    read it. If the status was written before this dispatch started, the rollout is not `fresh`: it
-    keeps its assignments until it is silent, and gets no new ones.
+    read it. A rollout that is not `fresh`, with a status from before this dispatch started, keeps
+    its assignments until it is silent, and gets no new ones.
     """
 
     status: RolloutStatus
@@ -102,9 +101,8 @@ class TrackedRollout:
 
 @dataclass(slots=True)
 class DispatchState:
-    """Counts and open work; memory is bounded by admission. `admitted`, `closed` and `trained`
-    count groups, `completed` and `late` completions. `groups` has the open groups by number;
-    `assignments` and `chains` have their trajectories by name.
+    """Counts and open work, bounded by admission. `admitted`, `closed` and `trained` count groups,
+    `completed` and `late` completions.
     """
 
     admitted: int = 0
@@ -209,8 +207,8 @@ class DispatchState:
         return True
 
     def end_if_full(self, group: int) -> list[VoidAssignment]:
-        """End a group of which enough trajectories have ended; returns the assignments of the
-        others, which are void now.
+        """End a group of which enough trajectories have ended; returns the void assignments of the
+        others.
         """
         opened = self.groups.get(group)
         if opened is None or not opened.is_full():
@@ -220,19 +218,17 @@ class DispatchState:
 
     @property
     def settled(self) -> int:
-        """The number of groups that were trained in the steps up to the newest version."""
+        """Groups that were trained in the steps up to the newest version."""
         return self.trained - sum(groups for _, groups in self.unsettled)
 
     @property
     def unsettled(self) -> tuple[tuple[int, int], ...]:
-        """The steps beyond the newest version, each with the number of groups that it took."""
+        """The steps beyond the newest version, each with its number of groups."""
         newest = self.version.number
         return tuple(sorted((step, n) for step, n in self.taken.items() if step > newest))
 
     def apply_taken(self, group: int, step: int) -> list[VoidAssignment]:
-        """Record that the trainer took the group for this step; returns the assignments that are
-        void now.
-        """
+        """Record that the trainer took the group for this step; returns the void assignments."""
         self._count_taken(step, 1)
         return self._end(group)
 
@@ -250,9 +246,7 @@ class DispatchState:
             self.taken[step] = self.taken.get(step, 0) + groups
 
     def apply_closed(self, group: int) -> list[VoidAssignment]:
-        """Record that the trainer closed the group untrained; returns the assignments that are void
-        now.
-        """
+        """Record that the trainer closed the group untrained; returns the void assignments."""
         self.closed += 1
         return self._end(group)
 
@@ -312,8 +306,8 @@ class DispatchState:
         return [name for name in silent if name not in departed]
 
     def assigned_counts(self) -> dict[str, int]:
-        """Returns the number of trajectories of each living rollout, with those that it will resume
-        once another rollout has released them.
+        """Returns the number of trajectories of each living rollout, with those that are to move to
+        it.
         """
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for assignment in self.assignments.values():

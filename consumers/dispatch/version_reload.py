@@ -1,8 +1,6 @@
 """Decides which unfinished trajectories continue under an old version that no rollout holds: an
 idle rollout loads it from the store if this costs less than restarts on the newest version
 (invariant 4; docs/explanation/scheduling.md, A version that no rollout holds).
-
-The assignment names the load (`from_history`), so the rollout's death is recovered like any other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +29,8 @@ class UnheldTrajectory:
 @dataclass(frozen=True, slots=True)
 class IdleRollout:
     """A rollout that could load a version in `load_s` seconds; one slot generates `speed` tokens
-    per second. `is_wanted`: other work needs the slots. Without `refills` the rollout gets no new
-    trajectories under that version.
+    per second. `is_wanted`: other work needs the slots. `refills`: it gets new trajectories under
+    that version.
     """
 
     slots: int
@@ -89,8 +87,8 @@ IDLE_WAIT_S = 15.0  # longest wait for an idle rollout: a killed one is back by 
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """Maps trajectories to the rollouts that load their versions (`loads`); `waiting` trajectories
-    stay unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
+    """Trajectories by the rollouts that load their versions (`loads`); `waiting` ones stay
+    unassigned until a rollout is idle, at most `IDLE_WAIT_S`.
     """
 
     loads: Mapping[str, str] = field(default_factory=dict[str, str])
