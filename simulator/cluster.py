@@ -48,7 +48,7 @@ class Cluster:
     move_s: float = 0.0
     """Seconds for which a moved trajectory stands still before its prefill."""
     repack_every_s: float = 5.0
-    """Seconds between two checks whether to repack."""
+    """Seconds between two checks for repack."""
     speeds: tuple[float, ...] = (1.0,)
     """Relative speeds of the rollouts; the list repeats."""
     kv_shares: tuple[float, ...] = (1.0,)
@@ -60,7 +60,7 @@ class Cluster:
     repair_s: float = 252.0
     """Seconds from the end of a rollout until it is back."""
     partial_every: int = 256
-    """Tokens of a trajectory between two of its partials."""
+    """Tokens between two partials of a trajectory."""
     drafts: DraftModel | None = None
     """How drafts from earlier answers fare, under policies with `drafts`."""
     rollouts_per_host: int = 1
@@ -82,7 +82,7 @@ class Job:
     admitted and not trained to (`max_lag` + 1) · `groups_per_step`.
     """
     quota: int = 0
-    """The most new trajectories that a rollout takes under one version; 0 stands for 2 × slots."""
+    """Most new trajectories of a rollout under one version; 0 stands for 2 × slots."""
     queue_per_slot: float = 1.0
     """Trajectories that may wait in a rollout, as a multiple of its slots."""
     dispatch_every_s: float = 0.25
@@ -248,12 +248,10 @@ class SimulatedRollout:
     """
 
     def held(self) -> int:
-        """Returns how many trajectories the rollout runs, queues or expects."""
         replica = self.replica
         return len(replica.running) + len(replica.waiting) + len(replica.parked) + self.expecting
 
     def is_open(self) -> bool:
-        """Whether the rollout takes assignments."""
         return self.alive and not self.pulling and self.moving is None
 
 

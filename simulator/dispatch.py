@@ -43,7 +43,8 @@ class WavePlacement:
             )
             for rollout in rollouts
         ]
-        ascending = wave % 2 == 0  # a rollout with short prompts gets long ones in the next wave
+        # A rollout with short prompts gets long ones in the next wave.
+        ascending = wave % 2 == 0
         if self.policy.ramp:
             is_ranked = self.policy.on_update == "keep_version"
             layout = placement.lay_out_wave(
@@ -106,7 +107,6 @@ class LengthForecast:
         return self._known.get(prompt)
 
     def add(self, number: int, tokens: int) -> None:
-        """Add one finished answer of this group, of `tokens` tokens."""
         self._add(self.workload.prompt_of(number), tokens)
 
     def _add(self, prompt: int, tokens: int) -> None:
@@ -188,7 +188,6 @@ class SimulatedDispatch:
         rollout.tokens += trajectory.predicted
 
     def restart_trajectory(self, trajectory: SimulatedTrajectory) -> None:
-        """Restart the trajectory from its prompt and count its lost tokens."""
         self.restarts += trajectory.done > 0
         self.lost_tokens += trajectory.done
         trajectory.restart()

@@ -130,7 +130,6 @@ def setup_of(
 def distribution_of(
     settings: AnswerLengthSettings, constants: ConstantValues
 ) -> LengthDistribution:
-    """Returns the distribution of answer lengths that the settings name, or the default."""
     if settings.trace is not None:
         return read_lengths(settings.trace, settings.column)
     if settings.parts:

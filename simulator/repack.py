@@ -41,7 +41,6 @@ class SimulatedRepack:
     steps: repack.StepDuration = field(default_factory=repack.StepDuration)
 
     def check(self) -> None:
-        """Plan moves from the rollouts' present loads, and request them from their sources."""
         world = self.world
         self.steps.observe(world.visible_version, world.now)
         loads = [self._load(rollout) for rollout in world.rollouts.values()]
@@ -91,7 +90,6 @@ class SimulatedRepack:
         )
 
     def receive(self, landing: ArrivingMove) -> None:
-        """Resume the trajectories at their target."""
         world, rollout = self.world, self.world.rollouts[landing.target]
         rollout.expecting -= len(landing.trajectories)
         for trajectory in landing.trajectories:

@@ -19,7 +19,6 @@ from rollstream.simulator.workload import SimulatedTrajectory
 
 
 def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
-    """Returns the roofline of a rollout that is `speed` times as fast."""
     return replace(
         roofline,
         weights_s=roofline.weights_s / speed,
@@ -60,13 +59,9 @@ class Replica:
     parked: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
     """Trajectories that wait for their environment and do not decode."""
     returns: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
-    """Heap of (time, trajectory whose wait ends then). Entries of trajectories that left are
-    skipped.
-    """
+    """Heap of (time, trajectory whose wait ends then), also of trajectories that left."""
     ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Heap of (step, trajectory that ends or waits then). Entries of trajectories that left are
-    skipped.
-    """
+    """Heap of (step, trajectory that ends or waits then), also of trajectories that left."""
     steps: int = 0
     """Decode steps up to the present jump's start."""
     known: int = 0
@@ -203,7 +198,6 @@ class Replica:
         return trajectory
 
     def kv_now(self, now_s: float) -> int:
-        """Returns the tokens in the cache now."""
         if not self.jump or now_s <= self.begins_s:
             return self.kv
         return self.kv + len(self.running) * self._made(now_s)

@@ -60,13 +60,10 @@ class SimulatedTrainer:
     expired: int = 0
     """Groups of which all samples were above the lag bound."""
     samples_expired: int = 0
-    """Samples of these groups."""
     taken: int = 0
-    """Groups that the present step has taken so far."""
     begun_s: float | None = None
     _piece_s: float = 0.0
     samples: int = 0
-    """Samples that the present step has taken so far, without `dropped` ones."""
     _tokens: int = 0
     dropped: int = 0
     _masked: int = 0
@@ -265,7 +262,6 @@ class SimulationResult:
 
 
 def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
-    """Returns the share of the steps' trained tokens by lag."""
     tokens: Counter[int] = Counter()
     for step in steps:
         tokens.update(step.lags)
@@ -298,7 +294,6 @@ class SimulationRecorder:
             self.trainer_before_s = trainer_busy_s
 
     def note_pull(self, rollout: SimulatedRollout, now_s: float, lasts_s: float) -> None:
-        """Note that the rollout loads a version in the next `lasts_s` seconds."""
         self.pulls += 1
         name = rollout.replica.name
         self._draw(TimelineArrow("pull", now_s, now_s + lasts_s, name, name))
@@ -306,12 +301,10 @@ class SimulationRecorder:
     def note_move(
         self, source: SimulatedRollout, target: SimulatedRollout, now_s: float, lasts_s: float
     ) -> None:
-        """Note that trajectories move between two rollouts in the next `lasts_s` seconds."""
         names = source.replica.name, target.replica.name
         self._draw(TimelineArrow("move", now_s, now_s + lasts_s, *names))
 
     def note_drain_start(self, rollout: SimulatedRollout, now_s: float) -> None:
-        """Note that from now on the rollout only finishes its work."""
         name = rollout.replica.name
         self._draw(TimelineArrow("drain", now_s, now_s, name, name))
 

@@ -18,7 +18,6 @@ _RUNS = TypeAdapter(tuple[PolicyRun, ...])
 
 
 def save_runs(runs: Sequence[PolicyRun], path: Path) -> None:
-    """Write the runs to the file, whose folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     value = {"kind": KIND, "runs": _RUNS.dump_python(tuple(runs), mode="json")}
     with whole_file(path) as partial:

@@ -30,7 +30,6 @@ class FaultInjector:
     count: int = 0
 
     def plan_all(self) -> None:
-        """Plan the first event of each rollout."""
         for rollout in self.world.rollouts.values():
             self._plan(rollout)
 
@@ -63,7 +62,6 @@ class FaultInjector:
         world.plan_dispatch()
 
     def restart(self, rollout: SimulatedRollout) -> None:
-        """Restart the repaired rollout: it pulls the newest weights, then takes work."""
         rollout.alive = True
         self.world.pull(rollout)
         self._plan(rollout)
@@ -100,7 +98,6 @@ class Simulation:
         self.faults.plan_all()
 
     def run(self) -> SimulationResult:
-        """Simulate to the end of the last step."""
         while self.advance():
             pass
         world = self.world

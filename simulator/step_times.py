@@ -43,17 +43,16 @@ def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int
 
 
 def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """Returns the number of steps, correct up to rounding."""
     free = _compute_bound_steps(roofline, rows, kv_tokens)
     row_s = rows * roofline.row_s
     computing_s = row_s + roofline.overhead_s
+    # Linear while compute-bound, then the positive root of a quadratic; correct up to rounding.
     if free and seconds <= free * computing_s:
         return ceil(seconds / computing_s)
     rest = seconds - free * computing_s
     step = rows * roofline.kv_token_s
     first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
     linear = first + roofline.overhead_s + (0.0 if roofline.overlapping else row_s) - step / 2
-    # Linear while compute-bound, then the positive root of a quadratic.
     if step * rest < 1e-12 * linear * linear:
         return free + ceil(rest / linear)
     return free + ceil(2 * rest / (linear + sqrt(linear * linear + 2 * step * rest)))

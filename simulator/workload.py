@@ -70,7 +70,6 @@ class EnvironmentWaits:
     holds_kv: bool = True
 
     def draw(self, lengths: list[int], random: np.random.Generator) -> list[Turns]:
-        """Returns the turns of answers of these lengths."""
         return [self._turns(length, random) for length in lengths]
 
     def _turns(self, length: int, random: np.random.Generator) -> Turns:
@@ -97,17 +96,14 @@ class Workload:
     environment: EnvironmentWaits | None = field(default=None, kw_only=True)
 
     def group(self, number: int) -> list[int]:
-        """Returns the lengths of the answers of group `number`."""
         return self._drawn(number // self.prompts, number % self.prompts)
 
     def turns(self, number: int, lengths: list[int]) -> list[Turns]:
-        """Returns the turns of the answers of group `number`, which have these lengths."""
         if self.environment is None:
             return [()] * len(lengths)
         return self.environment.draw(lengths, np.random.default_rng([self.seed, 4, number]))
 
     def prompt_of(self, number: int) -> int:
-        """Returns the number of the prompt of group `number`."""
         return number % self.prompts
 
     def history(self, prompt: int) -> list[int]:
@@ -227,7 +223,6 @@ class SimulatedTrajectory:
     """Version under which it was cached."""
 
     def has_turn(self) -> bool:
-        """Whether another wait is ahead."""
         return self.turn < len(self.turns)
 
     def stops_at(self) -> int:
@@ -262,7 +257,6 @@ class SimulatedTrajectory:
             over -= count
 
     def restart(self) -> None:
-        """Start again from the prompt, under another version."""
         self.done = self.span_tokens = self.turn = 0
         self.ready_s = 0.0
         self.spans.clear()

@@ -73,11 +73,9 @@ class World:
         heappush(self.heap, (at_s, self.events, kind, subject))
 
     def next_event_s(self) -> float | None:
-        """Returns the time of the earliest event; None when no event is planned."""
         return self.heap[0][0] if self.heap else None
 
     def pop_event(self) -> tuple[Kind, object]:
-        """Advance `now` to the earliest event and remove it; returns its kind and subject."""
         self.now, _, kind, subject = heappop(self.heap)
         return kind, subject
 
@@ -91,7 +89,6 @@ class World:
             self.plan(self.now + wait_s, "dispatch", None)
 
     def plan_wake(self, rollout: SimulatedRollout) -> None:
-        """Plan to wake the rollout at its replica's next change, if the replica has work."""
         if rollout.replica.due_s is not None:
             self.plan(rollout.replica.due_s, "wake", rollout)
 

@@ -249,7 +249,6 @@ class Audit:
 
     @property
     def coverage(self) -> Mapping[str, Completeness]:
-        """How much of each topic's records was available."""
         return self._coverage
 
     def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> None:

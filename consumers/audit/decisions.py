@@ -120,7 +120,6 @@ class DecisionAudit:
                 pass
 
     def _begin(self) -> None:
-        """Select the groups whose completions are needed, once the ledger is read."""
         self._is_begun, self._known = True, self.ledger.believed
         if self.rule is None:
             return
@@ -261,7 +260,7 @@ class DecisionAudit:
         self, record: Trajectory, message: folds.AuditMessage, rule: TrainingRule
     ) -> None:
         group = record.group
-        # Groups that were taken under an earlier configuration.
+        # Groups that were taken under an earlier configuration are not compared.
         if self.reads.begun.get(group, self._changed_at) < self._changed_at:
             return
         if not is_annotated(record, rule.names, self.ledger.notes):

@@ -32,7 +32,7 @@ class UnreadableRecords:
     returns whether a trainer certainly read the record at an address.
 
     Any program may append to topics with many writers. By these rules, in this order:
-    * the dead-lettered copy has the same bytes: they never were a record;
+    * the dead-lettered copy has the same bytes: they were no record when first read;
     * the copy has other bytes: they changed since;
     * the bytes are from the archive, and verified: they were no record when they were archived;
     * the header decodes and its checksum is right: unchanged since they were written, with a schema
@@ -58,7 +58,6 @@ class UnreadableRecords:
         )
 
     def judge(self, message: AuditMessage, archived: bool) -> None:
-        """Count the bytes, or record a violation."""
         copy = self._dead(message.topic).get(message.address)
         where = f"{message.topic} {message.address.partition}:{message.address.offset}"
         if copy == record_hash(message.data):
@@ -157,7 +156,6 @@ class FenceAudit:
         return judged
 
     def is_damage(self, message: AuditMessage) -> bool:
-        """Whether these are bytes for `damage` to judge."""
         return message.record is None and not self.topics[message.topic].writer
 
     def apply(self, message: AuditMessage) -> None:

@@ -110,7 +110,6 @@ class AuditMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hash(self) -> str:
-        """The hash of the record's bytes, as the ledger contains it."""
         return record_hash(self.data)
 
 
@@ -203,18 +202,15 @@ class LedgerIndex:
                 pass
 
     def is_whole(self, step: int, *, ledger_whole: bool) -> bool:
-        """Whether every take of the step is available."""
         return ledger_whole or (self.first_step is not None and step > self.first_step)
 
     @property
     def believed(self) -> BelievedVersions:
-        """The versions that the ledger shows as believed, with their terms."""
         return BelievedVersions(
             max(self.versions, default=-1), believed_terms(self.versions.values())
         )
 
     def is_trained(self, trajectory: str, at: Address) -> bool:
-        """Whether a step trained the completion at this address."""
         use = self.uses.get(trajectory)
         return use is not None and bool(use.step) and use.at == at
 

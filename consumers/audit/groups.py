@@ -75,7 +75,6 @@ class GroupAudit:
     """Members of each take of a step that is not done; by step, update, micro-batch."""
 
     def apply(self, message: AuditMessage) -> None:
-        """Note the record of one message; void records are ignored."""
         if message.void:
             return
         record = message.record
@@ -169,7 +168,8 @@ class GroupAudit:
 
     def _supersede(self, record: Superseded, at: Address) -> None:
         step, update, voids = record.step, record.update, record.micro_batches
-        self.attempts.start()  # a trainer supersedes as it starts: a start can show a silent death
+        # A trainer supersedes as it starts: a start can show a silent death.
+        self.attempts.start()
         # Takes may be superseded only after enough failures, by the trainer's own rule.
         hopeless = self.attempts.takes_to_give_up()
         if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):

@@ -85,7 +85,8 @@ class LagAudit:
         is_masked |= lags > self._limits(rows.groups)[spans.row]
         tokens = spans.end - spans.start
         masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
-        ahead = spans.number >= steps[spans.row]  # newer than the version that is trained from
+        # Newer than the version that is trained from.
+        ahead = spans.number >= steps[spans.row]
         suspicious = (spans.sums(ahead) > 0) | (trained == 0)
         if self.policy.keep_version:
             suspicious |= masked > 0
@@ -147,11 +148,11 @@ class LagAudit:
                 self.result.add_unchecked(f"{topic} is missing")
 
     def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
-        """Returns for each span whether its version was believed, as `LedgerIndex.is_believed`."""
         numbers, index = np.unique(rows.spans.number, return_inverse=True)
         believed = [self.ledger.versions.get(number) for number in numbers.tolist()]
         is_known = np.array([version is not None for version in believed], np.bool_)
         terms = np.array([0 if version is None else version.term for version in believed], np.int64)
+        # As `LedgerIndex.is_believed`.
         return ~is_known[index] | (terms[index] == rows.spans.term)
 
     def _add(self, steps: Integers, tokens: Mapping[str, Integers]) -> None:

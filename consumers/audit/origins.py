@@ -173,7 +173,7 @@ class OriginAudit:
             what = f"{trajectory} has tokens of {version}, which {_rollout_name(who)} never applied"
             # A rollout fetches a version only after it has recorded the previous one as applied. So
             # of versions that it served and never applied, only the newest can be correct: it may
-            # have died before.
+            # have died before it recorded that one.
             if version < last[who]:
                 self.result.add_violation(what, "trajectories", at)
             else:
@@ -241,7 +241,8 @@ class OriginAudit:
             if (*who, version.number, version.term) in self._applied:
                 continue
             if record.attempt > 1 and version in self._served:
-                continue  # an earlier attempt, on another rollout, generated these tokens
+                # An earlier attempt, on another rollout, generated these tokens.
+                continue
             if self.coverage.get("applied") != "whole":
                 self._unverifiable += 1
                 return ""

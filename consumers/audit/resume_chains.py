@@ -35,7 +35,7 @@ class PartialLink(msgspec.Struct, frozen=True, gc=False):
 @dataclass(slots=True)
 class ResumeChains:
     """Compares resumed completions with their partials. Must receive assignments, then `partials`,
-    then `trajectories`.
+    of which only those of resumed trajectories are kept, then `trajectories`.
     """
 
     result: InvariantResult
@@ -47,13 +47,11 @@ class ResumeChains:
     )
 
     def want(self, assignment: Assignment) -> None:
-        """Keep the partials that this assignment resumes from."""
         if assignment.kind == "resume" and assignment.partial is not None:
             self._resumed[assignment.trajectory, assignment.attempt] = assignment.partial
             self._names.add(assignment.trajectory)
 
     def keep(self, partial: Partial, at: Address) -> None:
-        """Index the partial if its trajectory is resumed by any assignment."""
         if partial.trajectory not in self._names:
             return
         self.result.counts["partials"] += 1
@@ -81,7 +79,8 @@ class ResumeChains:
         if not links:
             return ""
         if record.turns and len(record.failures) > links[-1].failures:
-            return ""  # the episode has failed since, and was tried again without these turns
+            # The episode has failed since, and was tried again without these turns.
+            return ""
         self.result.counts["chains"] += 1
         prompt = links[0].start
         done = int(np.count_nonzero(record.sources[:prompt] == GENERATED))

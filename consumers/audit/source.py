@@ -77,13 +77,11 @@ class TrajectoryRows:
         return self.plain("hash")
 
     def plain(self, name: str) -> list[Any]:
-        """Returns the values of a column as Python objects."""
         if name not in self._plain:
             self._plain[name] = _values(self._batch.column(name))
         return self._plain[name]
 
     def lengths(self, name: str) -> Integers:
-        """Returns the number of items in each row of a list column."""
         return np.diff(self._batch.column(name).offsets.to_numpy()).astype(np.int64)
 
     @cached_property
@@ -101,7 +99,6 @@ class TrajectoryRows:
 
     @cached_property
     def spans(self) -> SpanColumns:
-        """The spans of all rows, as columns."""
         return SpanColumns(self._batch.column("spans"))
 
     def span_values(self) -> list[list[dict[str, Any]]]:
@@ -135,11 +132,9 @@ class TrajectoryRows:
                 yield TrajectoryRows(self._batch.slice(start, end - start), self.partition)
 
     def since(self, row: int) -> TrajectoryRows:
-        """Returns the rows from this one on."""
         return self if not row else TrajectoryRows(self._batch.slice(row), self.partition)
 
     def message(self, row: int) -> AuditMessage:
-        """Returns one row as a message with its record."""
         from rollstream.storage.archive.originals import OriginalBytes
 
         (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
@@ -371,7 +366,7 @@ class AuditSource:
             at = Address(hole.partition, hole.start)
             what = f"offsets {hole.start} to {hole.end - 1} are missing"
             self.result.add_violation(what, hole.topic, at)
-        # Archived files that are damaged or overlap. Other holes, such as a truncated log, are no
+        # A file that is damaged or archived twice. Other holes, such as a truncated log, are no
         # violation.
         elif hole.key and str(hole) not in self._named:
             self._named.add(str(hole))

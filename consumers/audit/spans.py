@@ -62,7 +62,6 @@ class ForeignCompletions:
         return self._lacks(record.group, record.trajectory)
 
     def among(self, rows: TrajectoryRows) -> list[int]:
-        """Returns the rows that are foreign."""
         # Members of admitted groups are in the ledger once a take began their group.
         others = np.flatnonzero(~rows.uses(self.ledger).is_named).tolist()
         return [row for row in others if self._lacks(rows.groups[row], rows.names[row])]

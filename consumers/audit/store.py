@@ -53,7 +53,6 @@ class StoreAudit:
         return self.versions.result
 
     def check(self) -> None:
-        """Check every version under `weights/`."""
         try:
             present = read_pointer(self.store)
         except CorruptObject as error:
@@ -219,7 +218,6 @@ class CheckpointAudit:
     )
 
     def check(self) -> None:
-        """Check every checkpoint under `checkpoints/`."""
         whole_steps: list[int] = []
         stored = stored_checkpoints(self.store)
         if not stored and not any(True for _ in self.store.list("weights/")):

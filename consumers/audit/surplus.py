@@ -63,7 +63,7 @@ class SurplusAudit:
         """Nothing is left to check."""
 
     def is_surplus(self, group: int, at: Address) -> bool:
-        """Whether the group was complete before the completion at this address."""
+        # The group was complete before.
         return at.offset > self._full.get(group, at.offset)
 
     def _needed(self, group: int) -> int:

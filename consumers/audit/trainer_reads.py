@@ -77,7 +77,6 @@ class TrainerReads:
                 pass
 
     def of_group(self, group: int) -> TakeRead | None:
-        """Returns the take that began the group; None if no take did."""
         index = self.begun.get(group)
         return None if index is None else self.takes[index]
 
@@ -92,7 +91,6 @@ class TrainerReads:
         return self.takes[start:]
 
     def was_read(self, topic: str, at: Address) -> bool:
-        """Whether a trainer certainly read this record."""
         return at.offset < self.furthest.get(topic, {}).get(at.partition, 0)
 
     def _believe(self, version: Version) -> None:
@@ -172,7 +170,6 @@ class GroupRecords:
     """`Admitted.needed`: later completions are surplus, and are not held."""
 
     def is_full(self) -> bool:
-        """Whether all completions that count were read."""
         living = sum(record.finish != "dead" for record, _ in self.arrived.values())
         return is_group_full(len(self.names), self.needed, living, len(self.arrived))
 
@@ -186,7 +183,6 @@ class GroupRecords:
         return [record for record, _ in self.arrived.values()]
 
     def notes(self) -> dict[tuple[str, str], Annotation]:
-        """Returns the annotations of the completions that were read, by (trajectory, name)."""
         return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
 
     def annotation_variants(self) -> Iterator[dict[tuple[str, str], Annotation]]:
@@ -276,7 +272,8 @@ class OpenGroupCheck:
             is_known = take.exact or not records.arrived
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None
-        group = admission.prompt.offset  # any number: only the decision is used
+        # Any number: only the decision is used.
+        group = admission.prompt.offset
         believed = self.ledger.believed.up_to(take.believed)
         return prepare_group(group, seen.records(), seen.notes(), rule, take.step - 1, believed)
 

@@ -147,14 +147,14 @@ class TopicCursor:
     def __init__(self, before: JudgedTopic, is_compacted: bool) -> None:
         self._before, self._ends = before, dict(before.ends)
         self._again = {p: set(offsets) for p, offsets in before.left.items()}
-        self._proven = set[int]()  # partitions whose last judged message was found again
+        # Partitions whose last judged message was found again.
+        self._proven = set[int]()
         self._excused = set(before.last) if is_compacted else set[int]()  # where it may be gone
         self._newest: dict[int, tuple[int, bytes | str | None]] = {}
         self.left: dict[int, list[int]] = {}
         self.count, self.gone = before.count, before.gone
 
     def start(self, partition: int) -> int:
-        """Returns the first offset to read."""
         # The last judged message is read again to compare its hash.
         last, _ = self._before.last.get(partition, (self._before.end(partition), ""))
         return min([last, *self._before.left.get(partition, ())])
@@ -171,7 +171,6 @@ class TopicCursor:
         return offset in self._again.get(partition, ())
 
     def is_first_time(self, message: Message) -> bool:
-        """Whether no earlier audit has judged a message at this offset."""
         return message.offset >= self._before.end(message.partition)
 
     def split(self, rows: TrajectoryRows) -> tuple[list[int], TrajectoryRows | None]:
@@ -205,7 +204,6 @@ class TopicCursor:
         return hole.end > end or hole.start == hole.end
 
     def leave(self, at: Address) -> None:
-        """Let the next audit judge this record again."""
         self.left.setdefault(at.partition, []).append(at.offset)
 
     def judged(self, *, must_prove: bool) -> JudgedTopic:

@@ -58,13 +58,11 @@ def wave_of(pace: AdmissionPace, version: int, admitted: int, closed: int, settl
 
 
 def admissible_now(pace: AdmissionPace, state: DispatchState) -> int:
-    """Returns `admissible_groups` in this state."""
     counts = (state.admitted, state.closed, state.trained, state.settled)
     return admissible_groups(pace, state.version.number, *counts)
 
 
 def next_wave(pace: AdmissionPace, state: DispatchState) -> int:
-    """Returns `wave_of` in this state."""
     return wave_of(pace, state.version.number, state.admitted, state.closed, state.settled)
 
 
@@ -167,7 +165,7 @@ def rollout_speeds(state: DispatchState, by_speed: bool = True) -> list[RolloutS
     if not by_speed:
         return [RolloutSpeed(n, 1.0, r.status.preemptible) for n, r in rollouts]
     speeds = sorted(rollout.speed for _, rollout in rollouts if rollout.speed)
-    # Of a rollout that has not generated yet.
+    # The speed of a rollout that has not generated yet.
     usual = speeds[len(speeds) // 2] if speeds else 1.0
     relative = relative_speeds({name: rollout.reports for name, rollout in rollouts})
     steady = [name for name, rollout in rollouts if _is_steady(rollout.status)]

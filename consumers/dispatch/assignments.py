@@ -199,7 +199,6 @@ class FreeRoom:
     resumes: dict[str, int]
 
     def take(self, rollout: str) -> None:
-        """Use up the room for one trajectory, new or resumed."""
         for room in (self.new, self.resumes):
             if rollout in room:
                 room[rollout] -= 1
@@ -260,7 +259,6 @@ class UnassignedSamples:
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
     def without(self, settled: set[str]) -> "UnassignedSamples":
-        """Returns the samples without the trajectories in `settled`."""
         return replace(self, trajectories=tuple(t for t in self.trajectories if t not in settled))
 
 

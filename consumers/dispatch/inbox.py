@@ -131,7 +131,6 @@ class StatusKeys:
         self.read_s[key] = now_s
 
     def silent(self, before_s: float) -> list[str]:
-        """Returns the keys without a record since `before_s`."""
         return list(takewhile(lambda key: self.read_s[key] < before_s, self.read_s))
 
     def dead_rollouts(self, silent: Collection[str]) -> dict[str, int]:
@@ -173,15 +172,16 @@ class DispatchInbox:
         self.refused: Counter[str] = Counter()
         """The number of refused records by topic."""
         self.foreign: Counter[str] = Counter()
-        """Those that no process of this run writes: with values out of bounds, or of a name that never
-        took the term. Others are normal, such as late partials.
+        """Those that no process of this run writes: with values out of bounds, or of a name that
+        never took the term. Others are normal, such as late partials.
         """
         self._monotonic = monotonic
         self._listening = SilenceClock(monotonic(), timeout_s / 4)
         self._status_keys = StatusKeys()
         self._status_key_s = max(STATUS_KEY_S, 10 * timeout_s)
         self.lengths = lengths or LengthHistory()
-        self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
+        # A wave is ranked as a whole.
+        self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)
         self._readers: dict[str, TopicReader] = {}
         self._prompts: dict[int, tuple[records.Prompt, Address]] = {}
         self._newest_prompt: tuple[int, Address] | None = None
@@ -200,15 +200,18 @@ class DispatchInbox:
             reader = self._open(topic, stored)
             for received in reader.read_to(upto):
                 self._apply(received, fresh=False)
-            del self._readers[topic]  # from now on only this holder writes them
+            # From now on only this holder writes them.
+            del self._readers[topic]
         for topic in (*FOLDED_TOPICS, "weights", "status"):
             reader = self._open(topic, stored)
             for batch in reader.batches_to(self._bus.end(topic)):
                 for received in batch:
                     self._apply(received, fresh=False)
-        self._listening.heard_s = self._monotonic()  # silence is measured from the rebuild on
+        # Silence is measured from the rebuild on.
+        self._listening.heard_s = self._monotonic()
         self._open("prompts", stored)
-        self._released.clear()  # an earlier holder released these, or their rollouts restarted
+        # An earlier holder released these, or their rollouts restarted.
+        self._released.clear()
 
     def read(self) -> tuple[int, list[VoidAssignment]]:
         """Apply the new records. Returns their number, and the assignments that became void because
@@ -249,7 +252,8 @@ class DispatchInbox:
         keys, before_s = self._status_keys, self.listening_s - self._status_key_s
         if not keys.silent(before_s):
             return
-        self.read_to_end()  # an unread record is not silence
+        # An unread record is not silence.
+        self.read_to_end()
         if silent := keys.silent(before_s):
             if self._terms is not None:
                 self._terms.retire(ROLLOUTS, keys.dead_rollouts(silent))  # 1
@@ -271,7 +275,6 @@ class DispatchInbox:
 
     @property
     def prompts_waiting(self) -> int:
-        """Number of prompts that were read and not admitted yet."""
         return len(self._prompts)
 
     def readers(self) -> list[TopicReader]:

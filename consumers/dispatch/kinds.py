@@ -37,7 +37,6 @@ class SpeedReports:
     by_class: Mapping[int, ClassSpeed] = field(default_factory=dict[int, ClassSpeed])
 
     def with_report(self, running: int, tokens_per_s: float) -> "SpeedReports":
-        """Returns the reports with one more, of `running` requests that generate together."""
         at, new = batch_class(running), tokens_per_s / running
         previous = self.by_class.get(at, ClassSpeed(new, 0))
         reports = min(previous.reports + 1, REPORTS_SMOOTHED)
@@ -46,7 +45,6 @@ class SpeedReports:
 
 
 def batch_class(running: int) -> int:
-    """Returns the class of a batch of this size."""
     return int(CLASSES_PER_DOUBLING * log2(running))
 
 

@@ -68,7 +68,6 @@ class LengthHistory:
         self.changed = False  # since the last call of `known`
 
     def note(self, prompt: Prompt, tokens: int) -> None:
-        """Add one finished sample of this prompt."""
         _add_sample(self._prompts, prompt_key(prompt), tokens, PROMPTS_MAX)
         _add_sample(self._tasks, prompt.task, tokens, TASKS_MAX)
         self.changed = True

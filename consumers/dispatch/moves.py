@@ -34,7 +34,6 @@ class RepackPlan:
     moves: tuple[repack.RepackMove, ...] = ()
 
     def summaries(self) -> tuple[MoveSummary, ...]:
-        """Counts the releases by source and destination."""
         counts = Counter((release.rollout, release.onward) for release in self.releases)
         return tuple(MoveSummary(*both, count) for both, count in sorted(counts.items()))
 
@@ -63,7 +62,8 @@ class RepackPlanner:
             return None
         self._due_s, self._version = now_s + self.every_s, state.version
         if all(s.status.version.number >= state.version.number for s in state.rollouts.values()):
-            return RepackPlan()  # every rollout holds the newest version
+            # Every rollout holds the newest version.
+            return RepackPlan()
         loads = self._loads(state, now_s)
         moves = repack.plan_repack(loads)
         giving = {move.source: move.destination for move in moves}
@@ -93,6 +93,7 @@ class RepackPlanner:
                 moving |= {assignment.rollout, assignment.onward}
             if not assignment.onward and not is_generating(state, trajectory, assignment):
                 silent[assignment.rollout] = silent.get(assignment.rollout, 0) + 1
+                # It resumes there, under the rollout's version, without a partial from there yet.
                 if _is_resume_pending(state, trajectory, assignment):
                     moving.add(assignment.rollout)
         kinds = {worker.rollout: worker.kind for worker in rollout_speeds(state, self.by_speed)}
@@ -168,7 +169,6 @@ def is_generating(state: DispatchState, trajectory: str, assignment: CurrentAssi
 def _is_resume_pending(
     state: DispatchState, trajectory: str, assignment: CurrentAssignment
 ) -> bool:
-    """Whether the trajectory resumes at its rollout, without a partial from there yet."""
     chain = state.chains.get(trajectory)
     served = state.rollouts[assignment.rollout].status.version
     return chain is not None and chain.attempt < assignment.attempt and chain.version == served
@@ -204,7 +204,6 @@ def rollout_load(
 
 
 def _move_releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[Assignment]:
-    """Yields a release for each trajectory; `onward` has their destinations."""
     for trajectory, destination in onward.items():
         prompt = state.group_of(trajectory).prompt
         if prompt is not None:

@@ -82,7 +82,6 @@ class PersistedState:
     """(step, groups) of the trained groups after the newest version."""
 
     def where(self) -> dict[str, dict[int, Position]]:
-        """Returns the positions by topic and partition."""
         # JSON keys are strings.
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
@@ -176,7 +175,8 @@ class StateFile:
                 mine = encode_json(replace(persisted, term=self._term))
                 self._etag = self._store.swap(STATE_KEY, mine, etag)
             except SwapLost:
-                continue  # the object changed meanwhile; a higher term is refused above
+                # The object changed meanwhile; a higher term is refused above.
+                continue
             return persisted if persisted.positions else None
 
     def keep(self, persisted: PersistedState) -> None:
@@ -221,7 +221,6 @@ class DispatchPersistence:
         self._renew_due_s = self.monotonic()
 
     def recall(self) -> PersistedState | None:
-        """Take the persisted state over for this term and return it."""
         return self._state_file.take_over()
 
     def keep(

@@ -62,7 +62,6 @@ class PlanDraft:
         return [part for part in parts if part.trajectories]
 
     def assign(self, samples: UnassignedSamples, trajectory: str, rollout: str) -> None:
-        """Add one assignment; the step counts the room."""
         how, predicted = samples.how[trajectory], round(samples.mean)
         record = assignments.assignment_record(
             self.state, self.pace, samples.group, trajectory, how, rollout, predicted
@@ -236,7 +235,6 @@ class AssignmentPlanner:
         return draft.planned
 
     def room(self, state: DispatchState) -> int:
-        """Returns how many new samples may be admitted now."""
         free = sum(assignments.free_room(state, self.queue_per_slot).new.values())
         free += sum(step.room(state) for step in self.steps)
         unassigned = sum(map(len, assignments.unassigned_trajectories(state)))

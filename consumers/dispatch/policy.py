@@ -99,6 +99,5 @@ OpenPolicy = Callable[[PolicyScope], AssignmentPolicy]
 
 
 def open_policy(scope: PolicyScope) -> AssignmentPolicy:
-    """Returns the policy that `dispatch.placement` names."""
     opener: OpenPolicy = load_option(ASSIGNMENT_POLICIES[scope.settings.placement])
     return opener(scope)

@@ -213,7 +213,7 @@ def is_outlier(running: RunningRequest) -> bool:
 
 
 def is_too_old(running: RunningRequest) -> bool:
-    """Whether invariant 5 drops the answer in any case."""
+    # Invariant 5 drops the answer in any case.
     return running.lag_left is not None and running.lag_left < 0
 
 

@@ -66,7 +66,6 @@ class UnfinishedGroup:
     """Number of completions that are not dead."""
 
     def is_full(self) -> bool:
-        """Whether no further completion of the group counts."""
         samples = len(self.admitted.trajectories)
         arrived = samples - len(self.open)
         return is_group_full(samples, self.admitted.needed, self.living, arrived)
@@ -170,7 +169,8 @@ class DispatchState:
             # By its last partial of the attempt in force, the rollout gives the trajectory up.
             self.assignments[trajectory] = replace(assignment, given_up=True)
         newest = record.spans[-1] if record.spans else None
-        has_state = bool(record.environment or record.failures)  # of an episode without a turn
+        # Of an episode without a turn.
+        has_state = bool(record.environment or record.failures)
         if chain is None and newest is not None:
             self.chains[trajectory] = PartialChain(
                 record.attempt, at, newest.version, at, newest.end
@@ -333,7 +333,6 @@ class DispatchState:
         }
 
     def group_of(self, trajectory: str) -> UnfinishedGroup:
-        """Returns the open group of a trajectory, whose name is `group.index`."""
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
     def is_held(self, assignment: CurrentAssignment) -> bool:

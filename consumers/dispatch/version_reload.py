@@ -73,7 +73,8 @@ def reload_cost(
     delay = float(max((trajectory.gained for trajectory in restarted), default=0))
     if loaded:
         load_tokens = emptied.load_s * emptied.speed
-        lost_work += emptied.slots * 2 * load_tokens  # to the old version, and back to the newest
+        # To the old version, and back to the newest.
+        lost_work += emptied.slots * 2 * load_tokens
         if not emptied.refills:
             lost_work += emptied.slots * max(trajectory.left for trajectory in loaded)
             lost_work -= sum(trajectory.left for trajectory in loaded)
