@@ -169,7 +169,7 @@ class DispatchState:
             # By its last partial of the attempt in force, the rollout gives the trajectory up.
             self.assignments[trajectory] = replace(assignment, given_up=True)
         newest = record.spans[-1] if record.spans else None
-        # Of an episode without a turn.
+        # The state of an episode without a turn.
         has_state = bool(record.environment or record.failures)
         if chain is None and newest is not None:
             self.chains[trajectory] = PartialChain(
